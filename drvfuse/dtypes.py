@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of element types: name, C++ type in the kernels, numpy type, DLPack code and size.
+
+Names are those of torch, ml_dtypes and JAX. numpy shows the ml_dtypes types as kind "V".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .errors import ArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type."""
+
+    name: str
+    cxx: str
+    itemsize: int
+    dlpack: tuple[int, int]
+    fp8_max: float | None = None
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype (from ml_dtypes for bfloat16 and FP8)."""
+        import numpy as np
+
+        if self.name in _ML_DTYPES:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, self.name))
+        return np.dtype(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+_TABLE = {
+    dtype.name: dtype
+    for dtype in (
+        DType("float64", "double", 8, (2, 64)),
+        DType("float32", "float", 4, (2, 32)),
+        DType("float16", "f16", 2, (2, 16)),
+        DType("bfloat16", "bf16", 2, (4, 16)),
+        DType("float8_e4m3fn", "e4m3", 1, (10, 8), 448.0),
+        DType("float8_e5m2", "e5m2", 1, (12, 8), 57344.0),
+        DType("int64", "long long", 8, (0, 64)),
+        DType("int32", "int", 4, (0, 32)),
+        DType("int16", "short", 2, (0, 16)),
+        DType("int8", "signed char", 1, (0, 8)),
+        DType("uint64", "unsigned long long", 8, (1, 64)),
+        DType("uint32", "unsigned int", 4, (1, 32)),
+        DType("uint16", "unsigned short", 2, (1, 16)),
+        DType("uint8", "unsigned char", 1, (1, 8)),
+        DType("bool", "bool", 1, (6, 8)),
+    )
+}
+
+
+def get(dtype: Any, argument: str = "dtype") -> DType:
+    """The DType for a name, a numpy or ml_dtypes dtype, or a DType; ArgumentError naming `argument` if unknown."""
+    if isinstance(dtype, DType):
+        return dtype
+    found = _TABLE.get(dtype) if isinstance(dtype, str) else None
+    if found is None and dtype is not None:
+        import numpy as np
+
+        try:
+            found = _TABLE.get(np.dtype(dtype).name)
+        except TypeError:
+            found = None
+    if found is None:
+        raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
+    return found
+
+
+def from_dlpack(code: int, bits: int, lanes: int) -> DType:
+    """The DType for DLPack's (code, bits, lanes)."""
+    for dtype in _TABLE.values():
+        if dtype.dlpack == (code, bits) and lanes == 1:
+            return dtype
+    raise ArgumentError("DLPack dtype", (code, bits, lanes), "one of " + ", ".join(_TABLE))

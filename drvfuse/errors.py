@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception that drvfuse raises. All derive from `DrvfuseError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class DrvfuseError(Exception):
+    """Base of all errors raised by drvfuse."""
+
+
+class DriverUnavailable(DrvfuseError):
+    """The driver that was asked for cannot be used here; the text says what to install or set."""
+
+
+class DriverError(DrvfuseError):
+    """A driver call failed.
+
+    `call` and `args_text` are the function and its arguments, `code` and `name` the CUresult,
+    `explanation` the driver's own text plus what usually causes it, `calls` the calls made before it, oldest first.
+    """
+
+    def __init__(
+        self, call: str, args_text: str, code: int, name: str, explanation: str, calls: Sequence[str] = ()
+    ) -> None:
+        self.call, self.args_text, self.code, self.name = call, args_text, code, name
+        self.explanation, self.calls = explanation, tuple(calls)
+        text = f"{call}({args_text}) failed with {name} ({code}): {explanation}"
+        if self.calls:
+            text += "\nlast driver calls before it:\n  " + "\n  ".join(self.calls)
+        super().__init__(text)
+
+
+class CompileError(DrvfuseError):
+    """NVRTC refused a source. `name` is the program, `log` the compiler's log with the lines it speaks of."""
+
+    def __init__(self, name: str, log: str) -> None:
+        self.name, self.log = name, log
+        super().__init__(f"{name} does not compile:\n{log}")
+
+
+class ArgumentError(DrvfuseError, ValueError):
+    """An argument is wrong: `argument` names it, `got` is what it was, `expected` what it must be.
+
+    Raised before anything is launched or written.
+    """
+
+    def __init__(self, argument: str, got: Any, expected: str) -> None:
+        self.argument, self.got, self.expected = argument, got, expected
+        super().__init__(f"{argument} is {got}; it must be {expected}")
+
+
+class LaunchError(DrvfuseError):
+    """A kernel cannot be launched as asked (grid, block, attribute, concurrent use)."""
+
+
+class Unsupported(DrvfuseError):
+    """The request is well formed, but this driver, device or version cannot do it."""
+
+
+class CaptureError(DrvfuseError):
+    """The operation is not legal while a stream is being captured into a graph."""
+
+
+class ClosedError(DrvfuseError):
+    """The object was closed, or it was made before a fork and is used in the child."""
+
+
+class BarrierTimeout(DrvfuseError):
+    """A rank waited for a peer longer than the `spin_timeout` setting and gave up.
+
+    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`.
+    All results of that call and of every later one are undefined on every rank until `group.reset()`.
+    """
+
+    def __init__(self, rank: int, peer: int, block: int, phase: str, expected: int, seen: int) -> None:
+        self.rank, self.peer, self.block, self.phase = rank, peer, block, phase
+        self.expected, self.seen = expected, seen
+        super().__init__(
+            f"rank {rank} gave up waiting for rank {peer} (block {block}, {phase} barrier: "
+            f"flag must reach {expected}, stood at {seen}). All results since that call are undefined on every rank; "
+            f"group.reset() makes the group usable again."
+        )

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures shared by all tests.
+
+The driver under test is the emulated one unless DRVFUSE_TEST_DRIVER=cuda; the same tests then run on real GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+DRIVER = os.environ.get("DRVFUSE_TEST_DRIVER", "emu")
+
+
+def device_count() -> int:
+    if DRIVER == "emu":
+        return 8
+    from drvfuse.runtime.driver import get_driver
+
+    return int(get_driver("cuda").cuDeviceGetCount())
+
+
+@pytest.fixture(scope="session")
+def driver() -> str:
+    """Name of the driver under test: "emu" or "cuda"."""
+    return DRIVER
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on the test's name alone."""
+    return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    devices = None
+    for item in items:
+        if item.get_closest_marker("multicast") and os.environ.get("DRVFUSE_TEST_MULTICAST") != "1":
+            item.add_marker(pytest.mark.skip(reason="multicast objects are created only with DRVFUSE_TEST_MULTICAST=1"))
+        if item.get_closest_marker("gpu") and DRIVER != "cuda":
+            item.add_marker(pytest.mark.skip(reason="needs a real GPU (DRVFUSE_TEST_DRIVER=cuda)"))
+        needed = item.get_closest_marker("gpus")
+        if needed is not None:
+            devices = device_count() if devices is None else devices
+            if needed.args[0] > devices:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed.args[0]} devices, {devices} present"))
