@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""drvfuse: fused multi-GPU collectives on the CUDA driver API, and an emulated driver that runs the same PTX on a CPU.
+
+Importing this package opens no CUDA library and imports no submodule; each public name loads its module on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Array": "runtime.array",
+    "Device": "runtime.device",
+    "Epilogue": "ops.epilogue",
+    "Event": "runtime.stream",
+    "Graph": "runtime.graph",
+    "Group": "comm.group",
+    "Kernel": "runtime.kernel",
+    "Launch": "runtime.kernel",
+    "Module": "runtime.kernel",
+    "PDLLevel": "ops.options",
+    "Rank": "comm.group",
+    "Stream": "runtime.stream",
+    "SymmetricBuffer": "runtime.memory",
+    "allreduce": "ops.allreduce",
+    "allreduce_rmsnorm_fp8": "ops.allreduce_rmsnorm_fp8",
+    "compile": "runtime.kernel",
+    "device": "runtime.device",
+    "float32": "ops.epilogue",
+    "int32": "ops.epilogue",
+    "last_calls": "runtime.driver",
+    "view": "runtime.array",
+}
+_SUBMODULES = ("config", "dtypes", "emu", "errors", "reference")
+
+__all__ = [*_HOME, *_SUBMODULES]
+
+if TYPE_CHECKING:
+    from . import config, dtypes, emu, errors, reference
+    from .comm.group import Group, Rank
+    from .ops.allreduce import allreduce
+    from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+    from .ops.epilogue import Epilogue, float32, int32
+    from .ops.options import PDLLevel
+    from .runtime.array import Array, view
+    from .runtime.device import Device, device
+    from .runtime.driver import last_calls
+    from .runtime.graph import Graph
+    from .runtime.kernel import Kernel, Launch, Module, compile
+    from .runtime.memory import SymmetricBuffer
+    from .runtime.stream import Event, Stream
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
