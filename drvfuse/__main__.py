@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import __version__, errors
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
+    parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="run the collectives on random data and compare with numpy")
+    demo.add_argument("--gpus", type=_count, default=None, help="GPUs to use (default: 4, or all real ones if fewer)")
+    demo.add_argument("--rows", type=_count, default=128)
+    demo.add_argument("--cols", type=_count, default=4096)
+    demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
+    demo.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+    doctor = commands.add_parser("doctor", help="what is installed, which devices see each other, what is wrong")
+    doctor.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "demo":
+            from .cli.demo import run_demo
+
+            return run_demo(arguments)
+        from .cli.doctor import run_doctor
+
+        return run_doctor(arguments)
+    except errors.DrvfuseError as error:
+        print(f"drvfuse {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse demo`: every collective by every algorithm on random data, compared bit for bit with numpy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import config, dtypes, reference
+from ..comm.group import Group
+from ..errors import ArgumentError, DriverUnavailable
+from ..ops.allreduce import allreduce
+from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..runtime.driver import get_driver
+from .terminal import console, progress
+
+ALGORITHMS = ("one_stage", "two_stage", "naive")
+DEFAULT_GPUS = 4
+EPSILON = 1e-6
+
+
+@dataclass
+class Check:
+    """One collective by one algorithm: what differed from numpy, bytes moved by all ranks, and its time if measured."""
+
+    op: str
+    algo: str
+    mismatches: int
+    local_bytes: int
+    remote_bytes: int
+    microseconds: float | None = None
+    unfused_microseconds: float | None = None
+
+
+def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
+    """(driver, number of GPUs, the line that says so). Falls back to the emulated driver only if nothing was asked.
+
+    Raises DriverUnavailable if a driver was asked for that cannot be used, ArgumentError if it has too few devices.
+    """
+    import os
+
+    asked = asked or os.environ.get("DRVFUSE_DRIVER") or None
+    reason = ""
+    if asked != "emu":
+        try:
+            present = int(get_driver("cuda").cuDeviceGetCount())
+            if present == 0:
+                raise DriverUnavailable("the CUDA driver sees no GPU")
+        except DriverUnavailable as error:
+            if asked == "cuda":
+                raise
+            reason = " (no usable NVIDIA GPU: " + str(error).splitlines()[0].rstrip(".") + ")"
+        else:
+            chosen = min(DEFAULT_GPUS, present) if gpus is None else gpus
+            if not 1 <= chosen <= min(8, present):
+                raise ArgumentError("--gpus", chosen, f"from 1 to {min(8, present)}, the GPUs of this machine")
+            name = get_driver("cuda").cuDeviceGetName(128, 0)
+            text = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
+            return "cuda", chosen, f"driver: cuda, {chosen} x {text}"
+    chosen = DEFAULT_GPUS if gpus is None else gpus
+    if not 1 <= chosen <= 8:
+        raise ArgumentError("--gpus", chosen, "from 1 to 8, the emulated devices")
+    return "emu", chosen, f"driver: emulated, {chosen} emulated sm_90a GPUs on this CPU{reason}"
+
+
+def _mismatches(actual: np.ndarray, expected: np.ndarray) -> int:
+    unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32}[expected.dtype.itemsize]
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return max(actual.size, expected.size, 1)
+    return int(np.count_nonzero(actual.view(unsigned) != expected.view(unsigned)))
+
+
+class Demo:
+    """The data, the group and the checks of one demo run."""
+
+    def __init__(self, group: Group, rows: int, cols: int) -> None:
+        bf16 = dtypes.get("bfloat16").numpy
+        random = np.random.default_rng(2024)
+        self.group = group
+        self.host = [random.standard_normal((rows, cols), np.float32).astype(bf16) for _ in group]
+        self.gamma = (1 + 0.1 * random.standard_normal(cols, np.float32)).astype(bf16)
+        self.inputs = [rank.array(host) for rank, host in zip(group, self.host, strict=True)]
+        self.gammas = [rank.array(self.gamma) for rank in group]
+        self.sum = reference.allreduce(self.host)
+        self.fused = reference.allreduce_rmsnorm_fp8(self.host, self.gamma, epsilon=EPSILON)
+
+    def algorithms(self) -> tuple[str, ...]:
+        return ALGORITHMS if self.group.peers_readable else ("naive",)
+
+    def check_allreduce(self, algo: str) -> Check:
+        prepared = allreduce.prepare(self.group, self.inputs, algo=algo)
+        outputs = prepared.launch()
+        self.group.synchronize()
+        wrong = sum(_mismatches(output.numpy(), self.sum) for output in outputs)
+        return Check("allreduce", algo, wrong, *prepared.traffic)
+
+    def check_fused(self, algo: str) -> Check:
+        prepared = allreduce_rmsnorm_fp8.prepare(self.group, self.inputs, self.gammas, epsilon=EPSILON, algo=algo)
+        result = prepared.launch()
+        self.group.synchronize()
+        wrong = sum(_mismatches(output.numpy(), self.fused.output) for output in result.output)
+        wrong += sum(_mismatches(scales.numpy(), self.fused.scales) for scales in result.scales)
+        return Check("allreduce_rmsnorm_fp8", algo, wrong, *prepared.traffic)
+
+    def run(self, time_it: bool) -> list[Check]:
+        checks = []
+        for algo in self.algorithms():
+            checks.append(self.check_allreduce(algo))
+            checks.append(self.check_fused(algo))
+        if time_it:
+            self._time(checks)
+        return sorted(checks, key=lambda check: check.op)
+
+    def _time(self, checks: list[Check]) -> None:
+        from .timing import microseconds_per_call
+
+        sums = [rank.empty(host.shape, "bfloat16") for rank, host in zip(self.group, self.host, strict=True)]
+        quantised = [rank.empty(host.shape, "float8_e4m3fn") for rank, host in zip(self.group, self.host, strict=True)]
+        scales = [rank.empty(host.shape[:-1], "float32") for rank, host in zip(self.group, self.host, strict=True)]
+        singles = [Group.local([rank.device.index], driver=self.group.driver, max_blocks=32) for rank in self.group]
+        norms = [
+            allreduce_rmsnorm_fp8.prepare(
+                single, sums[i], self.gammas[i], epsilon=EPSILON, outputs=quantised[i], scales=scales[i]
+            )
+            for i, single in enumerate(singles)
+        ]
+        try:
+            for check in checks:
+                if check.op == "allreduce":
+                    call = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
+                    check.microseconds = microseconds_per_call(self.group, call.launch)
+                    continue
+                fused = allreduce_rmsnorm_fp8.prepare(
+                    self.group, self.inputs, self.gammas, epsilon=EPSILON, outputs=quantised, scales=scales,
+                    algo=check.algo,
+                )  # fmt: skip
+                check.microseconds = microseconds_per_call(self.group, fused.launch)
+                plain = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
+
+                def unfused(plain: Any = plain) -> None:
+                    plain.launch()
+                    for rank, norm in zip(self.group, norms, strict=True):
+                        norm.launch(streams=[rank.stream])
+
+                check.unfused_microseconds = microseconds_per_call(self.group, unfused)
+        finally:
+            for single in singles:
+                single.close()
+
+
+def _report(checks: list[Check], emit: Callable[[Any], None], timed: bool) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("collective", "algorithm", "mismatches", "local bytes", "remote bytes"):
+        table.add_column(title, justify="left" if title in ("collective", "algorithm") else "right")
+    if timed:
+        table.add_column("us a call", justify="right")
+        table.add_column("unfused us", justify="right")
+    for check in checks:
+        cells = [check.op, check.algo, str(check.mismatches), f"{check.local_bytes:,}", f"{check.remote_bytes:,}"]
+        if timed:
+            cells += ["" if t is None else f"{t:.2f}" for t in (check.microseconds, check.unfused_microseconds)]
+        table.add_row(*cells)
+    emit(table)
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the demo. Returns 0 if every output equals numpy's bit for bit, else 1."""
+    start = time.perf_counter()
+    driver, gpus, line = choose_driver(arguments.driver, arguments.gpus)
+    emit = None if arguments.json else console().print
+    if emit:
+        emit(line)
+        emit(f"{arguments.rows} x {arguments.cols} bfloat16 a rank; outputs compared bit for bit with numpy")
+    timed = driver == "cuda"
+    with config.override(driver=driver), Group.local(gpus, driver=driver) as group:
+        with progress("compiling and running kernels", show=emit is not None):
+            checks = Demo(group, arguments.rows, arguments.cols).run(timed)
+    ok = all(check.mismatches == 0 for check in checks)
+    seconds = time.perf_counter() - start
+    if emit:
+        _report(checks, emit, timed)
+        emit(f"{'all outputs equal numpy bit for bit' if ok else 'OUTPUTS DIFFER FROM NUMPY'}, {seconds:.1f} s")
+    else:
+        result = {
+            "driver": driver,
+            "gpus": gpus,
+            "rows": arguments.rows,
+            "cols": arguments.cols,
+            "ok": ok,
+            "checks": [{key: value for key, value in vars(c).items() if value is not None} for c in checks],
+            "seconds": round(seconds, 3),
+        }
+        print(json.dumps(result))
+    return 0 if ok else 1

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse doctor`: versions, devices, peers that really move data, multicast vetoes, caches, and what is wrong.
+
+It allocates a few KiB on each device and never creates a multicast object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__, config
+from ..errors import DrvfuseError
+from ..runtime.device import Device, device
+from ..runtime.driver import Driver, get_driver
+from ..runtime.kernel import compile as compile_source
+from .terminal import console, progress
+
+MULTICAST_VETOES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+_PACKAGES = (
+    "numpy", "ml_dtypes", "cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "llvmlite", "rich",
+)  # fmt: skip
+_WORDS = 4096
+_COPY = """
+extern "C" __global__ void copy(const unsigned* source, unsigned* target, int count) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) target[i] = source[i];
+}
+"""
+
+
+def multicast_vetoes() -> list[str]:
+    """The environment settings present that forbid multicast objects."""
+    return [f"{name}={value}" for name, value in MULTICAST_VETOES.items() if os.environ.get(name) == value]
+
+
+def _versions(findings: list[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {"drvfuse": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    if found["cuda-bindings"] is None:
+        findings.append("cuda.bindings is not installed: pip install 'drvfuse[cu12]' or 'drvfuse[cu13]'")
+    if found["llvmlite"] is None:
+        findings.append("the emulated driver cannot run without llvmlite: pip install 'drvfuse[emu]'")
+    try:
+        from ..runtime.nvrtc import nvrtc_version
+
+        found["NVRTC"] = ".".join(map(str, nvrtc_version()))
+    except (DrvfuseError, RuntimeError, OSError) as error:
+        found["NVRTC"] = None
+        findings.append(f"NVRTC cannot be loaded: {error}")
+    return found
+
+
+def _describe(item: Device) -> dict[str, Any]:
+    return {
+        "index": item.index,
+        "name": item.name,
+        "arch": item.arch,
+        "sms": item.sm_count,
+        "multicast_attribute": bool(item.attribute("MULTICAST_SUPPORTED")),
+    }
+
+
+def moves_data(reader: Device, owner: Device) -> bool:
+    """Whether a kernel on `reader` both reads and writes `owner`'s memory rightly; the attribute alone can lie."""
+    reader.enable_peer(owner)
+    kernel = compile_source(_COPY, driver=reader.driver, arch=reader.arch)["copy"]
+    pattern = np.random.default_rng(reader.index * 8 + owner.index).integers(0, 2**32, _WORDS, np.uint32)
+    remote, local, back = owner.array(pattern), reader.zeros(_WORDS, "uint32"), owner.zeros(_WORDS, "uint32")
+    owner.synchronize()
+    kernel.prepare(4, 128, remote, local, _WORDS, device=reader)(reader.stream)
+    kernel.prepare(4, 128, local, back, _WORDS, device=reader)(reader.stream)
+    reader.synchronize()
+    return bool((local.numpy() == pattern).all() and (back.numpy() == pattern).all())
+
+
+def _peers(devices: list[Device], findings: list[str]) -> list[list[str]]:
+    matrix = []
+    for reader in devices:
+        row = []
+        for owner in devices:
+            if reader is owner:
+                row.append("self")
+            elif not reader.can_access_peer(owner):
+                row.append("no")
+            elif moves_data(reader, owner):
+                row.append("ok")
+            else:
+                row.append("LIES")
+                findings.append(
+                    f"device {reader.index} says that it can access device {owner.index}, but data does not arrive: "
+                    "check IOMMU/ACS settings; use algo='naive' on this machine"
+                )
+        matrix.append(row)
+    return matrix
+
+
+def _driver_section(driver: Driver, findings: list[str]) -> dict[str, Any]:
+    version = int(driver.cuDriverGetVersion())
+    devices = [device(index, driver=driver) for index in range(int(driver.cuDeviceGetCount()))]
+    if not devices:
+        findings.append("the driver sees no device: check CUDA_VISIBLE_DEVICES and nvidia-smi")
+    for item in devices:
+        if item.capability < (8, 9):
+            findings.append(
+                f"device {item.index} ({item.name}) has no FP8 conversions: compute capability 8.9 is needed"
+            )
+    return {
+        "name": driver.name,
+        "version": f"{version // 1000}.{version % 1000 // 10}",
+        "devices": [_describe(item) for item in devices],
+        "peers": _peers(devices, findings),
+    }
+
+
+def _cache() -> dict[str, Any]:
+    root = Path(config.get("cache_dir"))
+    files = [path for path in root.rglob("*") if path.is_file()] if root.is_dir() else []
+    return {
+        "enabled": config.get("cache"),
+        "directory": str(root),
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+    }
+
+
+def examine(asked: str | None) -> dict[str, Any]:
+    """All that doctor knows, as one JSON-ready dict; `findings` lists what is wrong and what to do."""
+    findings: list[str] = []
+    report: dict[str, Any] = {"versions": _versions(findings), "driver": None, "cache": _cache()}
+    report["multicast_vetoes"] = multicast_vetoes()
+    try:
+        report["driver"] = _driver_section(get_driver(asked), findings)
+    except DrvfuseError as error:
+        findings.append(str(error))
+    report["findings"] = findings
+    report["ok"] = not findings
+    return report
+
+
+def _print(report: dict[str, Any]) -> None:
+    emit = console().print
+    emit("versions   " + ", ".join(f"{name} {value or 'missing'}" for name, value in report["versions"].items()))
+    driver = report["driver"]
+    if driver:
+        emit(f"driver     {driver['name']} {driver['version']}")
+        for item in driver["devices"]:
+            multicast = "multicast attribute set" if item["multicast_attribute"] else "no multicast"
+            emit(f"device {item['index']}   {item['name']}, {item['arch']}, {item['sms']} SMs, {multicast}")
+        emit("peers      (row reads and writes column; 'ok' = data was moved and compared)")
+        for index, row in enumerate(driver["peers"]):
+            emit(f"  {index}  " + " ".join(f"{cell:>4}" for cell in row))
+    emit(
+        "multicast  "
+        + ("vetoed by " + ", ".join(report["multicast_vetoes"]) if report["multicast_vetoes"] else "no veto")
+    )
+    cache = report["cache"]
+    state = "on" if cache["enabled"] else "off"
+    emit(f"cache      {state}, {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
+    for finding in report["findings"]:
+        emit(f"problem    {finding}")
+    if report["ok"]:
+        emit("no problem found")
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Print the report. Returns 0 if nothing is wrong, else 1."""
+    with progress("checking devices", show=not arguments.json):
+        report = examine(arguments.driver)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+    return 0 if report["ok"] else 1
