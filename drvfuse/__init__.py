@@ -36,7 +36,34 @@ _HOME = {
 }
 _SUBMODULES = ("config", "dtypes", "emu", "errors", "reference")
 
-__all__ = [*_HOME, *_SUBMODULES]
+__all__ = [
+    "Array",
+    "Device",
+    "Epilogue",
+    "Event",
+    "Graph",
+    "Group",
+    "Kernel",
+    "Launch",
+    "Module",
+    "PDLLevel",
+    "Rank",
+    "Stream",
+    "SymmetricBuffer",
+    "allreduce",
+    "allreduce_rmsnorm_fp8",
+    "compile",
+    "config",
+    "device",
+    "dtypes",
+    "emu",
+    "errors",
+    "float32",
+    "int32",
+    "last_calls",
+    "reference",
+    "view",
+]
 
 if TYPE_CHECKING:
     from . import config, dtypes, emu, errors, reference

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings. Each is declared once in `SETTINGS`; it is read from `DRVFUSE_<NAME>` unless overridden in a scope.
 
-    config.get("spin_timeout")
-    with config.override(driver="emu", spin_timeout=0.5): ...
+config.get("spin_timeout")
+with config.override(driver="emu", spin_timeout=0.5): ...
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .errors import ArgumentError
@@ -60,7 +61,8 @@ SETTINGS: Mapping[str, Setting] = {
     "emu_window_gib": Setting(int, 64, "a whole number of GiB", "address space reserved by the emulated driver"),
 }
 
-_scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("drvfuse_settings", default={})
+_NONE: Mapping[str, Any] = MappingProxyType({})
+_scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("drvfuse_settings", default=_NONE)
 
 
 def get(name: str) -> Any:

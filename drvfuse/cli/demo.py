@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import config, dtypes, reference
+from .. import dtypes, reference
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
 from ..ops.allreduce import allreduce
@@ -43,8 +44,6 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
 
     Raises DriverUnavailable if a driver was asked for that cannot be used, ArgumentError if it has too few devices.
     """
-    import os
-
     asked = asked or os.environ.get("DRVFUSE_DRIVER") or None
     reason = ""
     if asked != "emu":
@@ -180,9 +179,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
         emit(line)
         emit(f"{arguments.rows} x {arguments.cols} bfloat16 a rank; outputs compared bit for bit with numpy")
     timed = driver == "cuda"
-    with config.override(driver=driver), Group.local(gpus, driver=driver) as group:
-        with progress("compiling and running kernels", show=emit is not None):
-            checks = Demo(group, arguments.rows, arguments.cols).run(timed)
+    with Group.local(gpus, driver=driver) as group, progress("compiling and running kernels", show=emit is not None):
+        checks = Demo(group, arguments.rows, arguments.cols).run(timed)
     ok = all(check.mismatches == 0 for check in checks)
     seconds = time.perf_counter() - start
     if emit:
