@@ -64,6 +64,9 @@ _TABLE = {
 }
 
 
+NAMES = tuple(_TABLE)
+
+
 def get(dtype: Any, argument: str = "dtype") -> DType:
     """The DType for a name, a numpy or ml_dtypes dtype, or a DType; ArgumentError naming `argument` if unknown."""
     if isinstance(dtype, DType):

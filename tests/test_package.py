@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: what importing it costs, that dependencies point down, that settings and dtypes hold."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import drvfuse as df
+from drvfuse import config, dtypes, errors
+
+ROOT = Path(df.__file__).parent
+
+# layer -> the layers that it may import; the base modules are open to all
+BASE = {"errors", "config", "dtypes", "reference"}
+ALLOWED = {
+    "emu": set(),
+    "runtime": {"cu"},
+    "comm": {"runtime", "cu"},
+    "ops": {"comm", "runtime", "cu"},
+    "cli": {"ops", "comm", "runtime"},
+}
+
+
+def _imported_layers(path: Path) -> set[str]:
+    package = ("drvfuse", *path.relative_to(ROOT).parts[:-1])
+    layers = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            names = [module] if node.module else [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "drvfuse" and len(parts) > 1:
+                layers.add(parts[1])
+    return layers
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_dependencies_point_down(layer: str) -> None:
+    for path in (ROOT / layer).rglob("*.py"):
+        extra = _imported_layers(path) - BASE - ALLOWED[layer] - {layer, "__version__"}
+        if layer == "runtime" and path.name == "driver.py":
+            extra.discard("emu")
+        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+def test_importing_loads_no_driver_and_nothing_heavy() -> None:
+    code = "import sys, drvfuse; print(*sorted(m.split('.')[0] for m in sys.modules))"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"numpy", "ml_dtypes", "cuda", "llvmlite", "rich", "ctypes"}
+
+
+def test_every_public_name_resolves() -> None:
+    for name in df.__all__:
+        assert getattr(df, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        df.no_such_name  # noqa: B018
+
+
+def test_settings_come_from_scope_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRVFUSE_SPIN_TIMEOUT", raising=False)
+    assert config.get("spin_timeout") == 10.0
+    monkeypatch.setenv("DRVFUSE_SPIN_TIMEOUT", "2.5")
+    assert config.get("spin_timeout") == 2.5
+    with config.override(spin_timeout=0.25):
+        assert config.get("spin_timeout") == 0.25
+    assert config.get("spin_timeout") == 2.5
+
+
+def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRVFUSE_SPIN_TIMEOUT", "-1")
+    with pytest.raises(errors.ArgumentError, match="DRVFUSE_SPIN_TIMEOUT"):
+        config.get("spin_timeout")
+    with pytest.raises(errors.ArgumentError, match="no_such_setting"), config.override(no_such_setting=1):
+        pass
+
+
+def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
+    for name in dtypes.NAMES:
+        dtype = dtypes.get(name)
+        assert dtype.numpy.itemsize == dtype.itemsize
+        assert dtypes.get(dtype.numpy) is dtype
+        assert dtypes.from_dlpack(*dtype.dlpack, 1) is dtype
+        if dtype.fp8_max is not None:
+            assert float(dtype.numpy.type(dtype.fp8_max)) == dtype.fp8_max
+    for wrong in ("float7", None, object(), "complex64"):
+        with pytest.raises(errors.ArgumentError, match="out_dtype"):
+            dtypes.get(wrong, "out_dtype")
