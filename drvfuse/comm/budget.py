@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block budgets: how many blocks the open groups may have resident on a device at once.
+
+Blocks that wait for a peer must be able to run together with those of every other open group on the device, or two
+groups could starve each other. Every kernel of ours fits a multiprocessor alone, so the number of multiprocessors is
+a safe capacity: the budgets of all open groups on a device sum to at most that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ..errors import ArgumentError
+from .workspace import MAX_BLOCKS
+
+if TYPE_CHECKING:
+    from ..runtime.device import Device
+
+DEFAULT_BLOCKS = 64
+
+_lock = threading.Lock()
+_reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
+
+
+class BlockBudget:
+    """`blocks` resident blocks on each of `devices`, held until `release()`."""
+
+    def __init__(self, devices: Sequence[Device], max_blocks: int | None) -> None:
+        """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""
+        self.devices = tuple(devices)
+        if max_blocks is None:
+            self.blocks = min(DEFAULT_BLOCKS, *(device.sm_count for device in devices))
+        else:
+            self.blocks = max_blocks
+        with _lock:
+            for device in self.devices:
+                used = _reserved.get(device, 0)
+                free = device.sm_count - used
+                if self.blocks > min(free, MAX_BLOCKS):
+                    raise ArgumentError(
+                        "max_blocks",
+                        self.blocks if max_blocks is not None else f"{self.blocks} (the default)",
+                        f"at most {min(free, MAX_BLOCKS)} on device {device.index}: it has {device.sm_count} "
+                        f"multiprocessors and open groups hold {used} of them; close a group or pass smaller budgets",
+                    )
+            for device in self.devices:
+                _reserved[device] = _reserved.get(device, 0) + self.blocks
+        self._held = True
+
+    def release(self) -> None:
+        """Give the blocks back. Idempotent."""
+        with _lock:
+            if self._held:
+                self._held = False
+                for device in self.devices:
+                    _reserved[device] -= self.blocks

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks that run collectives together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, Unsupported
+from ..runtime.device import device as open_device
+from ..runtime.driver import get_driver
+from ..runtime.memory import SymmetricBuffer
+from .budget import BlockBudget
+from .rank import Rank
+from .transport import LocalTransport
+from .workspace import MAX_RANKS, Workspace
+
+if TYPE_CHECKING:
+    from ..runtime.device import Device
+    from ..runtime.driver import Driver
+
+MIN_WORKSPACE_BYTES = 4096
+PHASES = ("start", "middle", "end")
+
+
+class Group:
+    """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
+
+    Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
+    are ordered by events. `peers_readable` says whether every rank can access every other rank's memory: without it
+    the only algorithm is "naive".
+    """
+
+    def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+        self.driver: Driver = devices[0].driver
+        self.size = len(devices)
+        self._closed = False
+        self._broken: BarrierTimeout | None = None
+        self._stale = False
+        self._budget = BlockBudget(devices, max_blocks)
+        self._release = weakref.finalize(self, self._budget.release)
+        self._release.atexit = False
+        try:
+            self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
+            self.transport = LocalTransport(devices)
+            self.workspace = Workspace(self.transport, workspace_bytes)
+            self.workspace.clear([rank.stream for rank in self.ranks])
+        except BaseException:
+            self._release()
+            raise
+
+    @classmethod
+    def local(
+        cls,
+        devices: int | Sequence[int],
+        *,
+        driver: Any = None,
+        workspace_bytes: int = 64 << 20,
+        max_blocks: int | None = None,
+    ) -> Group:
+        """A group whose ranks are all driven by this process.
+
+        `devices` is a number of devices (0 .. n-1) or a list of device ids, rank by rank. `driver` is as for
+        `drvfuse.device`. `workspace_bytes` is the payload of a rank's workspace: inputs larger than it are processed
+        in chunks. `max_blocks` bounds the blocks of a launch on each device; the budgets of all open groups on a
+        device sum to at most its number of multiprocessors.
+
+        Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
+        DriverUnavailable if the driver cannot be used.
+        """
+        ids = _device_ids(devices)
+        workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
+        if max_blocks is not None:
+            max_blocks = _integer("max_blocks", max_blocks, 1)
+        chosen = get_driver(driver)
+        present = int(chosen.cuDeviceGetCount())
+        for index in ids:
+            if not 0 <= index < present:
+                raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
+        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes // 16 * 16, max_blocks)
+
+    @property
+    def peers_readable(self) -> bool:
+        """Whether every rank can access every other rank's memory."""
+        return self.transport.shared
+
+    @property
+    def max_blocks(self) -> int:
+        """Most blocks that a launch of this group has on a device."""
+        return self._budget.blocks
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self.ranks)
+
+    def __getitem__(self, index: int) -> Rank:
+        return self.ranks[index]
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"devices={[rank.device.index for rank in self.ranks]}"
+        return f"Group(size={self.size}, driver={self.driver.name!r}, {state})"
+
+    def synchronize(self) -> None:
+        """Wait for every local rank's stream and last call, then :meth:`check`."""
+        self._require_open()
+        for rank in self.ranks:
+            rank.synchronize()
+        self.check()
+
+    def check(self) -> None:
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
+
+        Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
+        reset: by :meth:`reset`, or by the next collective after it has been raised once.
+        """
+        self._require_open()
+        if self._broken is None and self.workspace.reported():
+            report = self.workspace.first_report()
+            phase = report["phase"]
+            self._broken = BarrierTimeout(
+                report["rank"],
+                report["peer"],
+                report["block"],
+                PHASES[phase] if phase < len(PHASES) else str(phase),
+                report["expected"],
+                report["seen"],
+            )
+        if self._broken is not None:
+            raise self._broken
+
+    def reset(self) -> None:
+        """Make the group usable after a BarrierTimeout or a failed launch.
+
+        Waits for everything queued on the local ranks' streams (waits of kernels are bounded), then clears barrier
+        state and reports of every rank, whether or not it launched. Harmless at any other time. Raises CaptureError
+        while a rank's stream is being captured.
+        """
+        self._require_open()
+        for rank in self.ranks:
+            for stream in (rank.stream, rank.order.last):
+                if stream is not None and stream.capture_id() is not None:
+                    raise CaptureError(f"rank {rank.index}: the group cannot be reset while its stream is captured")
+        for rank in self.ranks:
+            rank.synchronize()
+        self.workspace.clear([rank.stream for rank in self.ranks])
+        self._broken = None
+        self._stale = False
+
+    def admit(self) -> None:
+        """Called by every collective first: raises what has gone wrong since, or resets if that was raised already."""
+        self._require_open()
+        if self._broken is not None or self._stale:
+            self.reset()
+        else:
+            self.check()
+
+    def abandon(self) -> None:
+        """Called by a collective that launched only some ranks: the next call resets the group first."""
+        self._stale = True
+
+    def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
+        """Memory at one address a rank that every rank can read and write; the caller closes it.
+
+        Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
+        """
+        self._require_open()
+        nbytes = _integer("nbytes", nbytes, 1)
+        if multicast:
+            raise Unsupported("multicast buffers are not implemented; pass multicast=False")
+        if not self.peers_readable:
+            raise Unsupported(
+                f"symmetric memory needs peer access between all devices; missing (from, to): "
+                f"{list(self.transport.missing)}"
+            )
+        return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
+
+    def close(self) -> None:
+        """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for rank in self.ranks:
+                rank.synchronize()
+        finally:
+            self._release()
+            self.workspace.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the group is closed")
+
+
+def _integer(argument: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise ArgumentError(argument, repr(value), f"an integer, at least {least}")
+    return int(value.__index__())
+
+
+def _device_ids(devices: Any) -> tuple[int, ...]:
+    if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
+        ids = tuple(_integer("devices", index, 0) for index in devices)
+    else:
+        ids = tuple(range(_integer("devices", devices, 0)))
+    if not 1 <= len(ids) <= MAX_RANKS:
+        raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
+    if len(set(ids)) != len(ids):
+        raise ArgumentError("devices", list(ids), "distinct device ids, one a rank")
+    return ids

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a group: its device, its stream, its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .ordering import RankOrder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..dtypes import DType
+    from ..runtime.array import Array
+    from ..runtime.device import Device
+    from ..runtime.stream import Stream
+
+
+class Rank:
+    """A rank that this process drives.
+
+    `index` is its number in the whole group, `device` its GPU and `stream` the stream that its collectives use unless
+    told otherwise: the device's own default stream, so that arrays and groups on one device share an order.
+    """
+
+    def __init__(self, index: int, device: Device) -> None:
+        self.index = index
+        self.device = device
+        self.stream: Stream = device.stream
+        self.order = RankOrder()
+
+    def array(self, host: np.ndarray[Any, Any]) -> Array:
+        """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
+        return self.device.array(host, stream=self.stream)
+
+    def empty(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+        """An uninitialised array that every device of the group may access, allocated in the order of `stream`."""
+        return self.device.empty(shape, dtype, stream=self.stream)
+
+    def zeros(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+        """Like `empty`, filled with zeros on `stream`."""
+        return self.device.zeros(shape, dtype, stream=self.stream)
+
+    def synchronize(self) -> None:
+        """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""
+        last = self.order.last
+        self.stream.synchronize()
+        if last is not None:
+            if last.handle != self.stream.handle:
+                last.synchronize()
+            self.order.drained()
+
+    def __repr__(self) -> str:
+        return f"Rank(index={self.index}, device={self.device.index})"
