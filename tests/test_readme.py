@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's code and commands work as written."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110)
+
+
+@pytest.mark.emu
+def test_python_blocks_run(tmp_path: Path) -> None:
+    assert PYTHON_BLOCKS
+    for number, block in enumerate(PYTHON_BLOCKS):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(block)
+        result = run(str(script))
+        assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.emu
+def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
+    result = run("-m", "drvfuse", "demo", "--driver", "emu", "--json", "--rows", "24", "--cols", "512")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["driver"], report["gpus"], report["rows"], report["cols"]) == ("emu", 4, 24, 512)
+    assert report["ok"] is True
+    checks = {(check["op"], check["algo"]): check["mismatches"] for check in report["checks"]}
+    ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("one_stage", "two_stage", "naive")
+    assert checks == {(op, algo): 0 for op in ops for algo in algos}
+
+
+@pytest.mark.emu
+def test_demo_says_first_which_driver_it_uses() -> None:
+    result = run("-m", "drvfuse", "demo", "--driver", "emu", "--gpus", "2", "--rows", "3", "--cols", "40")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].startswith("driver: emulated, 2 ")
+
+
+@pytest.mark.emu
+def test_doctor_moves_data_between_every_pair() -> None:
+    result = run("-m", "drvfuse", "doctor", "--driver", "emu", "--json")
+    report = json.loads(result.stdout)
+    peers = report["driver"]["peers"]
+    assert len(peers) == 8
+    assert all(cell == ("self" if i == j else "ok") for i, row in enumerate(peers) for j, cell in enumerate(row))
+    assert report["findings"] == [] and result.returncode == 0
+
+
+@pytest.mark.parametrize("options", [("--gpus", "9"), ("--gpus", "0"), ("--gpus", "-1"), ("--rows", "x")])
+def test_bad_demo_options_end_with_a_message_and_status_2(options: tuple[str, str]) -> None:
+    result = run("-m", "drvfuse", "demo", "--driver", "emu", *options)
+    assert result.returncode == 2
+    assert options[0] in result.stderr
