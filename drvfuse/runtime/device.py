@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices: the retained primary context, attributes, peer access, and the device's own stream and memory pool."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError, ClosedError, Unsupported
+from .driver import Driver, enum_value, get_driver
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .array import Array
+    from .pool import Pool
+    from .stream import Stream
+
+_PEER_ALREADY_ENABLED = 704
+
+
+def device(index: int = 0, *, driver: Any = None) -> Device:
+    """The device of that index on a driver (see `get_driver`); one object for each driver and index.
+
+    Its primary context is retained on first use and shared with every other library in the process.
+    """
+    gate = get_driver(driver)
+    try:
+        number = operator.index(index)
+    except TypeError:
+        raise ArgumentError("index", repr(index), "an int") from None
+    count = gate.cuDeviceGetCount()
+    if not 0 <= number < count:
+        raise ArgumentError("index", number, f"a device of the {gate.name} driver, 0 to {count - 1}")
+    with gate.lock:
+        found = gate.devices.get(number)
+        if found is None:
+            found = gate.devices[number] = Device(gate, number)
+        return found
+
+
+class _Use:
+    """Makes a context current and restores the one before; reentrant and shared by threads, as it has no state."""
+
+    __slots__ = ("_context", "_pop", "_push")
+
+    def __init__(self, driver: Driver, context: Any) -> None:
+        self._push, self._pop, self._context = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent, context
+
+    def __enter__(self) -> None:
+        self._push(self._context)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._pop()
+
+
+class Device:
+    """One GPU. Get it from `device()`. `handle` is the CUdevice, `context` the primary CUcontext."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.driver, self.index = driver, index
+        self.handle = driver.cuDeviceGet(index)
+        self.name = driver.cuDeviceGetName(256, self.handle).split(b"\0")[0].decode()
+        self._attributes: dict[str, int] = {}
+        self.capability = (
+            self.attribute("COMPUTE_CAPABILITY_MAJOR"),
+            self.attribute("COMPUTE_CAPABILITY_MINOR"),
+        )
+        self.arch = "sm_{}{}".format(*self.capability) + ("a" if self.capability[0] >= 9 else "")
+        self.sm_count = self.attribute("MULTIPROCESSOR_COUNT")
+        self.context = driver.cuDevicePrimaryCtxRetain(self.handle)
+        self._use: _Use | None = _Use(driver, self.context)
+        self._peers: set[int] = {index}
+        self._stream: Stream | None = None
+        self._pool: Pool | None = None
+
+    def __repr__(self) -> str:
+        return f"<Device {self.index} {self.name} ({self.driver.name})>"
+
+    def use(self) -> _Use:
+        """Context manager: this device's primary context is current inside, the one before is restored."""
+        if self._use is None:
+            raise ClosedError(f"device {self.index} was closed")
+        return self._use
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by its name without the prefix: `attribute("MULTIPROCESSOR_COUNT")`. Cached."""
+        value = self._attributes.get(name)
+        if value is None:
+            member = enum_value(self.driver.types, "CUdevice_attribute", f"CU_DEVICE_ATTRIBUTE_{name}")
+            value = self._attributes[name] = int(self.driver.cuDeviceGetAttribute(member, self.handle))
+        return value
+
+    def can_access_peer(self, other: Device) -> bool:
+        """True if kernels of this device can reach memory of `other` (True for the device itself)."""
+        if other.driver is not self.driver:
+            return False
+        return other is self or bool(self.driver.cuDeviceCanAccessPeer(self.handle, other.handle))
+
+    def enable_peer(self, other: Device) -> None:
+        """Let this device's context reach `cuMemAlloc` memory of `other`'s. Already enabled is fine; never disabled.
+
+        Memory pools and VMM mappings have access settings of their own. Raises Unsupported for devices that cannot.
+        """
+        if other.index in self._peers and other.driver is self.driver:
+            return
+        if not self.can_access_peer(other):
+            raise Unsupported(f"{self!r} cannot access the memory of {other!r}")
+        with self.use():
+            code, *_ = self.driver.result("cuCtxEnablePeerAccess", other.context, 0)
+        if code and int(code) != _PEER_ALREADY_ENABLED:
+            raise self.driver.error("cuCtxEnablePeerAccess", (other.context, 0), code)
+        self._peers.add(other.index)
+
+    def peer_enabled(self, other: Device) -> bool:
+        """True if `enable_peer(other)` was called on this object."""
+        return other.driver is self.driver and other.index in self._peers
+
+    def allow_peers(self, devices: Iterable[Device]) -> None:
+        """Make arrays of this device's pool, past and future, readable and writable by `devices` that can be peers."""
+        self.pool.allow(devices)
+
+    @property
+    def stream(self) -> Stream:
+        """The device's own non-blocking stream, made on first use."""
+        from .stream import Stream
+
+        with self.driver.lock:
+            if self._stream is None or self._stream.closed:
+                self._stream = Stream(self)
+            return self._stream
+
+    @property
+    def pool(self) -> Pool:
+        """The device's own memory pool, made on first use."""
+        from .pool import Pool
+
+        with self.driver.lock:
+            if self._pool is None:
+                self._pool = Pool(self)
+            return self._pool
+
+    def empty(self, shape: Any, dtype: Any, *, stream: Stream | None = None) -> Array:
+        """An array with undefined contents, allocated in order on `stream` (default: the device's own)."""
+        from .array import empty
+
+        return empty(self, shape, dtype, stream)
+
+    def zeros(self, shape: Any, dtype: Any, *, stream: Stream | None = None) -> Array:
+        """An array of zeros, cleared in order on `stream` (default: the device's own)."""
+        from .array import zeros
+
+        return zeros(self, shape, dtype, stream)
+
+    def array(self, values: np.ndarray[Any, Any], *, stream: Stream | None = None) -> Array:
+        """A copy of a numpy array. Returns when `values` may be reused; the stream is synchronised."""
+        from .array import from_numpy
+
+        return from_numpy(self, values, stream)
+
+    def synchronize(self) -> None:
+        """Wait for everything queued on this device's context, then free what waits to be freed."""
+        with self.use():
+            self.driver.cuCtxSynchronize()
+        if self._pool is not None:
+            self._pool.flush()
+
+    def close(self) -> None:
+        """Destroy this object's stream and pool and release the primary context. Idempotent.
+
+        Arrays and streams of the device must not be used afterwards. `device()` makes a new object.
+        """
+        with self.driver.lock:
+            if self._use is None:
+                return
+            self.driver.devices.pop(self.index, None)
+            if self._stream is not None:
+                self._stream.close()
+            if self._pool is not None:
+                self._pool.close()
+            self._use = None
+            self.driver.cuDevicePrimaryCtxRelease(self.handle)

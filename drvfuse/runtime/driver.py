@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one gate for driver calls: which driver, version differences, errors, and the record of calls.
+
+`get_driver("cuda").cuMemAlloc(4096)` calls `cuda.bindings.driver.cuMemAlloc`, raises `DriverError` unless it succeeds,
+and returns what follows the status: None, the value, or a tuple. The emulated driver is reached in the same way.
+
+Nothing here runs at import. A process forked after a driver was opened must not use it: every call then raises
+`ClosedError` at once, because neither CUDA contexts nor the emulated machine survive a fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .. import config
+from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
+from . import calls
+from .calls import last_calls as last_calls
+
+if TYPE_CHECKING:
+    from .device import Device
+
+# In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
+_NEWEST = {
+    "cuCtxCreate": "cuCtxCreate_v4",
+    "cuDeviceGetUuid": "cuDeviceGetUuid_v2",
+    "cuEventElapsedTime": "cuEventElapsedTime_v2",
+    "cuGraphAddDependencies": "cuGraphAddDependencies_v2",
+    "cuGraphAddNode": "cuGraphAddNode_v2",
+    "cuGraphGetEdges": "cuGraphGetEdges_v2",
+    "cuGraphNodeGetDependencies": "cuGraphNodeGetDependencies_v2",
+    "cuGraphRemoveDependencies": "cuGraphRemoveDependencies_v2",
+    "cuMemAdvise": "cuMemAdvise_v2",
+    "cuMemPrefetchAsync": "cuMemPrefetchAsync_v2",
+    "cuStreamGetCaptureInfo": "cuStreamGetCaptureInfo_v3",
+    "cuStreamUpdateCaptureDependencies": "cuStreamUpdateCaptureDependencies_v2",
+}
+
+_HINTS = {
+    1: "an argument is out of range, misaligned, or a handle of another device or context",
+    2: "the device is out of memory; other processes and framework caches count too",
+    3: "no driver call was made before in this process, or it was forked after the first one",
+    4: "the driver is shutting down: the interpreter is exiting",
+    100: "no GPU is visible: check CUDA_VISIBLE_DEVICES and the container's device list",
+    200: "the image is damaged or is not a cubin or PTX for this device",
+    201: "no context, or another device's context, is current: wrap the call in `with device.use():`",
+    209: "the cubin was built for another architecture: compile for device.arch",
+    214: "an uncorrectable memory error: the GPU needs a reset",
+    217: "these devices cannot reach one another's memory: see `nvidia-smi topo -p2p r`",
+    218: "the PTX does not assemble",
+    222: "the PTX is newer than the driver: use an NVRTC of the driver's CUDA version or older",
+    400: "the handle was destroyed, or belongs to another context",
+    500: "the module has no symbol of that name: C++ names are mangled, see the module's kernels",
+    600: "work queued before is still running",
+    700: "a kernel touched memory it may not touch; the context is lost. driver='emu' finds the line",
+    701: "block size times registers, or the shared memory, is more than the multiprocessor has",
+    702: "a kernel ran longer than the display watchdog allows; the context is lost",
+    704: "harmless: peer access was enabled before",
+    705: "call Device.enable_peer before the access",
+    708: "the primary context is in use already",
+    709: "the context was destroyed under its user, e.g. by another library's device reset",
+    710: "an assert() in a kernel failed; the context is lost",
+    715: "a kernel executed an instruction that this device does not have; the context is lost",
+    716: "a kernel accessed memory at an address that is not a multiple of the access size; the context is lost",
+    717: "a kernel used an address outside the space its instruction needs; the context is lost",
+    718: "a kernel jumped to an invalid address; the context is lost",
+    719: "a kernel failed (trap, bad instruction, hardware); the context is lost",
+    720: "a cooperative launch has more blocks than fit on the device at once",
+    801: "this device or driver does not have the feature",
+    802: "the fabric is not ready: the fabric manager may still be starting",
+    803: "the installed driver is too old for the CUDA libraries in use",
+    900: "the operation is not allowed while a stream is being captured",
+    901: "an operation that capture forbids was made on the stream: the capture is lost",
+    904: "a stream forked into the capture was not joined again",
+    905: "the event or stream belongs to another capture",
+    906: "the legacy default stream cannot take part in a capture",
+    912: "the launch attributes do not go together or are wrong for this kernel",
+    914: "another process sharing this GPU through MPS failed",
+}
+
+_forked = False
+_lock = threading.Lock()
+_drivers: dict[str, Driver] = {}
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = bool(_drivers) or _machines_opened
+
+
+_machines_opened = False
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def forked() -> bool:
+    """True in a process that was forked after a driver was opened."""
+    return _forked
+
+
+class Driver:
+    """One driver: `name` is "cuda" or "emu", `machine` the emulated machine or None, `types` the bindings' enums.
+
+    `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
+    """
+
+    def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+        self.name, self.machine, self.types = name, machine, types
+        self.devices: dict[int, Device] = {}
+        self.lock = threading.RLock()
+        self._functions = functions
+        self._sink = calls.sink(config.get("trace_driver"))
+
+    def __repr__(self) -> str:
+        return f"<Driver {self.name}>"
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if not name.startswith("cu"):
+            raise AttributeError(f"Driver has no attribute {name!r}")
+        call = self._checked(name, self._raw(name))
+        self.__dict__[name] = call  # later look-ups do not come here
+        return call
+
+    def _raw(self, name: str) -> Callable[..., Any]:
+        for candidate in (_NEWEST.get(name), name):
+            function = getattr(self._functions, candidate, None) if candidate else None
+            if function is not None:
+                return function
+        raise Unsupported(f"the {self.name} driver's bindings have no {name}")
+
+    def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        append, sink = calls.ring.append, self._sink
+
+        def call(*args: Any) -> Any:
+            if _forked:
+                raise ClosedError(_FORKED)
+            try:
+                result = function(*args) if sink is None else sink(name, function, args)
+            except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+                self._translate(name, args, error)
+                raise
+            code = result[0]
+            append((name, args, code))
+            if code:
+                raise self.error(name, args, code)
+            count = len(result)
+            if count == 2:
+                return result[1]
+            return None if count == 1 else result[1:]
+
+        call.__name__ = name
+        return call
+
+    def result(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
+        if _forked:
+            raise ClosedError(_FORKED)
+        function = self._raw(name)
+        try:
+            result = function(*args) if self._sink is None else self._sink(name, function, args)
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+            self._translate(name, args, error)
+            raise
+        calls.ring.append((name, args, result[0]))
+        return tuple(result)
+
+    def has(self, name: str) -> bool:
+        """True if the bindings of this driver have the function."""
+        return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
+
+    def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError:
+        """The DriverError for a call that gave `code`; the record of calls ends with that call."""
+        number = int(code)
+        label, text = calls.code_name(code), ""
+        try:
+            status, raw = self._raw("cuGetErrorName")(code)
+            label = raw.decode() if not status and raw else label
+            status, raw = self._raw("cuGetErrorString")(code)
+            text = raw.decode() if not status and raw else ""
+        except Exception:  # the explanation must never hide the error itself
+            text = text or "the driver gives no text for this code"
+        hint = _HINTS.get(number)
+        explanation = f"{text} ({hint})" if hint and text else hint or text
+        return DriverError(name, calls.format_args(args), number, label, explanation, calls.last_calls(9)[:-1])
+
+    def _translate(self, name: str, args: tuple[Any, ...], error: Exception) -> None:
+        """Raise the typed form of an exception from inside the CUDA bindings; return if there is none."""
+        if self.name != "cuda":
+            return
+        kind, text = type(error).__name__, str(error)
+        if kind == "FunctionNotFoundError":
+            raise Unsupported(f"the installed driver has no {name}: it is older than this feature") from error
+        if kind == "DynamicLibNotFoundError":
+            raise DriverUnavailable(_NO_LIBRARY) from error
+        if isinstance(error, ValueError) and "CUresult" in text:  # a code newer than the bindings
+            digits = "".join(ch for ch in text.split("is not")[0] if ch.isdigit())
+            why = "the installed cuda-bindings do not know this result: they are older than the driver"
+            shown = calls.format_args(args)
+            raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
+        if isinstance(error, (TypeError, OverflowError, ValueError)):
+            shown = calls.format_args(args)
+            raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
+
+
+_FORKED = (
+    "this process was forked after the driver was opened, and a driver does not survive a fork; "
+    "start workers with multiprocessing's 'spawn' method, or fork before the first use"
+)
+_HOW_TO_EMULATE = (
+    'To run on emulated GPUs instead ask for them: driver="emu", or DRVFUSE_DRIVER=emu in the environment '
+    "(pip install 'drvfuse[emu]')."
+)
+_NO_LIBRARY = (
+    "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
+    f"(in a container: run it with --gpus). {_HOW_TO_EMULATE}"
+)
+
+
+def cuda_version() -> tuple[int, int] | None:
+    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    value = ctypes.c_int(0)
+    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
+        return None
+    return value.value // 1000, value.value % 1000 // 10
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        version = cuda_version()
+        wanted = "cu13" if version and version[0] >= 13 else "cu12"
+        other = "cu12" if wanted == "cu13" else "cu13"
+        raise DriverUnavailable(
+            f"cuda.bindings is not installed: pip install 'drvfuse[{wanted}]' (or 'drvfuse[{other}]' for the other CUDA"
+            f" major version); the emulated driver needs it as well, for its types ({error})"
+        ) from error
+    return driver
+
+
+def _open_cuda() -> Driver:
+    bindings = _bindings()
+    try:
+        (code,) = bindings.cuInit(0)
+    except RuntimeError as error:  # the loader's own class, a RuntimeError, when there is no library
+        raise DriverUnavailable(f"{_NO_LIBRARY} ({error})") from error
+    count = 0
+    if not code:
+        code, count = bindings.cuDeviceGetCount()
+    if code or not count:
+        name = calls.code_name(code) if code else "no device"
+        hint = _HINTS.get(int(code) or 100, "see the NVIDIA driver's kernel log")
+        raise DriverUnavailable(f"the CUDA driver has no usable device: {name}: {hint}. {_HOW_TO_EMULATE}")
+    return Driver("cuda", bindings, bindings)
+
+
+def _open_machine(machine: Any) -> Driver:
+    global _machines_opened
+    found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
+    if found is None:
+        found = Driver("emu", machine.driver, _bindings(), machine)
+        machine.__dict__["_drvfuse_driver"] = found
+        _machines_opened = True
+    return found
+
+
+def _emulator() -> Any:
+    if importlib.util.find_spec("llvmlite") is None:
+        raise DriverUnavailable("the emulated driver needs llvmlite: pip install 'drvfuse[emu]'")
+    _bindings()
+    from .. import emu
+
+    return emu
+
+
+def get_driver(spec: Any = None) -> Driver:
+    """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
+
+    None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to
+    install or set; the emulated driver is never chosen unless it is asked for. The setting `trace_driver` is read when
+    a driver is opened.
+    """
+    if isinstance(spec, Driver):
+        return spec
+    if _forked:
+        raise ClosedError(_FORKED)
+    if spec is None:
+        spec = config.get("driver")
+    if not isinstance(spec, str):
+        if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
+            raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
+        _emulator()
+        with _lock:
+            return _open_machine(spec)
+    if spec not in ("cuda", "emu"):
+        raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
+    with _lock:
+        if spec not in _drivers:
+            _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_emulator().default_machine())
+        return _drivers[spec]
+
+
+def enum_value(types: Any, enum: str, name: str) -> Any:
+    """Member `name` of an enum of the bindings; Unsupported if these bindings do not have it."""
+    try:
+        return getattr(getattr(types, enum), name)
+    except AttributeError:
+        raise Unsupported(f"the installed cuda-bindings have no {name}") from None

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stream-ordered device memory: one driver pool a device, and a queue of frees that waits for a safe moment.
+
+A free, like a lazily loaded kernel, can make the driver wait for kernels that run. Between the launches of the ranks of
+one collective that would be for ever: the first rank's kernel spins until the last one is launched. So dropping an
+array only queues its block, and the queue is flushed by the next allocation or synchronisation that happens outside
+`launch_group()` and outside graph capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from ..errors import CaptureError, DrvfuseError
+from .device import Device
+from .driver import Driver
+from .lifetime import Owned
+from .stream import Stream
+from .vmm import access_descriptors
+
+_log = logging.getLogger("drvfuse.memory")
+_KEEP_EVERYTHING = (1 << 64) - 1
+_open_groups = 0
+_open_groups_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def launch_group() -> Iterator[None]:
+    """Around the launches of all ranks of one collective: no memory is freed inside, on any thread."""
+    global _open_groups
+    with _open_groups_lock:
+        _open_groups += 1
+    try:
+        yield
+    finally:
+        with _open_groups_lock:
+            _open_groups -= 1
+
+
+class Block:
+    """An allocation: its address and the streams that its free must come after; `home` is where it is freed."""
+
+    __slots__ = ("home", "nbytes", "ptr", "users")
+
+    def __init__(self, ptr: int, nbytes: int, home: Stream) -> None:
+        self.ptr, self.nbytes, self.home = ptr, nbytes, home
+        self.users: dict[int, Stream] = {}
+
+    def used_on(self, stream: Stream) -> None:
+        if stream is not self.home:
+            self.users[id(stream)] = stream
+
+
+def _destroy(driver: Driver, handle: object) -> None:
+    driver.cuMemPoolDestroy(handle)
+
+
+class Pool(Owned):
+    """A device's memory pool. It keeps freed memory for reuse; `trim()` gives it back to the device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        driver, types = device.driver, device.driver.types
+        properties = types.CUmemPoolProps()
+        properties.allocType = types.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = device.index
+        self.handle = driver.cuMemPoolCreate(properties)
+        self._owns(driver, _destroy, self.handle)
+        threshold = types.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        driver.cuMemPoolSetAttribute(self.handle, threshold, types.cuuint64_t(_KEEP_EVERYTHING))
+        self._allowed = {device.index}
+        self._queue: deque[Block] = deque()
+
+    def allow(self, devices: Iterable[Device]) -> None:
+        """Give `devices` read and write access to everything in this pool, past and future; skips non-peers."""
+        self._check_open()
+        wanted = {d.index: d for d in devices if d.can_access_peer(self.device) and d.index not in self._allowed}
+        if wanted:
+            descriptors = access_descriptors(self.device.driver, wanted.values())
+            self.device.driver.cuMemPoolSetAccess(self.handle, descriptors, len(descriptors))
+            self._allowed.update(wanted)
+
+    def allocate(self, nbytes: int, stream: Stream) -> Block:
+        """`nbytes` > 0 of memory, usable by work queued on `stream` from now on. CaptureError while it is captured."""
+        self._check_open()
+        if stream.capture_id() is not None:
+            raise CaptureError(f"memory cannot be allocated on {stream!r} while it is captured; allocate it before")
+        self.flush()
+        with self.device.use():
+            ptr = self.device.driver.cuMemAllocFromPoolAsync(nbytes, self.handle, stream.handle)
+        return Block(int(ptr), nbytes, stream)
+
+    def free(self, block: Block) -> None:
+        """Queue the block. Makes no driver call, so it is safe in a finalizer and anywhere else."""
+        self._queue.append(block)
+
+    def flush(self) -> None:
+        """Free what is queued, each block after the work of every stream it was used on. Nothing in a launch group."""
+        if _open_groups or self.closed:
+            return
+        for _ in range(len(self._queue)):
+            try:
+                block = self._queue.popleft()
+            except IndexError:  # another thread flushes as well
+                return
+            try:
+                self._free(block)
+            except CaptureError:
+                self._queue.append(block)
+            except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
+                _log.debug("freeing %#x: %s", block.ptr, error)
+
+    def _free(self, block: Block) -> None:
+        home = self.device.stream if block.home.closed else block.home
+        streams = [stream for stream in (block.home, *block.users.values()) if stream is not home]
+        if any(not stream.closed and stream.capture_id() is not None for stream in (home, *streams)):
+            raise CaptureError("in use by a capture")
+        for stream in streams:
+            event = stream.last_event()
+            if event is not None:
+                home.wait(event)
+        with self.device.use():
+            self.device.driver.cuMemFreeAsync(block.ptr, home.handle)
+
+    def trim(self) -> None:
+        """Give memory that is not in use back to the device. Call it after synchronising."""
+        self._check_open()
+        self.flush()
+        self.device.driver.cuMemPoolTrimTo(self.handle, 0)

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual memory management: physical memory, address ranges, mappings, and symmetric buffers made of them.
+
+Three handles, as the driver has them: physical memory (`PhysicalMemory`), reserved addresses (`AddressRange`), and the
+mapping of one at the other, with access set per device. A physical allocation lives until its last mapping goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..errors import ArgumentError
+from .device import Device
+from .driver import Driver, enum_value
+from .lifetime import Owned
+
+_PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
+
+
+class Undo:
+    """A list of steps to take back: `with Undo() as undo: ...; undo.append(f, *args); ...; undo.commit()`.
+
+    Leaving the block without commit runs the steps in reverse, all of them; the first failure is raised at the end.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+    def append(self, step: Callable[..., Any], *args: Any) -> None:
+        self._steps.append((step, args))
+
+    def commit(self) -> None:
+        self._steps.clear()
+
+    def __enter__(self) -> Undo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        failure: Exception | None = None
+        while self._steps:
+            step, args = self._steps.pop()
+            try:
+                step(*args)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+def _location(driver: Driver, device: Device, into: Any) -> None:
+    into.type = driver.types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    into.id = device.index
+
+
+def access_descriptors(driver: Driver, devices: Iterable[Device]) -> list[Any]:
+    """CUmemAccessDesc entries that give `devices` read and write access."""
+    descriptors = []
+    for device in devices:
+        descriptor = driver.types.CUmemAccessDesc()
+        _location(driver, device, descriptor.location)
+        descriptor.flags = driver.types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        descriptors.append(descriptor)
+    return descriptors
+
+
+def allocation_properties(device: Device) -> Any:
+    """CUmemAllocationProp of pinned memory on `device`, exportable by file descriptor where the device can."""
+    types = device.driver.types
+    properties = types.CUmemAllocationProp()
+    properties.type = enum_value(types, "CUmemAllocationType", _PINNED_ALLOCATION)
+    _location(device.driver, device, properties.location)
+    if device.attribute("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+        properties.requestedHandleTypes = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    return properties
+
+
+def granularity(device: Device) -> int:
+    """Bytes of which sizes and offsets of the device's mappings must be multiples."""
+    flags = device.driver.types.CUmemAllocationGranularity_flags
+    return int(
+        device.driver.cuMemGetAllocationGranularity(
+            allocation_properties(device), flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        )
+    )
+
+
+def _round_up(nbytes: int, unit: int) -> int:
+    return (nbytes + unit - 1) // unit * unit
+
+
+def _release(driver: Driver, handle: Any) -> None:
+    driver.cuMemRelease(handle)
+
+
+def _free_range(driver: Driver, address: int, nbytes: int) -> None:
+    driver.cuMemAddressFree(address, nbytes)
+
+
+def _unmap(driver: Driver, address: int, nbytes: int) -> None:
+    driver.cuMemUnmap(address, nbytes)
+
+
+class PhysicalMemory(Owned):
+    """`nbytes` (a multiple of `granularity(device)`) of memory on `device`, without an address. Contents undefined."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        unit = granularity(device)
+        if nbytes <= 0 or nbytes % unit:
+            raise ArgumentError("nbytes", nbytes, f"a positive multiple of {unit}")
+        self.device, self.nbytes = device, nbytes
+        self.handle = device.driver.cuMemCreate(nbytes, allocation_properties(device), 0)
+        self._owns(device.driver, _release, self.handle)
+
+
+class AddressRange(Owned):
+    """`nbytes` of reserved addresses with nothing behind them. Close mappings before the range."""
+
+    def __init__(self, driver: Driver, nbytes: int, alignment: int = 0) -> None:
+        self.driver, self.nbytes = driver, nbytes
+        self.ptr = int(driver.cuMemAddressReserve(nbytes, alignment, 0, 0))
+        self._owns(driver, _free_range, self.ptr, nbytes)
+
+
+class Mapping(Owned):
+    """All of `memory` mapped at `range.ptr + offset`, readable and writable by `devices`; it keeps both alive."""
+
+    def __init__(self, range: AddressRange, memory: PhysicalMemory, devices: Sequence[Device], offset: int = 0) -> None:
+        range._check_open()
+        memory._check_open()
+        if not 0 <= offset <= range.nbytes - memory.nbytes:
+            raise ArgumentError("offset", offset, f"0 to {range.nbytes - memory.nbytes}")
+        driver = range.driver
+        self.range, self.memory, self.ptr = range, memory, range.ptr + offset
+        driver.cuMemMap(self.ptr, memory.nbytes, 0, memory.handle, 0)
+        self._owns(driver, _unmap, self.ptr, memory.nbytes)
+        try:
+            descriptors = access_descriptors(driver, devices)
+            driver.cuMemSetAccess(self.ptr, memory.nbytes, descriptors, len(descriptors))
+        except BaseException:
+            self.close()
+            raise
+
+
+class SymmetricBuffer(Owned):
+    """Equal memory on every device: `ptrs[i]` lies on `devices[i]`; every device that can be its peer reads and writes it.
+
+    `nbytes` is what was asked for, rounded up to the granularity. Each part has its own address, the same for all
+    devices. Contents are undefined at first. `multicast_ptr` is None. Nothing may use the memory when it is closed.
+    """
+
+    def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
+        if not devices:
+            raise ArgumentError("devices", "empty", "at least one device")
+        driver = devices[0].driver
+        if any(device.driver is not driver for device in devices):
+            raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
+        if nbytes <= 0:
+            raise ArgumentError("nbytes", nbytes, "positive")
+        self.devices = tuple(devices)
+        self.nbytes = _round_up(nbytes, max(granularity(device) for device in devices))
+        self.multicast_ptr: int | None = None
+        mappings: list[Mapping] = []
+        with Undo() as undo:
+            for device in devices:
+                memory = PhysicalMemory(device, self.nbytes)
+                undo.append(memory.close)
+                addresses = AddressRange(driver, self.nbytes)
+                undo.append(addresses.close)
+                readers = [peer for peer in {d.index: d for d in devices}.values() if peer.can_access_peer(device)]
+                mapping = Mapping(addresses, memory, readers)
+                undo.append(mapping.close)
+                mappings.append(mapping)
+            undo.commit()
+        self.ptrs = tuple(mapping.ptr for mapping in mappings)
+        self._owns(driver, _close_mappings, mappings)
+
+
+def _close_mappings(driver: Driver, mappings: list[Mapping]) -> None:
+    with Undo() as undo:
+        for mapping in mappings:
+            undo.append(mapping.memory.close)
+            undo.append(mapping.range.close)
+            undo.append(mapping.close)
