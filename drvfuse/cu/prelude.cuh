@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types and their conversions from and to fp32. No CUDA header is needed.
+//
+// Every conversion to a narrower type rounds to nearest even, once. A NaN becomes the type's canonical NaN
+// (f32 0x7fffffff, f16 and bf16 0x7fff, FP8 0x7f), so the bits of a result never depend on the bits of an input's NaN.
+// FP8 saturates to the largest finite value; f16 and bf16 overflow to infinity.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+struct bf16 {
+    u16 bits;
+    __device__ __forceinline__ operator float() const { return __uint_as_float(u32(bits) << 16); }
+};
+
+struct f16 {
+    u16 bits;
+    __device__ __forceinline__ operator float() const {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+        return value;
+    }
+};
+
+__device__ __forceinline__ float low_half(u32 f16x2) { return f16{u16(f16x2)}; }
+
+struct e4m3 {
+    u8 bits;
+    __device__ __forceinline__ operator float() const {
+        u32 halves;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(bits)));
+        return low_half(halves);
+    }
+};
+
+struct e5m2 {
+    u8 bits;
+    __device__ __forceinline__ operator float() const {
+        u32 halves;
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(u16(bits)));
+        return low_half(halves);
+    }
+};
+
+// Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits.
+template <typename T>
+struct Word;
+
+template <>
+struct Word<float> {
+    static constexpr int per_word = 1;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) { v[0] = __uint_as_float(word); }
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        return v[0] != v[0] ? 0x7fffffffu : __float_as_uint(v[0]);
+    }
+};
+
+template <>
+struct Word<bf16> {
+    static constexpr int per_word = 2;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) {
+        v[0] = __uint_as_float(word << 16);
+        v[1] = __uint_as_float(word & 0xffff0000u);
+    }
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        u32 word;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+        return word;
+    }
+};
+
+template <>
+struct Word<f16> {
+    static constexpr int per_word = 2;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) {
+        v[0] = low_half(word);
+        v[1] = low_half(word >> 16);
+    }
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        u32 word;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
+        return word;
+    }
+};
+
+template <>
+struct Word<e4m3> {
+    static constexpr int per_word = 4;
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        u16 low, high;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+        return u32(low) | u32(high) << 16;
+    }
+};
+
+template <>
+struct Word<e5m2> {
+    static constexpr int per_word = 4;
+    static __device__ __forceinline__ u32 pack(const float* v) {
+        u16 low, high;
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
+        return u32(low) | u32(high) << 16;
+    }
+};
+
+template <typename T>
+struct Finite;
+template <>
+struct Finite<e4m3> {
+    static constexpr float max = 448.0f;
+};
+template <>
+struct Finite<e5m2> {
+    static constexpr float max = 57344.0f;
+};
+
+// The nearest value of T, as fp32.
+template <typename T>
+__device__ __forceinline__ float rounded(float value) {
+    float pair[2] = {value, 0.0f};
+    Word<T>::unpack(Word<T>::pack(pair), pair);
+    return pair[0];
+}
+
+template <typename T>
+__device__ __forceinline__ void store_scalar(T* address, float value) {
+    float pair[2] = {value, 0.0f};
+    u32 word = Word<T>::pack(pair);
+    if constexpr (sizeof(T) == 4) {
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+    } else {
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(u16(word)) : "memory");
+    }
+}
+
+// Copy one value of T, of 2 or 4 bytes, which a peer may have written during this kernel.
+template <typename T>
+__device__ __forceinline__ void copy_scalar(T* to, const T* from) {
+    if constexpr (sizeof(T) == 4) {
+        u32 bits;
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(bits) : "l"(from) : "memory");
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+    } else {
+        u16 bits;
+        asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+    }
+}
