@@ -35,8 +35,8 @@ MAX_COLUMNS = 16384
 class Specialisation:
     """What a kernel is compiled for.
 
-    `packs`: 16-byte packs a thread has in flight (all-reduce) or holds of a row (fused), see :func:`allreduce_launch` and
-    :func:`rmsnorm_launch`. `ragged`: the elements (all-reduce) or columns (fused) are no multiple of a pack's.
+    `packs`: 16-byte packs a thread has in flight (all-reduce) or holds of a row (fused), from :func:`allreduce_launch`
+    or :func:`rmsnorm_launch`. `ragged`: the elements (all-reduce) or columns (fused) are no multiple of a pack's.
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8 type.
@@ -114,7 +114,7 @@ def _sources_digest() -> str:
 
 @cache
 def request(spec: Specialisation) -> CompileRequest:
-    """How to compile the kernel of `spec`. The source names the digest of all included files, for caches keyed by it."""
+    """How to compile the kernel of `spec`. The source holds a digest of the files it includes, for caches."""
     defines: dict[str, str | int] = {
         **workspace.defines(),
         "DRVFUSE_RANKS": spec.ranks,
@@ -203,7 +203,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def allreduce_launch(count: int, dtype: DType, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
-    """Grid and block for `count` >= 1 elements: a thread a pack (of the rank's share in two stages), up to `max_blocks`."""
+    """Grid and block for `count` >= 1 elements: a thread a pack (two stages: of the rank's share), if blocks allow."""
     packs = _ceil_div(count * dtype.itemsize, PACK_BYTES)
     if algo == "two_stage":
         packs = _ceil_div(packs, ranks)
@@ -213,7 +213,7 @@ def allreduce_launch(count: int, dtype: DType, ranks: int, algo: str, max_blocks
 
 
 def rmsnorm_launch(rows: int, columns: int, dtype: DType, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
-    """Grid and block for `rows` >= 1 rows of 1 to MAX_COLUMNS columns: a block a row, with as few packs a thread as fit."""
+    """Grid and block for `rows` >= 1 rows of 1 to MAX_COLUMNS columns: a block a row, as few packs a thread as fit."""
     if not 1 <= columns <= MAX_COLUMNS:
         raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
     row_packs = _ceil_div(columns * dtype.itemsize, PACK_BYTES)
@@ -224,7 +224,7 @@ def rmsnorm_launch(rows: int, columns: int, dtype: DType, ranks: int, algo: str,
 
 
 def allreduce_chunk(spec: Specialisation, count: int, payload_bytes: int) -> int:
-    """`AllreduceParams.chunk_packs`: as much as the payload holds, or the whole tensor; 1 where the kernel has no chunks."""
+    """`AllreduceParams.chunk_packs`: all, or as much as the payload holds; 1 where the kernel has no chunks."""
     packs = _ceil_div(count, spec.width)
     out_bytes = spec.width * spec.out_dtype.itemsize
     if spec.algo == "two_stage":
