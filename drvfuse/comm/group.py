@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, Unsupported
+from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DrvfuseError, Unsupported
 from ..runtime.device import device as open_device
 from ..runtime.driver import get_driver
 from ..runtime.memory import SymmetricBuffer
@@ -20,9 +21,11 @@ from .workspace import MAX_RANKS, Workspace
 if TYPE_CHECKING:
     from ..runtime.device import Device
     from ..runtime.driver import Driver
+    from ..runtime.stream import Stream
 
 MIN_WORKSPACE_BYTES = 4096
-PHASES = ("start", "middle", "end")
+
+_log = logging.getLogger("drvfuse.comm")
 
 
 class Group:
@@ -37,19 +40,19 @@ class Group:
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
         self._closed = False
-        self._broken: BarrierTimeout | None = None
+        self._broken: tuple[int, int, int, str, int, int] | None = None
         self._stale = False
+        self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
         self._budget = BlockBudget(devices, max_blocks)
-        self._release = weakref.finalize(self, self._budget.release)
-        self._release.atexit = False
         try:
-            self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
             self.transport = LocalTransport(devices)
             self.workspace = Workspace(self.transport, workspace_bytes)
-            self.workspace.clear([rank.stream for rank in self.ranks])
         except BaseException:
-            self._release()
+            self._budget.release()
             raise
+        self._finalizer = weakref.finalize(self, _collect, self.ranks, self.workspace, self._budget)
+        self._finalizer.atexit = False
+        self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
     def local(
@@ -110,7 +113,7 @@ class Group:
 
     def synchronize(self) -> None:
         """Wait for every local rank's stream and last call, then :meth:`check`."""
-        self._require_open()
+        self.require_open()
         for rank in self.ranks:
             rank.synchronize()
         self.check()
@@ -121,20 +124,14 @@ class Group:
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
         """
-        self._require_open()
+        self.require_open()
         if self._broken is None and self.workspace.reported():
             report = self.workspace.first_report()
-            phase = report["phase"]
-            self._broken = BarrierTimeout(
-                report["rank"],
-                report["peer"],
-                report["block"],
-                PHASES[phase] if phase < len(PHASES) else str(phase),
-                report["expected"],
-                report["seen"],
-            )
+            ordinal = report["phase"]
+            phase = "start" if ordinal == 1 else f"phase {ordinal}"
+            self._broken = (report["rank"], report["peer"], report["block"], phase, report["expected"], report["seen"])
         if self._broken is not None:
-            raise self._broken
+            raise BarrierTimeout(*self._broken)
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -143,21 +140,22 @@ class Group:
         state and reports of every rank, whether or not it launched. Harmless at any other time. Raises CaptureError
         while a rank's stream is being captured.
         """
-        self._require_open()
-        for rank in self.ranks:
-            for stream in (rank.stream, rank.order.last):
-                if stream is not None and stream.capture_id() is not None:
-                    raise CaptureError(f"rank {rank.index}: the group cannot be reset while its stream is captured")
+        self.require_open()
         for rank in self.ranks:
             rank.synchronize()
         self.workspace.clear([rank.stream for rank in self.ranks])
         self._broken = None
         self._stale = False
 
-    def admit(self) -> None:
-        """Called by every collective first: raises what has gone wrong since, or resets if that was raised already."""
-        self._require_open()
+    def admit(self, streams: Sequence[Stream] = ()) -> None:
+        """Called by every collective and graph replay first: raises what has gone wrong since, or resets if that was raised already.
+
+        Raises CaptureError where a reset is due and one of `streams` is being captured.
+        """
+        self.require_open()
         if self._broken is not None or self._stale:
+            if any(stream.capture_id() is not None for stream in streams):
+                raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
         else:
             self.check()
@@ -171,7 +169,7 @@ class Group:
 
         Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
         """
-        self._require_open()
+        self.require_open()
         nbytes = _integer("nbytes", nbytes, 1)
         if multicast:
             raise Unsupported("multicast buffers are not implemented; pass multicast=False")
@@ -183,16 +181,13 @@ class Group:
         return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
 
     def close(self) -> None:
-        """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            for rank in self.ranks:
-                rank.synchronize()
-        finally:
-            self._release()
-            self.workspace.close()
+        """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
+
+        A group that is collected without it does the same. A hang report that nobody has read is dropped.
+        """
+        if self._finalizer.detach() is not None:
+            self._closed = True
+            _dispose(self.ranks, self.workspace, self._budget)
 
     def __enter__(self) -> Group:
         return self
@@ -202,9 +197,26 @@ class Group:
     ) -> None:
         self.close()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
         if self._closed:
             raise ClosedError("the group is closed")
+
+
+def _dispose(ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
+    """Free what a group holds once its queued work, whose waits are bounded, is done."""
+    try:
+        for rank in ranks:
+            rank.synchronize()
+    finally:
+        budget.release()
+        workspace.close()
+
+
+def _collect(ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
+    try:
+        _dispose(ranks, workspace, budget)
+    except DrvfuseError as error:  # a collector has nobody to raise to
+        _log.debug("closing a collected group: %s", error)
 
 
 def _integer(argument: str, value: Any, least: int) -> int:

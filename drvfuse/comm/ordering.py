@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream
 
 
-def wait_for(stream: Stream, earlier: Stream) -> None:
-    """Make `stream` wait for the work now queued on `earlier`. Same stream: nothing to do."""
-    if stream.handle != earlier.handle:
-        stream.wait(earlier.record())
-
-
 class RankOrder:
     """The stream that a rank's last call went to, and the order of the next call after it."""
 
@@ -38,8 +32,8 @@ class RankOrder:
         last = self._last
         if last is None or last.handle == stream.handle:
             return
-        now, then = stream.capture_id(), last.capture_id()
-        if now != then:
+        now, then = stream.capture_id(), None if last.closed else last.capture_id()
+        if now != then or (last.closed and now is not None):
             if then is None:
                 problem = "is being captured, and the group's last call went to another stream outside the capture"
                 remedy = "call group.synchronize() before the capture, or capture that stream"
@@ -47,12 +41,24 @@ class RankOrder:
                 problem = "is not part of the open capture that holds the group's last call"
                 remedy = "end that capture first, or join the stream to it"
             raise CaptureError(f"rank {rank}: the stream {problem}; {remedy}")
-        wait_for(stream, last)
+        if last.closed:
+            event = last.last_event()
+            if event is not None:
+                stream.wait(event)
+        else:
+            stream.follow(last)
 
     def launched(self, stream: Stream) -> None:
         """Remember that the rank's last call went to `stream`."""
         self._last = stream
 
-    def drained(self) -> None:
-        """Forget the last call: its stream has been synchronised."""
-        self._last = None
+    def drain(self) -> None:
+        """Wait for the last call and forget it."""
+        if self._last is not None:
+            if self._last.closed:
+                event = self._last.last_event()
+                if event is not None:
+                    event.synchronize()
+            else:
+                self._last.synchronize()
+            self._last = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.stream import Stream
 from .ordering import RankOrder
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ..dtypes import DType
     from ..runtime.array import Array
     from ..runtime.device import Device
-    from ..runtime.stream import Stream
 
 
 class Rank:
@@ -29,6 +29,7 @@ class Rank:
         self.device = device
         self.stream: Stream = device.stream
         self.order = RankOrder()
+        self._foreign: dict[int, Stream] = {}
 
     def array(self, host: np.ndarray[Any, Any]) -> Array:
         """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
@@ -42,14 +43,18 @@ class Rank:
         """Like `empty`, filled with zeros on `stream`."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
+    def wrap(self, stream: Any) -> Stream:
+        """A Stream of this rank's device for a Stream, an object with `__cuda_stream__`, or an int.
+
+        The same object comes back for the same handle.
+        """
+        found = Stream.wrap(self.device, stream)
+        return found if found is stream else self._foreign.setdefault(found.handle, found)
+
     def synchronize(self) -> None:
         """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""
-        last = self.order.last
         self.stream.synchronize()
-        if last is not None:
-            if last.handle != self.stream.handle:
-                last.synchronize()
-            self.order.drained()
+        self.order.drain()
 
     def __repr__(self) -> str:
         return f"Rank(index={self.index}, device={self.device.index})"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
+
+It needs no peer access. Chunk by chunk every rank copies the others' inputs into its own workspace, waits until all
+have copied, and sums. That wait makes in-place calls right, and it frees every input at the rank's completion: no peer
+reads an input after its rank's kernel has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..comm.workspace import PAYLOAD_OFFSET
+from ..errors import ArgumentError, Unsupported
+from ..runtime.kernel import Launch
+from ..runtime.stream import Event
+
+if TYPE_CHECKING:
+    from ..comm.group import Group
+    from ..runtime.stream import Stream
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a call: the bytes [offset, offset + nbytes) of each input, and the kernel that sums them on each rank."""
+
+    offset: int
+    nbytes: int
+    launches: Sequence[Launch]
+
+
+def slot_bytes(group: Group, unit: int) -> int:
+    """Bytes of an input that a chunk may have, a multiple of `unit`: the payload has a slot for every other rank.
+
+    A slot begins at a multiple of 16 bytes. Raises ArgumentError if not one unit fits.
+    """
+    available = group.workspace.payload_bytes // max(group.size - 1, 1) // 16 * 16
+    if available < unit:
+        needed = -(-unit // 16) * 16 * (group.size - 1)
+        raise ArgumentError("workspace_bytes", group.workspace.payload_bytes, f"at least {needed} for this call")
+    return available // unit * unit
+
+
+def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
+    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
+    base = group.workspace.pointers[position] + PAYLOAD_OFFSET
+    slot = -(-slot // 16) * 16
+    return [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+
+
+class Naive:
+    """Copies and kernels of a naive call."""
+
+    def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
+        """`inputs` are the addresses of the ranks' inputs, `slot` what `slot_bytes` gave."""
+        self._group = group
+        self._inputs = tuple(inputs)
+        self._chunks = chunks
+        self.launches = [[chunk.launches[position] for chunk in chunks] for position in range(len(group))]
+        self._slots = [sources(group, position, 0, slot) for position in range(group.size)]
+        self._ready = [Event(rank.device) for rank in group]
+        self._copied = [Event(rank.device) for rank in group]
+
+    def check_streams(self, streams: Sequence[Stream]) -> None:
+        """All streams outside a capture, or all in one; else Unsupported: its events cannot cross the border."""
+        if len({stream.capture_id() for stream in streams}) > 1:
+            raise Unsupported(
+                'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
+                "copies of one rank are ordered against the others by events"
+            )
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        self._meet(self._ready, streams)
+        for chunk in self._chunks:
+            for position, stream in enumerate(streams):
+                self._copy(chunk, position, stream)
+            self._meet(self._copied, streams)
+            for launch, stream in zip(chunk.launches, streams, strict=True):
+                launch(stream)
+
+    def _meet(self, events: Sequence[Event], streams: Sequence[Stream]) -> None:
+        for event, stream in zip(events, streams, strict=True):
+            event.record(stream)
+        for position, stream in enumerate(streams):
+            for peer, event in enumerate(events):
+                if peer != position:
+                    stream.wait(event)
+
+    def _copy(self, chunk: Chunk, position: int, stream: Stream) -> None:
+        device = self._group.ranks[position].device
+        with device.use():
+            for peer, rank in enumerate(self._group):
+                if peer != position:
+                    device.driver.cuMemcpyPeerAsync(
+                        self._slots[position][peer],
+                        device.context,
+                        self._inputs[peer] + chunk.offset,
+                        rank.device.context,
+                        chunk.nbytes,
+                        stream.handle,
+                    )
