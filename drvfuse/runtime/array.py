@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ class Array:
         self, ptr: int, shape: tuple[int, ...], dtype: DType, device: Device, stream: Stream, owner: Any = None
     ) -> None:
         self.ptr, self.shape, self.dtype, self.device, self.stream = ptr, shape, dtype, device, stream
-        self.size = math.prod(shape)
+        self.size = element_count(shape)
         self.nbytes = self.size * dtype.itemsize
         self._owner = owner
         self._block: Block | None = None
@@ -59,7 +58,7 @@ class Array:
     def reshape(self, *shape: int) -> Array:
         """The same memory with another shape of as many elements; the result keeps this array alive."""
         new = check_shape(shape)
-        if math.prod(new) != self.size:
+        if element_count(new) != self.size:
             raise ArgumentError("shape", new, f"a shape of {self.size} elements, as {self.shape} has")
         return Array(self.ptr, new, self.dtype, self.device, self.stream, self)
 
@@ -128,6 +127,14 @@ class Array:
         }
 
 
+def element_count(shape: tuple[int, ...]) -> int:
+    """Product of the lengths; 1 for a scalar."""
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
 def check_shape(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple of ints, from an int or a sequence; ArgumentError otherwise."""
     try:
@@ -143,7 +150,7 @@ def empty(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) 
     """See `Device.empty`."""
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
-    nbytes = math.prod(dimensions) * element.itemsize
+    nbytes = element_count(dimensions) * element.itemsize
     if not nbytes:
         return Array(0, dimensions, element, device, home)
     pool = device.pool
@@ -183,6 +190,6 @@ def view(ptr: int, shape: Any, dtype: Any, device: Device, *, stream: Stream | N
     address = operator.index(ptr)
     if address % element.itemsize:
         raise ArgumentError("ptr", hex(address), f"a multiple of {element.itemsize}, the size of {element}")
-    if not address and math.prod(dimensions):
+    if not address and element_count(dimensions):
         raise ArgumentError("ptr", 0, "the address of device memory")
     return Array(address, dimensions, element, device, home, owner)

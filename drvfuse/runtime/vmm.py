@@ -143,7 +143,7 @@ class Mapping(Owned):
 
 
 class SymmetricBuffer(Owned):
-    """Equal memory on every device: `ptrs[i]` lies on `devices[i]`; every device that can be its peer reads and writes it.
+    """Equal memory on every device: `ptrs[i]` is on `devices[i]`, read and written by all devices that can be peers.
 
     `nbytes` is what was asked for, rounded up to the granularity. Each part has its own address, the same for all
     devices. Contents are undefined at first. `multicast_ptr` is None. Nothing may use the memory when it is closed.

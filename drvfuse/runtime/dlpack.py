@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack capsules: making them from arrays and reading those of others, with ctypes.
+
+Layouts are those of dlpack.h 1.x. A capsule that is read is kept alive and never renamed, so its own destructor still
+calls its deleter. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
+framework that took it for that would crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ArgumentError
+from .array import Array
+from .stream import Stream
+
+CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 2, 3, 13, 12
+VERSION = (1, 1)
+_READ_ONLY = 1
+_NAMES = {False: b"dltensor", True: b"dltensor_versioned"}
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _Element(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Element),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_api = ctypes.pythonapi
+_capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _api)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+# The destructor gets a capsule whose reference count is zero already: it must stay a bare address here.
+_raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+
+_exported: dict[int, Any] = {}  # address of the managed tensor -> what must live until its deleter is called
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _delete(address: int) -> None:
+    _exported.pop(address, None)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _destroy(capsule: int) -> None:
+    for name in _NAMES.values():
+        if _raw_is_valid(capsule, name):  # a consumer that took the tensor has renamed the capsule
+            _exported.pop(_raw_pointer(capsule, name), None)
+
+
+def device_of(array: Array) -> tuple[int, int]:
+    """(DLPack device type, index) of an array's memory."""
+    return (CUDA if array.device.driver.name == "cuda" else EXTENSION, array.device.index)
+
+
+def export(
+    array: Array,
+    stream: int | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
+
+    `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering.
+    """
+    if dl_device is not None and tuple(dl_device) != device_of(array):
+        raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
+    if copy:
+        raise BufferError("drvfuse does not export copies")
+    if stream == 0:
+        raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
+    if stream != -1 and array.size:
+        consumer = Stream.wrap(array.device, 1 if stream is None else stream)
+        consumer.follow(array.stream)
+        array.used_on(consumer)
+    versioned = max_version is not None and max_version[0] >= 1
+    managed: Any = (_ManagedVersioned if versioned else _Managed)()
+    if versioned:
+        managed.major, managed.minor = VERSION
+    shape = (ctypes.c_int64 * max(len(array.shape), 1))(*array.shape)
+    strides = (ctypes.c_int64 * max(len(array.shape), 1))(*_contiguous_strides(array.shape))
+    tensor = managed.tensor
+    tensor.data, tensor.ndim = array.ptr or None, len(array.shape)
+    tensor.device.type, tensor.device.index = device_of(array)
+    tensor.dtype.code, tensor.dtype.bits = array.dtype.dlpack
+    tensor.dtype.lanes = 1
+    tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, strides, array)
+    return _capsule_new(address, _NAMES[versioned], ctypes.cast(_destroy, ctypes.c_void_p))
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return strides[::-1]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a capsule, or an array interface, says. `strides` count elements; None means C-contiguous."""
+
+    ptr: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: DType
+    device_type: int
+    device_index: int
+    read_only: bool
+
+    @property
+    def contiguous(self) -> bool:
+        if self.strides is None or 0 in self.shape:
+            return True
+        expected = _contiguous_strides(self.shape)
+        return all(n == 1 or s == e for n, s, e in zip(self.shape, self.strides, expected, strict=True))
+
+
+def read(capsule: Any) -> Description:
+    """Description of a capsule that has not been consumed. The memory lives as long as the capsule object does."""
+    for versioned, name in _NAMES.items():
+        if _is_valid(capsule, name):
+            kind: Any = _ManagedVersioned if versioned else _Managed
+            managed = kind.from_address(_get_pointer(capsule, name))
+            break
+    else:
+        raise ArgumentError("DLPack capsule", repr(capsule), "an unconsumed dltensor or dltensor_versioned")
+    if versioned and managed.major != VERSION[0]:
+        raise ArgumentError("DLPack capsule", f"of version {managed.major}.{managed.minor}", "of version 1")
+    tensor = managed.tensor
+    count = tensor.ndim
+    return Description(
+        ptr=(tensor.data or 0) + tensor.byte_offset,
+        shape=tuple(tensor.shape[:count]),
+        strides=tuple(tensor.strides[:count]) if tensor.strides else None,
+        dtype=dtypes.from_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes),
+        device_type=tensor.device.type,
+        device_index=tensor.device.index,
+        read_only=bool(versioned and managed.flags & _READ_ONLY),
+    )
+
+
+class _ExchangeApi(ctypes.Structure):
+    """DLPackExchangeAPI: a version and a link to an older table, then five functions; the last gives the stream."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("functions", ctypes.c_void_p * 4),
+        ("current_work_stream", ctypes.c_void_p),
+    ]
+
+
+_CurrentStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
+    """The handle of the stream that `obj`'s framework works on now, by whatever the framework offers; else None."""
+    capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
+    if capsule is not None and _is_valid(capsule, b"dlpack_exchange_api"):
+        table = _ExchangeApi.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
+        if table.major == VERSION[0] and table.current_work_stream:
+            handle = ctypes.c_void_p()
+            if _CurrentStream(table.current_work_stream)(device_type, device_index, ctypes.byref(handle)) == 0:
+                return handle.value or 0
+    package = type(obj).__module__.partition(".")[0]
+    if package == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(device_index).cuda_stream)
+    if package == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
+    return None

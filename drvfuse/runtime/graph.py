@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA graphs by stream capture, over any number of streams and devices."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..errors import ArgumentError, CaptureError
+from .driver import Driver
+from .lifetime import Owned
+from .stream import Stream
+
+_captures: weakref.WeakValueDictionary[tuple[int, int], Graph] = weakref.WeakValueDictionary()
+
+
+def _destroy(driver: Driver, executable: Any) -> None:
+    driver.cuGraphExecDestroy(executable)
+
+
+class Graph(Owned):
+    """Work captured once and launched any number of times. Make it with `Graph.capture(streams)`.
+
+    Its buffers are the caller's to keep, or `keep()` does it: a replay uses the very addresses that were captured.
+    Replays of one graph must not overlap when its kernels use a common workspace; launches on one stream do not.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._executable: Any = None
+        self._kept: list[Any] = []
+        self._checks: list[Callable[[], None]] = []
+
+    @classmethod
+    @contextlib.contextmanager
+    def capture(cls, streams: Stream | Sequence[Stream]) -> Iterator[Graph]:
+        """Record what is queued on `streams` inside the block, without running it, and yield the graph of it.
+
+        The first stream begins the capture; the others, of any device, are forked from it and joined to it at the end.
+        The graph can be launched after the block. If the block raises, the capture is dropped, every stream is usable
+        again, and the exception goes on.
+
+        The mode is relaxed: other threads are not disturbed, and a kernel may be loaded for the first time inside.
+        What drvfuse itself cannot do in a capture (allocate, synchronise, copy to the host) raises CaptureError.
+        """
+        members = [streams] if isinstance(streams, Stream) else list(streams)
+        if not members or not all(isinstance(stream, Stream) for stream in members):
+            raise ArgumentError("streams", repr(streams), "one or more drvfuse streams")
+        origin = members[0]
+        driver = origin.device.driver
+        for stream in members:
+            if stream.device.driver is not driver:
+                raise ArgumentError("streams", "streams of several drivers", "streams of one driver")
+            if stream.handle in (0, 1):
+                raise ArgumentError("streams", "the legacy default stream", "streams that can be captured")
+            if stream.capture_id() is not None:
+                raise CaptureError(f"{stream!r} is being captured already")
+        self = cls(driver)
+        key = (id(driver), 0)
+        with origin.device.use():
+            driver.cuStreamBeginCapture(origin.handle, driver.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            key = (id(driver), origin.capture_id() or 0)
+            _captures[key] = self
+            for stream in members[1:]:
+                stream.follow(origin)
+            yield self
+            for stream in members[1:]:
+                origin.follow(stream)
+        except BaseException:
+            # Ends the capture on every stream that joined it; the driver reports an error, as some are not joined back.
+            with origin.device.use():
+                _, *values = driver.result("cuStreamEndCapture", origin.handle)
+            if values and int(values[0] or 0):
+                driver.result("cuGraphDestroy", values[0])
+            raise
+        finally:
+            _captures.pop(key, None)
+        with origin.device.use():
+            captured = driver.cuStreamEndCapture(origin.handle)
+            try:
+                self._executable = driver.cuGraphInstantiate(captured, 0)
+            finally:
+                driver.cuGraphDestroy(captured)
+        self._owns(driver, _destroy, self._executable)
+
+    def keep(self, *objects: Any) -> None:
+        """Keep `objects` alive until the graph is closed."""
+        self._kept += objects
+
+    def before_launch(self, check: Callable[[], None]) -> None:
+        """Call `check()` before every launch; it refuses the launch by raising. The same function is kept once."""
+        if check not in self._checks:
+            self._checks.append(check)
+
+    def launch(self, stream: Stream) -> None:
+        """Queue the graph on `stream`; does not wait."""
+        self._check_open()
+        if self._executable is None:
+            raise CaptureError("the graph is still being captured, or its capture failed")
+        for check in self._checks:
+            check()
+        with stream.device.use():
+            self.driver.cuGraphLaunch(self._executable, stream.handle)
+
+    def close(self) -> None:
+        super().close()
+        self._kept.clear()
+        self._checks.clear()
+
+
+def capturing(stream: Stream) -> Graph | None:
+    """The Graph into which `stream` is being captured; None if it is not, or by somebody else's capture."""
+    identity = stream.capture_id()
+    return None if identity is None else _captures.get((id(stream.device.driver), identity))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Foreign arrays and pointers: taking them as Arrays, and finding out who can read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..errors import ArgumentError
+from . import dlpack
+from .array import Array, view
+from .device import Device, device
+from .dlpack import Description
+from .driver import Driver
+from .stream import Stream
+from .vmm import granularity
+
+_DEVICE_MEMORY = 2
+_INVALID_VALUE, _NOT_SUPPORTED = 1, 801
+
+
+def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
+    """`obj` as an Array over the same memory, and the stream after which its contents are there (None: already).
+
+    Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. An
+    Array's stream is its own; a foreign object's is its framework's current stream where the framework tells it, else
+    the producer is asked to order its work before the device's own stream, which is then returned.
+
+    ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
+    `writable`, read-only memory.
+    """
+    if isinstance(obj, Array):
+        if obj.device.driver is not driver:
+            expected = f"of the {driver.name} driver in use"
+            raise ArgumentError(argument, f"an array of the {obj.device.driver.name} driver", expected)
+        return obj, obj.stream
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return _from_dlpack(obj, driver, argument, writable)
+    interface = getattr(obj, "__cuda_array_interface__", None)
+    if isinstance(interface, dict):
+        return _from_interface(obj, interface, driver, argument, writable)
+    if hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple)):
+        raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
+    raise ArgumentError(
+        argument, f"a {type(obj).__name__}", "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__"
+    )
+
+
+def _from_dlpack(obj: Any, driver: Driver, argument: str, writable: bool) -> tuple[Array, Stream | None]:
+    kind, index = (int(n) for n in obj.__dlpack_device__())
+    if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
+        what = "host memory" if kind in (1, dlpack.CUDA_HOST) else "memory"
+        shown = f"{what} on DLPack device type {kind}"
+        raise ArgumentError(argument, shown, f"memory of a {driver.name} device; copy host data with device.array")
+    where = _device(driver, index, argument)
+    handle = dlpack.current_stream(obj, kind, index)
+    producer = where.stream if handle is None else Stream.wrap(where, handle)
+    # -1: no synchronisation. Else 0, the legacy stream's handle, is spelled 1 in DLPack.
+    order = -1 if handle is not None else producer.handle or 1
+    try:
+        capsule = obj.__dlpack__(stream=order, max_version=dlpack.VERSION)
+    except TypeError:  # a producer of before DLPack 1.0
+        capsule = obj.__dlpack__(stream=order)
+    description = dlpack.read(capsule)
+    return _checked(description, where, producer, (obj, capsule), argument, writable), producer
+
+
+def _from_interface(
+    obj: Any, interface: dict[str, Any], driver: Driver, argument: str, writable: bool
+) -> tuple[Array, Stream | None]:
+    if interface.get("mask") is not None:
+        raise ArgumentError(argument, "a masked array", "an array without mask")
+    dtype = _interface_dtype(obj, interface["typestr"], argument)
+    strides = interface.get("strides")
+    if strides is not None:
+        if any(step % dtype.itemsize for step in strides):
+            raise ArgumentError(argument, f"an array of byte strides {tuple(strides)}", "C-contiguous")
+        strides = tuple(step // dtype.itemsize for step in strides)
+    ptr, read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    index = 0
+    if ptr and 0 not in shape:
+        index = _owner_index(driver, ptr, argument)
+    where = _device(driver, index, argument)
+    description = Description(ptr or 0, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
+    handle = interface.get("stream")
+    if handle is None:  # nothing to wait for, says the interface; a version 2 producer cannot say and is asked
+        handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface.get("version", 2) < 3 else None
+    producer = None if handle is None else Stream.wrap(where, handle)
+    return _checked(description, where, producer, obj, argument, writable), producer
+
+
+def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
+    """The dtype of an array interface. bfloat16 and FP8 look like "<V2" there; the object's own dtype names them."""
+    element = np.dtype(typestr)
+    if element.kind != "V":
+        return dtypes.get(element, f"{argument}.dtype")
+    own = str(getattr(obj, "dtype", "")).rpartition(".")[2]
+    if own in dtypes.NAMES:
+        return dtypes.get(own)
+    raise ArgumentError(f"{argument}.dtype", typestr, "clear: use DLPack or drvfuse.view for bfloat16 and FP8")
+
+
+def _device(driver: Driver, index: int, argument: str) -> Device:
+    count = driver.cuDeviceGetCount()
+    if not 0 <= index < count:
+        raise ArgumentError(argument, f"memory on device {index}", f"on a device of the {driver.name} driver")
+    return device(index, driver=driver)
+
+
+def _checked(
+    found: Description, where: Device, producer: Stream | None, owner: Any, argument: str, writable: bool
+) -> Array:
+    if not found.contiguous:
+        shown = f"an array of shape {found.shape} with strides {found.strides}"
+        raise ArgumentError(argument, shown, "C-contiguous")
+    if writable and found.read_only:
+        raise ArgumentError(argument, "read-only", "writable, as it is an output")
+    if found.ptr and 0 not in found.shape:
+        index = _owner_index(where.driver, found.ptr, argument)
+        if index != where.index:
+            raise ArgumentError(argument, f"memory of device {index}", f"on device {where.index}, as it says itself")
+        if found.ptr % found.dtype.itemsize:
+            raise ArgumentError(argument, f"at {found.ptr:#x}", f"aligned to {found.dtype.itemsize} bytes")
+    return view(found.ptr, found.shape, found.dtype, where, stream=producer, owner=owner)
+
+
+def _attribute(driver: Driver, name: str, ptr: int) -> int | None:
+    """A pointer attribute as an int; None if the driver does not know the pointer or the attribute."""
+    member = getattr(driver.types.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+    code, *values = driver.result("cuPointerGetAttribute", member, ptr)
+    if int(code) in (_INVALID_VALUE, _NOT_SUPPORTED):
+        return None
+    if code:
+        raise driver.error("cuPointerGetAttribute", (member, ptr), code)
+    return int(values[0])
+
+
+def _owner_index(driver: Driver, ptr: int, argument: str) -> int:
+    """Index of the device that holds `ptr`; ArgumentError if it is host memory or unknown to the driver."""
+    if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
+        raise ArgumentError(argument, f"{ptr:#x}, not device memory", f"device memory of the {driver.name} driver")
+    return _attribute(driver, "DEVICE_ORDINAL", ptr) or 0
+
+
+def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
+    """True if kernels of `reader` can read `nbytes` bytes at `ptr`, which may belong to any device of its driver.
+
+    Memory comes in three kinds with three rules. Pools: the access set on the pool. Virtual memory: the access set on
+    every mapping in the range. cuMemAlloc: peer access enabled between the primary contexts (`reader.enable_peer`).
+    Memory that the driver does not know, or in host memory, is not readable.
+    """
+    if nbytes == 0:
+        return True
+    driver = reader.driver
+    with reader.use():
+        if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
+            return False
+        owner = _attribute(driver, "DEVICE_ORDINAL", ptr)
+        if owner is None:
+            return False
+        location = driver.types.CUmemLocation()
+        location.type = driver.types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = reader.index
+        pool = _attribute(driver, "MEMPOOL_HANDLE", ptr)
+        if pool:
+            return owner == reader.index or _allows(driver, "cuMemPoolGetAccess", pool, location)
+        if _is_virtual(driver, ptr):
+            holder = device(owner, driver=driver)
+            step = granularity(holder)
+            places = [ptr, *range(ptr // step * step + step, ptr + nbytes, step)]
+            return all(_allows(driver, "cuMemGetAccess", location, place) for place in places)
+        if owner == reader.index:
+            return True
+        holder = device(owner, driver=driver)
+        context = _attribute(driver, "CONTEXT", ptr)
+        return reader.peer_enabled(holder) and context == int(holder.context)
+
+
+def _allows(driver: Driver, query: str, *args: Any) -> bool:
+    code, *values = driver.result(query, *args)
+    return not code and bool(int(values[0]) & 1)
+
+
+def _is_virtual(driver: Driver, ptr: int) -> bool:
+    code, *values = driver.result("cuMemRetainAllocationHandle", ptr)
+    if code:
+        return False
+    driver.cuMemRelease(values[0])
+    return True

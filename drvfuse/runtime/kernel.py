@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled modules, their kernels, and prepared launches with every launch attribute."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError, LaunchError, Unsupported
+from .array import Array
+from .device import Device
+from .device import device as get_device
+from .driver import Driver, get_driver
+from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
+from .nvrtc import Image, KernelInfo, compile_source
+from .packing import Arguments
+from .stream import Stream
+
+_DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
+_PORTABLE_CLUSTER = 8
+_AXES = "XYZ"
+
+
+def compile(
+    source: str | os.PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    driver: Any = None,
+    arch: str | None = None,
+    name: str = "kernel.cu",
+    defines: Mapping[str, str | int] | None = None,
+    options: Sequence[str] = (),
+    include: Sequence[str | Path] = (),
+) -> Module:
+    """Compile CUDA C++ (a text, or the path of a file) for the devices of `driver`.
+
+    `names` are name expressions such as "kernel<float>"; extern "C" kernels need none. `arch` defaults to that of
+    device 0. The other arguments are those of `runtime.nvrtc.compile_source`.
+    """
+    gate = get_driver(driver)
+    if isinstance(source, os.PathLike):
+        name = os.fspath(source)
+        source = Path(source).read_text()
+    target = arch if arch is not None else get_device(0, driver=gate).arch
+    image = compile_source(
+        source, name=name, arch=target, defines=defines, names=names, options=options, include=include
+    )
+    return Module(image, gate)
+
+
+@dataclass(frozen=True)
+class FunctionAttributes:
+    """What the driver says of a loaded kernel; sizes in bytes, registers and local memory a thread."""
+
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    const_bytes: int
+    max_threads: int
+
+
+@dataclass
+class _Loaded:
+    handle: Any
+    attributes: FunctionAttributes
+    dynamic_limit: int
+
+
+class Module:
+    """An image and the kernels in it, loaded on each device at first use.
+
+    It stays loaded: unloading makes the driver wait for running kernels, which must not happen in a collector's hands.
+    """
+
+    def __init__(self, image: Image, driver: Driver) -> None:
+        self.image, self.driver = image, driver
+        self._modules: dict[int, Any] = {}
+        self._kernels: dict[str, Kernel] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<Module {self.image.name} for {self.image.arch}: {', '.join(self.image.kernels)}>"
+
+    def __getitem__(self, name: str) -> Kernel:
+        """The kernel of that name expression or symbol."""
+        with self._lock:
+            kernel = self._kernels.get(name)
+            if kernel is None:
+                info = self.image.kernels.get(name)
+                if info is None:
+                    known = ", ".join(self.image.kernels) or "none"
+                    raise ArgumentError("name", repr(name), f"a kernel of {self.image.name}: {known}")
+                kernel = self._kernels[name] = Kernel(self, info)
+            return kernel
+
+    def _handle(self, device: Device) -> Any:
+        with self._lock:
+            handle = self._modules.get(device.index)
+            if handle is None:
+                if device.driver is not self.driver:
+                    raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
+                # The emulated driver runs PTX. CUDA gets the cubin: PTX newer than the driver could not be loaded.
+                emulated = self.driver.name == "emu"
+                image = self.image.ptx.encode() + b"\0" if emulated else self.image.cubin
+                with device.use():
+                    handle = self._modules[device.index] = self.driver.cuModuleLoadData(image)
+            return handle
+
+
+class Kernel:
+    """A kernel of a module. `info` holds its parameters and what its PTX says."""
+
+    def __init__(self, module: Module, info: KernelInfo) -> None:
+        self.module, self.info = module, info
+        self._loaded: dict[int, _Loaded] = {}
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.info.name}>"
+
+    def load(self, device: Device) -> None:
+        """Load the code on `device` now, so that no later launch can block on loading."""
+        self._on(device)
+
+    def _on(self, device: Device) -> _Loaded:
+        loaded = self._loaded.get(device.index)
+        if loaded is not None:
+            return loaded
+        with self.module._lock, device.use():
+            driver = self.module.driver
+            handle = driver.cuModuleGetFunction(self.module._handle(device), self.info.lowered.encode())
+            if driver.has("cuFuncLoad"):  # CUDA 12.4; before, getting the function's attributes loads it too
+                driver.cuFuncLoad(handle)
+            enum = driver.types.CUfunction_attribute
+
+            def read(name: str) -> int:
+                return int(driver.cuFuncGetAttribute(getattr(enum, f"CU_FUNC_ATTRIBUTE_{name}"), handle))
+
+            attributes = FunctionAttributes(
+                registers=read("NUM_REGS"),
+                local_bytes=read("LOCAL_SIZE_BYTES"),
+                shared_bytes=read("SHARED_SIZE_BYTES"),
+                const_bytes=read("CONST_SIZE_BYTES"),
+                max_threads=read("MAX_THREADS_PER_BLOCK"),
+            )
+            return self._loaded.setdefault(
+                device.index, _Loaded(handle, attributes, _DEFAULT_SHARED - attributes.shared_bytes)
+            )
+
+    def attributes(self, device: Device) -> FunctionAttributes:
+        """Registers, memory and the largest block of this kernel on `device`."""
+        return self._on(device).attributes
+
+    def occupancy(self, device: Device, block: int, smem: int = 0) -> int:
+        """How many blocks of `block` threads with `smem` bytes of dynamic shared memory fit on one multiprocessor."""
+        loaded = self._on(device)
+        self._allow_shared(device, loaded, smem)
+        with device.use():
+            count = self.module.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.handle, block, smem)
+        return int(count)
+
+    def _allow_shared(self, device: Device, loaded: _Loaded, smem: int) -> None:
+        limit = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - loaded.attributes.shared_bytes
+        if not 0 <= smem <= limit:
+            raise LaunchError(f"smem is {smem} bytes; {self.info.name} can have 0 to {limit} on {device!r}")
+        with self.module._lock:
+            if smem > loaded.dynamic_limit:  # only raised: another prepared launch may rely on the larger value
+                attribute = self.module.driver.types.CUfunction_attribute
+                with device.use():
+                    self.module.driver.cuFuncSetAttribute(
+                        loaded.handle, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem
+                    )
+                loaded.dynamic_limit = smem
+
+    def prepare(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *args: Any,
+        device: Device | None = None,
+        smem: int = 0,
+        cluster: int | Sequence[int] | None = None,
+        cooperative: bool = False,
+        pdl: bool = False,
+        priority: int | None = None,
+        attrs: Sequence[Any] = (),
+    ) -> Launch:
+        """A launch with everything checked and packed, to be called with a stream any number of times.
+
+        `grid` counts blocks also where there are clusters. `args` are Arrays, ints, numbers, and buffers for structs by
+        value (see `packing.Arguments`); `device` is needed only if no argument is an Array. `attrs` are values of
+        `runtime.launch_attributes`, or CUlaunchAttribute objects. The kernel is loaded here.
+
+        LaunchError where the kernel or the device does not allow the launch: grid, block, shared memory, a cooperative
+        grid that does not fit, PDL for a kernel without griddepcontrol.wait (it would race with its predecessor).
+        """
+        where = _device_of(args, device)
+        dimensions, threads = _dimensions("grid", grid), _dimensions("block", block)
+        loaded = self._on(where)
+        self._check_shape(where, loaded, dimensions, threads)
+        self._allow_shared(where, loaded, smem)
+        wanted: list[Any] = []
+        if cluster is not None:
+            shape = _dimensions("cluster", cluster)
+            self._check_cluster(where, loaded, dimensions, shape)
+            wanted.append(Cluster(*shape))
+        if cooperative:
+            self._check_cooperative(where, dimensions, threads, smem)
+            wanted.append(Cooperative())
+        if pdl:
+            wanted.append(ProgrammaticStreamSerialization())
+        if priority is not None:
+            wanted.append(Priority(priority))
+        wanted += attrs
+        if any(isinstance(attribute, ProgrammaticStreamSerialization) for attribute in wanted):
+            self._check_pdl(where)
+        arguments = Arguments(self.info, args, where)
+        return Launch(self, where, loaded.handle, dimensions, threads, smem, wanted, arguments)
+
+    def _check_shape(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
+        for what, shape in (("grid", grid), ("block", block)):
+            limits = tuple(device.attribute(f"MAX_{what.upper()}_DIM_{axis}") for axis in _AXES)
+            if any(n > limit for n, limit in zip(shape, limits, strict=True)):
+                raise LaunchError(f"{what} is {shape}; it must be at most {limits} on {device!r}")
+        threads = block[0] * block[1] * block[2]
+        limit = min(loaded.attributes.max_threads, self.info.max_threads or loaded.attributes.max_threads)
+        if threads > limit:
+            raise LaunchError(f"block is {block}, {threads} threads; {self.info.name} allows at most {limit}")
+
+    def _check_cluster(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+        if device.capability < (9, 0):
+            raise Unsupported(f"clusters need compute capability 9.0; {device!r} has {device.capability}")
+        if any(n % m for n, m in zip(grid, cluster, strict=True)):
+            raise LaunchError(f"grid is {grid}; it must be a multiple of the cluster {cluster}")
+        if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
+            enum = self.module.driver.types.CUfunction_attribute
+            allowed = enum.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            with device.use():
+                self.module.driver.cuFuncSetAttribute(loaded.handle, allowed, 1)
+
+    def _check_cooperative(self, device: Device, grid: tuple[int, ...], block: tuple[int, ...], smem: int) -> None:
+        if not device.attribute("COOPERATIVE_LAUNCH"):
+            raise Unsupported(f"{device!r} has no cooperative launch")
+        fits = self.occupancy(device, block[0] * block[1] * block[2], smem) * device.sm_count
+        blocks = grid[0] * grid[1] * grid[2]
+        if blocks > fits:
+            raise LaunchError(f"a cooperative grid of {blocks} blocks was asked for; at most {fits} fit on {device!r}")
+
+    def _check_pdl(self, device: Device) -> None:
+        if device.capability < (9, 0):
+            raise Unsupported(f"PDL needs compute capability 9.0; {device!r} has {device.capability}")
+        if not self.info.has_pdl_wait:
+            raise LaunchError(
+                f"{self.info.name} has no griddepcontrol.wait: launched with PDL it would read what the kernel before"
+                " it has not written yet"
+            )
+
+
+class Launch:
+    """A prepared launch: called with a stream, it queues the kernel and does not wait. One thread at a time may use it.
+
+    It keeps its Arrays alive, and tells each which stream used it.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        device: Device,
+        function: Any,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        smem: int,
+        attributes: Sequence[Any],
+        arguments: Arguments,
+    ) -> None:
+        self.kernel, self.device, self.grid, self.block, self.smem = kernel, device, grid, block, smem
+        self._function, self._arguments = function, arguments
+        types = device.driver.types
+        self._config = config = types.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = smem
+        built = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
+        for attribute in built:
+            if not isinstance(attribute, types.CUlaunchAttribute):
+                raise ArgumentError("attrs", f"a {type(attribute).__name__}", "launch attributes")
+        identities = [int(attribute.id) for attribute in built]
+        if len(set(identities)) != len(identities):
+            raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
+        config.attrs, config.numAttrs = built, len(built)
+        self._attributes = tuple(attributes)  # an event in them must live
+        self._handle_set = 0
+
+    def __repr__(self) -> str:
+        return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
+
+    def set(self, index: int, value: Any) -> None:
+        """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
+        self._arguments.set(index, value)
+
+    def __call__(self, stream: Any) -> None:
+        """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
+        if not isinstance(stream, Stream) or stream.device is not self.device:
+            stream = Stream.wrap(self.device, stream)
+        stream._check_open()
+        if stream.handle != self._handle_set:
+            self._config.hStream = stream.handle
+            self._handle_set = stream.handle
+        with self.device.use():
+            self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+        for array in self._arguments.arrays.values():
+            array.used_on(stream)
+
+
+def _device_of(args: Sequence[Any], device: Device | None) -> Device:
+    if device is not None:
+        return device
+    for value in args:
+        if isinstance(value, Array):
+            return value.device
+    raise ArgumentError("device", "None", "given, since no argument is an Array")
+
+
+def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
+    try:
+        given = [operator.index(n) for n in value] if isinstance(value, Sequence) else [operator.index(value)]
+    except TypeError:
+        raise ArgumentError(argument, repr(value), "an int or up to three") from None
+    if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
+        raise ArgumentError(argument, repr(value), "one to three positive ints")
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launch attributes as typed values, for `Kernel.prepare(..., attrs=(Priority(-1), ...))`.
+
+Each is one CUlaunchAttribute. One that the installed bindings do not know raises Unsupported; none is ever dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .driver import enum_value
+
+if TYPE_CHECKING:
+    from .stream import Event
+
+
+class LaunchAttribute:
+    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix."""
+
+    suffix: str
+
+    def build(self, types: Any) -> Any:
+        """The CUlaunchAttribute of the bindings."""
+        attribute = types.CUlaunchAttribute()
+        attribute.id = enum_value(types, "CUlaunchAttributeID", f"CU_LAUNCH_ATTRIBUTE_{self.suffix}")
+        self.fill(types, attribute.value)
+        return attribute
+
+    def fill(self, types: Any, value: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Cooperative(LaunchAttribute):
+    """All blocks run at once, so that a grid-wide barrier cannot hang; refused by the driver if they do not fit."""
+
+    suffix = "COOPERATIVE"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.cooperative = 1
+
+
+@dataclass(frozen=True)
+class Cluster(LaunchAttribute):
+    """Blocks of a thread block cluster, in x, y and z."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+    suffix = "CLUSTER_DIMENSION"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.x, self.y, self.z
+
+
+@dataclass(frozen=True)
+class PreferredCluster(LaunchAttribute):
+    """A larger cluster, a multiple of the launch's, that the device uses where it can."""
+
+    x: int
+    y: int = 1
+    z: int = 1
+    suffix = "PREFERRED_CLUSTER_DIMENSION"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.preferredClusterDim.x, value.preferredClusterDim.y, value.preferredClusterDim.z = self.x, self.y, self.z
+
+
+@dataclass(frozen=True)
+class ClusterScheduling(LaunchAttribute):
+    """How clusters are spread: "DEFAULT", "SPREAD" or "LOAD_BALANCING"."""
+
+    policy: str
+    suffix = "CLUSTER_SCHEDULING_POLICY_PREFERENCE"
+
+    def fill(self, types: Any, value: Any) -> None:
+        name = f"CU_CLUSTER_SCHEDULING_POLICY_{self.policy}"
+        value.clusterSchedulingPolicyPreference = enum_value(types, "CUclusterSchedulingPolicy", name)
+
+
+@dataclass(frozen=True)
+class ProgrammaticStreamSerialization(LaunchAttribute):
+    """PDL: the kernel may start when all blocks of the one before it in the stream have triggered or exited."""
+
+    suffix = "PROGRAMMATIC_STREAM_SERIALIZATION"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.programmaticStreamSerializationAllowed = 1
+
+
+@dataclass(frozen=True)
+class ProgrammaticEvent(LaunchAttribute):
+    """`event` is recorded when all blocks have triggered, or at their start if `at_block_start`."""
+
+    event: Event
+    at_block_start: bool = False
+    flags: int = 0
+    suffix = "PROGRAMMATIC_EVENT"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.programmaticEvent.event = types.CUevent(self.event.handle)
+        value.programmaticEvent.flags = self.flags
+        value.programmaticEvent.triggerAtBlockStart = int(self.at_block_start)
+
+
+@dataclass(frozen=True)
+class LaunchCompletionEvent(LaunchAttribute):
+    """`event` is recorded when all blocks of the kernel have begun."""
+
+    event: Event
+    flags: int = 0
+    suffix = "LAUNCH_COMPLETION_EVENT"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.launchCompletionEvent.event = types.CUevent(self.event.handle)
+        value.launchCompletionEvent.flags = self.flags
+
+
+@dataclass(frozen=True)
+class Priority(LaunchAttribute):
+    """Priority of the kernel; a lower number runs first."""
+
+    value: int
+    suffix = "PRIORITY"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.priority = self.value
+
+
+@dataclass(frozen=True)
+class MemSyncDomain(LaunchAttribute):
+    """The kernel's memory synchronisation domain: "DEFAULT" or "REMOTE"."""
+
+    domain: str
+    suffix = "MEM_SYNC_DOMAIN"
+
+    def fill(self, types: Any, value: Any) -> None:
+        name = f"CU_LAUNCH_MEM_SYNC_DOMAIN_{self.domain}"
+        value.memSyncDomain = enum_value(types, "CUlaunchMemSyncDomain", name)
+
+
+@dataclass(frozen=True)
+class MemSyncDomainMap(LaunchAttribute):
+    """Which physical domains the default and the remote domain mean."""
+
+    default: int
+    remote: int
+    suffix = "MEM_SYNC_DOMAIN_MAP"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.memSyncDomainMap.default_, value.memSyncDomainMap.remote = self.default, self.remote
+
+
+@dataclass(frozen=True)
+class AccessPolicyWindow(LaunchAttribute):
+    """L2 residency of an address range: `hit` and `miss` are "NORMAL", "STREAMING" or (hit only) "PERSISTING"."""
+
+    ptr: int
+    nbytes: int
+    hit_ratio: float
+    hit: str = "PERSISTING"
+    miss: str = "STREAMING"
+    suffix = "ACCESS_POLICY_WINDOW"
+
+    def fill(self, types: Any, value: Any) -> None:
+        window = value.accessPolicyWindow
+        window.base_ptr, window.num_bytes, window.hitRatio = self.ptr, self.nbytes, self.hit_ratio
+        window.hitProp = enum_value(types, "CUaccessProperty", f"CU_ACCESS_PROPERTY_{self.hit}")
+        window.missProp = enum_value(types, "CUaccessProperty", f"CU_ACCESS_PROPERTY_{self.miss}")
+
+
+@dataclass(frozen=True)
+class SynchronizationPolicy(LaunchAttribute):
+    """How a host thread waits for the kernel: "AUTO", "SPIN", "YIELD" or "BLOCKING_SYNC"."""
+
+    policy: str
+    suffix = "SYNCHRONIZATION_POLICY"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.syncPolicy = enum_value(types, "CUsynchronizationPolicy", f"CU_SYNC_POLICY_{self.policy}")
+
+
+@dataclass(frozen=True)
+class SharedMemoryCarveout(LaunchAttribute):
+    """Share of the on-chip memory preferred as shared memory, in percent; -1 leaves it to the driver."""
+
+    percent: int
+    suffix = "PREFERRED_SHARED_MEMORY_CARVEOUT"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.sharedMemCarveout = self.percent
+
+
+@dataclass(frozen=True)
+class NvlinkCentricScheduling(LaunchAttribute):
+    """Schedule blocks for NVLink use (CUDA 13)."""
+
+    suffix = "NVLINK_UTIL_CENTRIC_SCHEDULING"
+
+    def fill(self, types: Any, value: Any) -> None:
+        value.nvlinkUtilCentricScheduling = 1

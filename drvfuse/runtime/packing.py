@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel arguments: checked against the compiled kernel's parameters and packed once into one buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ArgumentError
+from .array import Array
+from .device import Device
+from .ptx_info import KernelInfo, Param
+
+_FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
+
+
+class Arguments:
+    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes.
+
+    An Array or an int goes to an integer parameter (a pointer is one of 8 bytes), a number to a float parameter, and
+    any buffer of the exact size (bytes, ctypes.Structure, numpy scalar) to a struct passed by value. Ints must fit the
+    parameter, signed or unsigned. The buffer is copied by each launch, so it may be rewritten at once.
+    """
+
+    def __init__(self, info: KernelInfo, values: Sequence[Any], device: Device) -> None:
+        if len(values) != len(info.params):
+            raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
+        self._info, self._device = info, device
+        self._buffer = (ctypes.c_ubyte * max(info.param_bytes, 1))()
+        base = ctypes.addressof(self._buffer)
+        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*(base + param.offset for param in info.params))
+        self.address = ctypes.addressof(self._pointers)
+        self.arrays: dict[int, Array] = {}
+        for index, value in enumerate(values):
+            self.set(index, value)
+
+    def set(self, index: int, value: Any) -> None:
+        """Rewrite one argument in place, with the same checks."""
+        params = self._info.params
+        if not 0 <= index < len(params):
+            raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
+        param = params[index]
+        packed = _PACK[param.kind](self, index, param, value)
+        ctypes.memmove(ctypes.addressof(self._buffer) + param.offset, packed, param.size)
+        if isinstance(value, Array):
+            self.arrays[index] = value
+        else:
+            self.arrays.pop(index, None)
+
+    def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
+        return ArgumentError(f"argument {index} of {self._info.name}", _shown(value), expected)
+
+    def _integer(self, index: int, param: Param, value: Any) -> bytes:
+        if isinstance(value, Array):
+            if param.size != 8:
+                raise self._wrong(index, value, f"an int of {param.size} bytes")
+            if value.device is not self._device:
+                raise self._wrong(index, value, f"on device {self._device.index}, where the kernel runs")
+            return value.ptr.to_bytes(8, "little")
+        try:
+            number = operator.index(value)
+        except TypeError:
+            expected = "an Array or an int" if param.size == 8 else f"an int of {param.size} bytes"
+            raise self._wrong(index, value, expected) from None
+        bits = 8 * param.size
+        if not -(1 << (bits - 1)) <= number < 1 << bits:
+            raise self._wrong(index, value, f"an int of {bits} bits")
+        return (number & ((1 << bits) - 1)).to_bytes(param.size, "little")
+
+    def _floating(self, index: int, param: Param, value: Any) -> bytes:
+        if isinstance(value, (str, bytes, Array)):
+            raise self._wrong(index, value, "a number")
+        try:
+            return _FLOATS[param.size].pack(value)
+        except (struct.error, TypeError):
+            raise self._wrong(index, value, "a number") from None
+        except OverflowError:
+            raise self._wrong(index, value, f"a number that fits a {8 * param.size}-bit float") from None
+
+    def _bytes(self, index: int, param: Param, value: Any) -> bytes:
+        try:
+            packed = memoryview(value).tobytes()
+        except (TypeError, ValueError):
+            raise self._wrong(index, value, f"a buffer of {param.size} bytes (a struct by value)") from None
+        if len(packed) != param.size:
+            raise self._wrong(index, f"a buffer of {len(packed)} bytes", f"a buffer of {param.size} bytes")
+        return packed
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (int, float, str, Array)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+_PACK = {"int": Arguments._integer, "float": Arguments._floating, "bytes": Arguments._bytes}
