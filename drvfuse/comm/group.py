@@ -148,7 +148,7 @@ class Group:
         self._stale = False
 
     def admit(self, streams: Sequence[Stream] = ()) -> None:
-        """Called by every collective and graph replay first: raises what has gone wrong since, or resets if that was raised already.
+        """Called first by every collective and graph replay: raises a pending BarrierTimeout, or resets after one.
 
         Raises CaptureError where a reset is due and one of `streams` is being captured.
         """

@@ -83,7 +83,7 @@ def allreduce(
 
     targets: list[Operand] = []
     if outputs is not None:
-        targets = validate.operands(group, "outputs", outputs)
+        targets = validate.operands(group, "outputs", outputs, writable=True)
         validate.same_shape(targets, shape, "that of the inputs")
         validate.same_dtype(targets, dtype, "that of the inputs")
         read = [*sources, *validate.flatten(extra)]

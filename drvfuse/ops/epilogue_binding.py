@@ -85,9 +85,9 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
 def _array(group: Group, position: int, name: str, value: Any) -> Operand:
     if isinstance(value, Scalar):
         raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
-    operand = validate.operand_of(group, name, value, alignment=1)
+    operand = validate.operand_of(group, name, value, alignment=None)
     device = group.ranks[position].device
-    if operand.array.size and not interop.readable_by(operand.array, [device]):
+    if operand.array.size and not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",

@@ -87,8 +87,12 @@ def launches(
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies."""
-    devices = [rank.device for rank in group]
-    return group.size == 1 or all(o.array.size == 0 or interop.readable_by(o.array, devices) for o in inputs)
+    return all(
+        interop.readable_by(operand.array.ptr, operand.array.nbytes, rank.device)
+        for operand in inputs
+        for rank in group
+        if rank.device is not operand.array.device
+    )
 
 
 def require_peers(group: Group, algo: str) -> None:

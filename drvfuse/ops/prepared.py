@@ -28,7 +28,8 @@ P = ParamSpec("P")
 class Schedule(Protocol):
     """The launches of one call, in the order that its algorithm needs. `launches[i]` are those of local rank i."""
 
-    launches: Sequence[Sequence[Launch]]
+    @property
+    def launches(self) -> Sequence[Sequence[Launch]]: ...
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         """Queue the work of every local rank."""
@@ -59,7 +60,7 @@ class Prepared(Generic[R]):
         traffic: Traffic,
         epilogue: BoundEpilogue | None = None,
     ) -> None:
-        """`reads[i]` and `writes[i]` are rank i's arrays, its input first; without a schedule there is no work to do."""
+        """`reads[i]` and `writes[i]` are rank i's arrays, its input first; no schedule means no work."""
         self.group = group
         self.algo = algo
         self.traffic = (traffic.local, traffic.remote)
@@ -111,7 +112,7 @@ class Prepared(Generic[R]):
             raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
         if new.epilogue.differs_by_rank and self.algo == "two_stage":
             raise ArgumentError("parameters", "different by rank", 'the same on all ranks, as algo is "two_stage"')
-        no_overlap(flatten(new.operands), flatten(self._writes), [])
+        no_overlap(flatten(new.operands), flatten(self._writes))
         for position, structure in enumerate(new.structures):
             for launch in self._schedule.launches[position] if self._schedule is not None else ():
                 launch.set(1, structure)

@@ -44,7 +44,7 @@ class Results:
         return [operand.array.ptr for operand in self.operands]
 
     def returned(self, inputs: Any) -> Any:
-        """What the caller gets: a list, or the one array if `inputs` was a bare array. Given arrays come back as given."""
+        """What the caller gets: a list, or one array if `inputs` is a bare one. Given arrays come back as given."""
         if self._given is None:
             values: list[Any] = [operand.array for operand in self.operands]
         else:

@@ -52,13 +52,18 @@ def is_bare(group: Group, value: Any) -> bool:
     return len(group) == 1 and not isinstance(value, (list, tuple))
 
 
-def operands(group: Group, argument: str, value: Any, *, alignment: int = VECTOR_BYTES) -> list[Operand]:
-    """One contiguous device array a local rank, on that rank's device, its first element aligned to `alignment`."""
+def operands(
+    group: Group, argument: str, value: Any, *, alignment: int | None = VECTOR_BYTES, writable: bool = False
+) -> list[Operand]:
+    """One contiguous device array a local rank, on that rank's device, its first element aligned to `alignment`.
+
+    `alignment=None` stands for that of the elements.
+    """
     values = per_rank(group, argument, value)
     found = []
     for position, (rank, item) in enumerate(zip(group, values, strict=True)):
         name = argument if is_bare(group, value) else f"{argument}[{position}]"
-        operand = operand_of(group, name, item, alignment=alignment)
+        operand = operand_of(group, name, item, alignment=alignment, writable=writable)
         if operand.array.device is not rank.device:
             raise ArgumentError(
                 name,
@@ -69,11 +74,12 @@ def operands(group: Group, argument: str, value: Any, *, alignment: int = VECTOR
     return found
 
 
-def operand_of(group: Group, name: str, item: Any, *, alignment: int) -> Operand:
+def operand_of(group: Group, name: str, item: Any, *, alignment: int | None, writable: bool = False) -> Operand:
     """One contiguous, aligned device array of the group's driver."""
-    array, producer = interop.as_array(item, driver=group.driver, argument=name)
-    if array.size and array.ptr % alignment:
-        raise ArgumentError(name, f"at address {array.ptr:#x}", f"aligned to {alignment} bytes")
+    array, producer = interop.as_array(item, driver=group.driver, argument=name, writable=writable)
+    needed = array.dtype.itemsize if alignment is None else alignment
+    if array.size and array.ptr % needed:
+        raise ArgumentError(name, f"at address {array.ptr:#x}", f"aligned to {needed} bytes")
     return Operand(name, array, producer, array is not item)
 
 
@@ -97,7 +103,7 @@ def flatten(found: Sequence[Sequence[Operand]]) -> list[Operand]:
 
 
 def no_overlap(
-    read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]]
+    read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]] = ()
 ) -> None:
     """No written array shares memory with any other, but for the pairs of `in_place`, which may be the same memory."""
     exempt = {(id(a), id(b)) for a, b in in_place if (a.array.ptr, a.array.nbytes) == (b.array.ptr, b.array.nbytes)}
