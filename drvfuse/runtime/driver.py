@@ -267,18 +267,23 @@ def _open_machine(machine: Any) -> Driver:
     found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
     if found is None:
         found = Driver("emu", machine.driver, _bindings(), machine)
+        found.cuInit(0)
         machine.__dict__["_drvfuse_driver"] = found
         _machines_opened = True
     return found
 
 
-def _emulator() -> Any:
+def _check_emulator() -> None:
     if importlib.util.find_spec("llvmlite") is None:
         raise DriverUnavailable("the emulated driver needs llvmlite: pip install 'drvfuse[emu]'")
     _bindings()
-    from .. import emu
 
-    return emu
+
+def _default_machine() -> Any:
+    _check_emulator()
+    from ..emu.machine import default_machine
+
+    return default_machine()
 
 
 def get_driver(spec: Any = None) -> Driver:
@@ -297,14 +302,14 @@ def get_driver(spec: Any = None) -> Driver:
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
             raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
-        _emulator()
+        _check_emulator()
         with _lock:
             return _open_machine(spec)
     if spec not in ("cuda", "emu"):
         raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
     with _lock:
         if spec not in _drivers:
-            _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_emulator().default_machine())
+            _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_default_machine())
         return _drivers[spec]
 
 

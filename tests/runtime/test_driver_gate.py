@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate for driver calls, on a driver made of a few Python functions."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+from cuda.bindings import driver as bindings
+
+from drvfuse import config
+from drvfuse.errors import ArgumentError, ClosedError, DriverError, Unsupported
+from drvfuse.runtime.driver import Driver, get_driver, last_calls
+from drvfuse.runtime.lifetime import Owned
+
+OK = bindings.CUresult.CUDA_SUCCESS
+BAD = bindings.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+def gate(**functions: object) -> Driver:
+    base = {
+        "cuGetErrorName": lambda code: (OK, b"CUDA_ERROR_ILLEGAL_ADDRESS"),
+        "cuGetErrorString": lambda code: (OK, b"an illegal memory access was encountered"),
+    }
+    return Driver("cuda", SimpleNamespace(**base, **functions), bindings)
+
+
+def test_returns_none_value_or_tuple() -> None:
+    driver = gate(cuNone=lambda: (OK,), cuOne=lambda x: (OK, x + 1), cuTwo=lambda: (OK, 1, 2))
+    assert driver.cuNone() is None
+    assert driver.cuOne(4) == 5
+    assert driver.cuTwo() == (1, 2)
+    assert driver.result("cuTwo") == (OK, 1, 2)
+
+
+def test_failure_names_call_arguments_reason_and_the_calls_before() -> None:
+    driver = gate(cuFine=lambda x: (OK,), cuMemcpy=lambda *a: (BAD,))
+    driver.cuFine(0x20000000)
+    with pytest.raises(DriverError) as caught:
+        driver.cuMemcpy(0x7F0000001000, 16, b"kernel_name", b"\x00" * 300)
+    error = caught.value
+    assert (error.call, error.code, error.name) == ("cuMemcpy", 700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert error.args_text == "0x7f0000001000, 16, 'kernel_name', <300 bytes>"
+    assert "illegal memory access" in error.explanation and "context is lost" in error.explanation
+    assert error.calls[-1] == "cuFine(0x20000000) -> CUDA_SUCCESS"
+    assert "cuMemcpy" in str(error) and "cuFine(0x20000000)" in str(error)
+
+
+def test_result_gives_failures_back() -> None:
+    assert gate(cuX=lambda: (BAD,)).result("cuX") == (BAD,)
+
+
+def test_newest_signature_is_chosen_under_either_name() -> None:
+    old = gate(cuEventElapsedTime=lambda *a: (OK, "old"), cuEventElapsedTime_v2=lambda *a: (OK, "new"))
+    assert old.cuEventElapsedTime(1, 2) == "new"
+    assert gate(cuEventElapsedTime=lambda *a: (OK, "new")).cuEventElapsedTime(1, 2) == "new"
+
+
+def test_function_that_the_bindings_lack_is_unsupported() -> None:
+    driver = gate()
+    assert not driver.has("cuFuture")
+    with pytest.raises(Unsupported, match="cuFuture"):
+        driver.cuFuture()
+    with pytest.raises(AttributeError):
+        _ = driver.something
+
+
+def test_code_newer_than_the_bindings() -> None:
+    def unknown() -> None:
+        raise ValueError("4711 is not a valid CUresult")
+
+    with pytest.raises(DriverError) as caught:
+        gate(cuX=unknown).cuX()
+    assert caught.value.code == 4711
+
+
+def test_wrong_argument_types_are_argument_errors() -> None:
+    def picky(x: int) -> tuple[object]:
+        raise TypeError("x must be int")
+
+    with pytest.raises(ArgumentError, match="x must be int"):
+        gate(cuX=picky).cuX("text")
+
+
+def test_last_calls_are_oldest_first_and_bounded() -> None:
+    driver = gate(cuCount=lambda x: (OK,))
+    for number in range(300):
+        driver.cuCount(number)
+    assert last_calls(2) == ["cuCount(298) -> CUDA_SUCCESS", "cuCount(299) -> CUDA_SUCCESS"]
+    assert len(last_calls(10_000)) == 256
+    assert last_calls(0) == []
+
+
+def test_arguments_of_the_bindings_are_short() -> None:
+    driver = gate(cuX=lambda *a: (OK,))
+    driver.cuX(bindings.CUdeviceptr(0x1234), bindings.CUlaunchConfig(), [1, 2, 3, 4, 5], None, True, 0.5)
+    assert last_calls(1) == [
+        "cuX(CUdeviceptr:0x1234, CUlaunchConfig, [1, 2, 3, 4, ...], None, True, 0.5) -> CUDA_SUCCESS"
+    ]
+
+
+def test_trace_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with config.override(trace_driver="stderr"):
+        driver = gate(cuX=lambda x: (OK, 7))
+    assert driver.cuX(3) == 7
+    assert "cuX(3) -> CUDA_SUCCESS 7 [" in capsys.readouterr().err
+
+
+def test_trace_to_json_lines(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "calls.jsonl")
+    with config.override(trace_driver=path):
+        driver = gate(cuX=lambda x: (OK, 7), cuBad=lambda: (BAD,))
+    driver.cuX(3)
+    with pytest.raises(DriverError):
+        driver.cuBad()
+    with open(path) as file:
+        lines = [json.loads(line) for line in file]
+    assert [(line["call"], line["args"], line["result"]) for line in lines] == [
+        ("cuX", ["3"], "CUDA_SUCCESS"),
+        ("cuBad", [], "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ]
+    assert lines[0]["values"] == ["7"] and lines[0]["us"] >= 0
+
+
+@pytest.mark.parametrize("spec", ["hip", 3, object()])
+def test_unknown_driver_names_the_choices(spec: object) -> None:
+    with pytest.raises(ArgumentError, match='"cuda", "emu"'):
+        get_driver(spec)
+
+
+def test_setting_chooses_the_driver() -> None:
+    with config.override(driver="nonsense"), pytest.raises(ArgumentError, match="nonsense"):
+        get_driver()
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_driver_library_says_how_to_ask_for_the_emulated_one() -> None:
+    text = run(
+        """
+        import ctypes, cuda.bindings.driver as d
+        def missing(flags): raise RuntimeError("no libcuda")
+        d.cuInit = missing
+        from drvfuse.errors import DriverUnavailable
+        from drvfuse.runtime.driver import get_driver
+        try: get_driver("cuda")
+        except DriverUnavailable as error: print(error)
+        """
+    )
+    assert "libcuda.so.1" in text and 'driver="emu"' in text and "DRVFUSE_DRIVER=emu" in text
+
+
+def test_no_device_is_unavailable_too() -> None:
+    text = run(
+        """
+        import cuda.bindings.driver as d
+        d.cuInit = lambda flags: (d.CUresult.CUDA_ERROR_NO_DEVICE,)
+        from drvfuse.errors import DriverUnavailable
+        from drvfuse.runtime.driver import get_driver
+        try: get_driver("cuda")
+        except DriverUnavailable as error: print(error)
+        """
+    )
+    assert "CUDA_ERROR_NO_DEVICE" in text and "CUDA_VISIBLE_DEVICES" in text and 'driver="emu"' in text
+
+
+def test_missing_bindings_and_missing_llvmlite_name_the_extras() -> None:
+    text = run(
+        """
+        import sys, importlib.util
+        from drvfuse.errors import DriverUnavailable
+        from drvfuse.runtime.driver import get_driver
+        real = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *a: None if name == "llvmlite" else real(name, *a)
+        try: get_driver("emu")
+        except DriverUnavailable as error: print(error)
+        importlib.util.find_spec = real
+        sys.modules["cuda.bindings"] = None
+        for spec in "cuda", "emu":
+            try: get_driver(spec)
+            except DriverUnavailable as error: print(error)
+        """
+    )
+    first, second, third = text.splitlines()
+    assert "drvfuse[emu]" in first
+    assert "drvfuse[cu12]" in second and "drvfuse[cu13]" in second
+    assert "drvfuse[cu12]" in third
+
+
+def test_importing_the_runtime_loads_no_library() -> None:
+    text = run(
+        """
+        import sys
+        import drvfuse.runtime.kernel, drvfuse.runtime.graph, drvfuse.runtime.memory
+        heavy = [m for m in sys.modules if m.startswith(("cuda.", "llvmlite", "drvfuse.emu", "ml_dtypes"))]
+        maps = open("/proc/self/maps").read()
+        print(heavy, "libcuda" in maps, "libnvrtc" in maps)
+        """
+    )
+    assert text.strip() == "[] False False"
+
+
+def test_use_after_fork_raises_in_the_child() -> None:
+    text = run(
+        """
+        import os, sys
+        from types import SimpleNamespace
+        from cuda.bindings import driver as d
+        from drvfuse.runtime import driver as gate
+        ok = d.CUresult.CUDA_SUCCESS
+        d.cuInit = lambda flags: (ok,)
+        d.cuDeviceGetCount = lambda: (ok, 1)
+        driver = gate.get_driver("cuda")
+        driver.cuDeviceGetCount()
+        from drvfuse.errors import ClosedError
+        child = os.fork()
+        if child == 0:
+            for use in driver.cuDeviceGetCount, lambda: driver.result("cuInit", 0), lambda: gate.get_driver("cuda"):
+                try: use()
+                except ClosedError as error: print("spawn" in str(error), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(driver.cuDeviceGetCount())
+        """
+    )
+    assert text.split() == ["True", "True", "True", "1"]
+
+
+def test_fork_before_first_use_is_fine() -> None:
+    text = run(
+        """
+        import os
+        from cuda.bindings import driver as d
+        from drvfuse.runtime import driver as gate
+        ok = d.CUresult.CUDA_SUCCESS
+        d.cuInit = lambda flags: (ok,)
+        d.cuDeviceGetCount = lambda: (ok, 1)
+        if os.fork() == 0:
+            print(gate.get_driver("cuda").cuDeviceGetCount(), flush=True)
+            os._exit(0)
+        os.wait()
+        """
+    )
+    assert text.strip() == "1"
+
+
+class Thing(Owned):
+    def __init__(self, driver: Driver, handle: int) -> None:
+        self._owns(driver, lambda d, h: d.cuFree(h), handle)
+
+    def use(self) -> None:
+        self._check_open()
+
+
+def test_close_is_idempotent_and_later_use_raises() -> None:
+    freed: list[int] = []
+    driver = gate(cuFree=lambda h: (freed.append(h), (OK,))[1])
+    thing = Thing(driver, 5)
+    thing.use()
+    thing.close()
+    thing.close()
+    assert freed == [5] and thing.closed
+    with pytest.raises(ClosedError, match="Thing"):
+        thing.use()
+
+
+def test_collected_object_is_freed_and_its_errors_stay_inside() -> None:
+    freed: list[int] = []
+    driver = gate(cuFree=lambda h: (freed.append(h), (BAD,))[1])
+    Thing(driver, 6)
+    gc.collect()
+    assert freed == [6]
+    with pytest.raises(DriverError):
+        Thing(driver, 7).close()
+
+
+def test_finalizer_does_not_keep_the_driver() -> None:
+    import weakref
+
+    driver = gate(cuFree=lambda h: (OK,))
+    driver.thing = Thing(driver, 8)  # type: ignore[attr-defined]  # as devices own streams
+    weak = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert weak() is None
