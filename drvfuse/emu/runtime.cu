@@ -5,7 +5,9 @@
 //
 // Layout: the engine (engine.py) gives every launch an array of slots, one a resident block:
 //
-//     slot = Block | Warp[warps] | frames[threads] | Poll[threads]
+//     slot = Block | Warp[warps] | frames[threads]
+//
+// and, apart from them because few threads need it, a Poll for each thread of each slot.
 //
 // A frame is a Thread and the kernel's saved registers. The kernel's function runs one thread until it suspends and says
 // why. A block's turn runs each warp's runnable lanes in order, completes warp operations and barriers, and ends when all
@@ -121,10 +123,11 @@ struct Launch {
     u32 gdc_open, state, free_count, high;
     u32* free_groups;
     Site* sites;
+    Poll* polls;
     u64 window_base, window_bytes, access_base, shadow_offset;
     u64 barriers, resumes, warp_ops;
     Fault fault;
-    u32 site_count, reported, initial_checks, pad;
+    u32 reported, pad;
     u8 owner_class[256];
 };
 
@@ -154,7 +157,7 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED };
 enum { R_EVENT, R_IDLE, R_BUDGET };
-enum { K_SHARED = 4, K_LOCAL = 5, K_PARAM = 6, K_FREED = 7, K_INITIALISED = 0x40, K_FULL = 0x80 };
+enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
 const u64 QUIET_LIMIT = 1 << 22;  // resumes without a write after which endless polling of ever new words counts as idle
@@ -170,9 +173,11 @@ __device__
 u64 rt_now();
 }
 
-static_assert(sizeof(Thread) == 128, "abi.T_SLOTS");
-static_assert(sizeof(Warp) == 64, "");
-static_assert(sizeof(Site) == 96, "engine.py");
+// abi.py and structs.py
+static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2160, "");
+static_assert(__builtin_offsetof(Thread, op_addr) == 32 && __builtin_offsetof(Thread, local_base) == 80, "");
+static_assert(__builtin_offsetof(Block, active) == 64 && __builtin_offsetof(Launch, engine) == 128, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
@@ -193,16 +198,15 @@ FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32
 
 // Memory accesses --------------------------------------------------------------------------------------------------------
 
-FAR void snapshot(u64 addr, u32 size, u64* low, u64* high) {
-    *high = 0;
-    if (size == 4) *low = *(u32*)addr;
-    else if (size == 8) *low = *(u64*)addr;
-    else if (size >= 16) {
-        *low = *(u64*)addr;
-        *high = *(u64*)(addr + 8);
-    } else if (size == 2) *low = *(unsigned short*)addr;
-    else *low = *(u8*)addr;
+// The word (up to 16 bytes) at an address.
+FAR u64 low_of(u64 addr, u32 size) {
+    if (size == 4) return *(u32*)addr;
+    if (size >= 8) return *(u64*)addr;
+    if (size == 2) return *(unsigned short*)addr;
+    return *(u8*)addr;
 }
+
+FN u64 high_of(u64 addr, u32 size) { return size >= 16 ? *(u64*)(addr + 8) : 0; }
 
 FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
@@ -217,7 +221,8 @@ FAR void note_write(Engine* e, u64 addr, u32 size) {
     Write* w = &e->write[e->writes++];
     w->addr = addr;
     w->size = size;
-    snapshot(addr, size, &w->low, &w->high);
+    w->low = low_of(addr, size);
+    w->high = high_of(addr, size);
 }
 
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
@@ -413,8 +418,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 changed = 0;
     LOOP for (u32 i = 0; i < n; i++) {
         Polled* w = &p->word[i];
-        u64 low, high;
-        snapshot(w->addr, w->size, &low, &high);
+        u64 low = low_of(w->addr, w->size), high = high_of(w->addr, w->size);
         if (low != w->low || high != w->high) {
             if (w->addr == t->op_addr && w->site == t->site) return 0;
             w->low = low;
@@ -632,10 +636,8 @@ FAR u32 resolve(Launch* l, Block* b, u32 w) {
 
 FAR void settle_writes(Engine* e) {
     LOOP for (u32 i = 0; i < e->writes; i++) {
-        u64 low, high;
         Write* w = &e->write[i];
-        snapshot(w->addr, w->size, &low, &high);
-        if (low != w->low || high != w->high) e->progress++;
+        if (low_of(w->addr, w->size) != w->low || high_of(w->addr, w->size) != w->high) e->progress++;
     }
     e->writes = 0;
 }
@@ -663,17 +665,17 @@ FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         watched = 1;
         addr = t->op_addr;
         size = t->op_size;
-        snapshot(addr, size, &low, &high);
+        low = low_of(addr, size);
+        high = high_of(addr, size);
         remember(l, b, t, low, high);
     }
     e->clock++;
     e->quiet++;
+    l->resumes++;
     u32 status = rt_call(l->function, t);
     t->status = status;
     if (watched) {
-        u64 low2, high2;
-        snapshot(addr, size, &low2, &high2);
-        if (low != low2 || high != high2) {
+        if (low != low_of(addr, size) || high != high_of(addr, size)) {
             e->progress++;
             e->quiet = 0;
         }
@@ -810,7 +812,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     LOOP for (u32 i = 0; i < (l->shared_bytes + 7) / 8; i++) shadow[i] = 0x0101010101010101ull;
     b->warps = (Warp*)(b + 1);
     b->frames = (u8*)(b->warps + l->warps);
-    b->polls = (Poll*)(b->frames + (u64)l->threads * l->frame_stride);
+    b->polls = l->polls + (u64)slot * l->threads;
     u32 x = 0, y = 0, z = 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         Warp* p = &b->warps[w];

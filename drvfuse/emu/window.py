@@ -5,7 +5,7 @@ Three parallel areas, all reserved without memory behind them (only touched page
 
     data     WINDOW_BASE ...                what kernels and copies read and write
     shadow   data address + SHADOW_OFFSET   one byte a byte: addressable, initialised
-    access   one u32 a 64 KiB granule       devices that may read (bits 0-7) and write (8-15), owner (16-23), kind (24-31)
+    access   one u32 a 64 KiB granule       devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
 
 Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory, each in granules of its own with a gap behind
 it, and addressable exactly up to the size asked for. Physical allocations (`create`) are ranges of two sparse memory
@@ -54,11 +54,14 @@ class Kind(IntEnum):
     DEVICE = 1  # alloc
     MAPPED = 2  # a physical allocation, by map
     HOST = 3
-    SHARED = 4  # per-block shared memory, handed out by the engine
-    LOCAL = 5
-    PARAM = 6
-    FREED = 7
-    GLOBALS = 8  # module variables of one device
+    GLOBALS = 4  # module variables of one device
+    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
+    LOCAL = 6
+    PARAM = 7
+    FREED = 8
+
+
+_OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARAM: abi.OWNER_LOCAL}
 
 
 class WindowError(DrvfuseError):
@@ -187,9 +190,10 @@ class Window:
                 self.nbytes >> 20,
             )
         self.end = self.base + self.nbytes
+        self.access_address = _access_address(self.base)
         self._addresses = _Ranges(self.base + GRANULE, self.end)
         self._access = np.frombuffer(
-            (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(_access_address(self.base)), np.uint32
+            (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address), np.uint32
         )
         self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
         self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
@@ -452,7 +456,7 @@ class Window:
     ) -> None:
         if not nbytes:
             return
-        owner = abi.OWNER_HOST if device is None else device
+        owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
         self._words(address, nbytes)[:] = read_mask | write_mask << 8 | owner << 16 | kind << 24
 
     def _mapped(self, address: int, nbytes: int) -> Iterator[tuple[int, _Mapping]]:

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches on the native runtime: memory for their blocks, running them together, and what came of it.
+
+The scheduler, the checks and the structures below are those of `runtime.cu`. An engine serves one machine; `load` is
+thread-safe, everything else is called with the machine's lock held. Native code runs without Python's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+from . import abi, faults, native
+from .counters import Counters, collect
+from .faults import Blocked, Fault
+from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, BlockStruct, EngineStruct, LaunchStruct
+from .window import Kind, Window
+
+EngineModule = native.NativeModule
+Dim = tuple[int, int, int]
+
+_RUNNING, _DONE, _FAULTED = range(3)
+_EVENT, _IDLE, _BUDGET = range(3)
+_PRINT_BYTES = 1 << 20
+_ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
+
+
+class Engine:
+    """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches back.
+
+    `idle` tells whether the last `run` ended because nothing could move; `clock_ns` is the virtual time.
+    """
+
+    def __init__(self, window: Window, seed: int = 0, sm_count: int = 132) -> None:
+        runtime = native.runtime()
+        self.window, self.seed, self.sm_count = window, seed, sm_count
+        self.idle = False
+        self._run = ctypes.CFUNCTYPE(
+            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+        )(runtime.address("rt_run"))
+        self._advance = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)(
+            runtime.address("rt_advance")
+        )
+        self._print = ctypes.create_string_buffer(_PRINT_BYTES)
+        self._state = EngineStruct(
+            seed=seed & (1 << 64) - 1,
+            printed_limit=_PRINT_BYTES,
+            print_buffer=ctypes.addressof(self._print),
+        )
+        self._last: list[EngineLaunch] = []
+        self._pools = Pools(window)
+
+    @property
+    def clock_ns(self) -> int:
+        return int(self._state.clock)
+
+    @staticmethod
+    def load(ptx: str) -> EngineModule:
+        """Native code of a module. Raises PtxError with the line that the translator refuses."""
+        return native.load(ptx)
+
+    def launch(
+        self,
+        module: EngineModule,
+        kernel_name: str,
+        *,
+        device: int,
+        grid: Dim,
+        block: Dim,
+        smem: int,
+        params: bytes,
+        globals_addr: int,
+        max_resident: int,
+        cluster: Dim | None = None,
+    ) -> EngineLaunch:
+        """A launch that `run` will run. At most `max_resident` of its blocks are resident at once; `params` is the
+        packed parameter buffer. The caller has checked grid, block and shared memory against the device's limits.
+        """
+        return EngineLaunch(
+            self, module, kernel_name, device, grid, block, smem, params, globals_addr, max_resident, cluster
+        )
+
+    def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
+        """Run these launches together until one ends, faults or has triggered in all its blocks, nothing can move
+        (`idle`), or the time is up. Launches that have ended already are passed over.
+        """
+        live = [launch for launch in launches if launch.running]
+        self._last = live
+        if not live:
+            self.idle = True
+            return
+        array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
+        reason = self._run(ctypes.addressof(self._state), array, len(live), int(budget_ms * 1e6))
+        self.idle = reason == _IDLE
+        self._after(live)
+
+    def advance_clock(self) -> bool:
+        """The launches of the last `run` are idle: let virtual time pass, in growing steps, and all spins poll again.
+
+        False if nothing came of it and nobody reads a clock: then they wait for ever.
+        """
+        live = [launch for launch in self._last if launch.running]
+        if not live:
+            return False
+        array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
+        moved = bool(self._advance(ctypes.addressof(self._state), array, len(live)))
+        self._after(live)
+        return moved
+
+    def _after(self, launches: Sequence[EngineLaunch]) -> None:
+        if self._state.printed or self._state.print_lost:
+            text = faults.format_prints(
+                self.window, ctypes.string_at(self._print, self._state.printed), self._state.print_lost
+            )
+            self._state.printed = self._state.print_lost = 0
+            sys.stdout.write(text)
+        for launch in launches:
+            if not launch.running:
+                launch.settle()
+
+
+class Pools:
+    """Memory that launches borrow, kept by size: host memory for frames, window memory for the rest."""
+
+    _KEPT = 64 << 20  # larger pieces go back to the system
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._free: dict[tuple[Kind, int], list[Any]] = {}
+
+    def take(self, kind: Kind, nbytes: int) -> tuple[int, Any]:
+        """(address, ticket) of at least `nbytes`; `Kind.NONE` is memory outside the window."""
+        size = max(4096, 1 << (nbytes - 1).bit_length())
+        kept = self._free.get((kind, size))
+        if kept:
+            piece = kept.pop()
+        elif kind is Kind.NONE:
+            piece = np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000), np.uint8)
+        else:
+            piece = self._carve(kind, size)
+        address = piece if isinstance(piece, int) else piece.ctypes.data
+        return address, (kind, size, piece)
+
+    def give(self, ticket: Any) -> None:
+        kind, size, piece = ticket
+        if size <= self._KEPT:
+            self._free.setdefault((kind, size), []).append(piece)
+        elif kind is not Kind.NONE:
+            self._window.free(piece)
+
+    def _carve(self, kind: Kind, size: int) -> int:
+        """A piece of the window; small ones are cut from a granule, which stays carved."""
+        if size >= 1 << abi.GRANULE_SHIFT:
+            return self._window.scratch(size, kind)
+        base = self._window.scratch(1 << abi.GRANULE_SHIFT, kind)
+        pieces = range(base, base + (1 << abi.GRANULE_SHIFT), size)
+        self._free.setdefault((kind, size), []).extend(reversed(pieces[1:]))
+        return base
+
+
+class EngineLaunch:
+    """One launch. `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        module: EngineModule,
+        kernel_name: str,
+        device: int,
+        grid: Dim,
+        block: Dim,
+        smem: int,
+        params: bytes,
+        globals_addr: int,
+        max_resident: int,
+        cluster: Dim | None,
+    ) -> None:
+        self.engine, self.module, self.device = engine, module, device
+        self.kernel = kernel = module.kernels[kernel_name]
+        self.grid, self.block = grid, block
+        self.fault: Fault | None = None
+        self._counters: Counters | None = None
+        window = engine.window
+        threads = block[0] * block[1] * block[2]
+        blocks = grid[0] * grid[1] * grid[2]
+        cluster_size = cluster[0] * cluster[1] * cluster[2] if cluster else 1
+        if len(params) != kernel.param_bytes:
+            raise ArgumentError("params", f"{len(params)} bytes", f"{kernel.param_bytes} bytes for {kernel_name}")
+        if cluster and any(g % c for g, c in zip(grid, cluster, strict=True)):
+            raise ArgumentError("cluster", cluster, f"a divisor of the grid {grid}")
+        if max_resident < cluster_size:
+            raise ArgumentError("max_resident", max_resident, f"at least the {cluster_size} blocks of a cluster")
+        slots = min(max_resident, blocks) // cluster_size * cluster_size
+        warps = -(-threads // 32)
+        frame = _round_up(kernel.frame_bytes, 64)
+        stride = _round_up(BLOCK_BYTES + warps * WARP_BYTES + threads * frame, 64)
+        shared = _round_up(kernel.shared_static, 16) + smem if smem else kernel.shared_static
+        shared_stride = _round_up(max(shared, 1), 1024)
+        local_stride = _round_up(kernel.local_bytes, 16)
+        self._tickets: list[Any] = []
+        self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
+        self._rows = np.zeros((len(kernel.sites) + 1, SITE_WORDS), np.uint64)
+        owners = np.full(256, 4, np.uint8)
+        owners[:8] = 1
+        owners[device] = 0
+        owners[abi.OWNER_HOST], owners[abi.OWNER_SHARED] = 2, 3
+        address = self._take(Kind.PARAM, max(len(params), 1))
+        ctypes.memmove(address, params, len(params))
+        environment = self._take(Kind.GLOBALS, _ENVIRONMENT_BYTES)
+        window.view(environment, _ENVIRONMENT_BYTES)[:] = 0
+        window.mark_initialised(environment, _ENVIRONMENT_BYTES)
+        self._struct = LaunchStruct(
+            params=address,
+            globals=globals_addr,
+            nctaid=grid,
+            ntid=block,
+            device=device,
+            smem_dynamic=smem,
+            shared_static=kernel.shared_static,
+            cluster=cluster[0] | cluster[1] << 8 | cluster[2] << 16 if cluster else 0,
+            sm_count=engine.sm_count,
+            envreg1=environment >> 32,
+            envreg2=environment & 0xFFFFFFFF,
+            engine=ctypes.addressof(engine._state),
+            function=module.address(kernel.symbol),
+            slots=self._take(Kind.NONE, slots * stride),
+            slot_stride=stride,
+            slot_count=slots,
+            threads=threads,
+            warps=warps,
+            frame_stride=frame,
+            blocks=blocks,
+            shared_base=self._take(Kind.SHARED, slots * shared_stride),
+            shared_stride=shared_stride,
+            local_base=self._take(Kind.LOCAL, slots * threads * local_stride) if local_stride else 0,
+            local_stride=local_stride,
+            local_bytes=kernel.local_bytes,
+            param_bytes=len(params),
+            shared_bytes=shared,
+            cluster_size=cluster_size,
+            gdc_open=1,
+            free_count=len(self._groups),
+            free_groups=self._groups.ctypes.data,
+            sites=self._rows.ctypes.data,
+            polls=self._take(Kind.NONE, slots * threads * POLL_BYTES),
+            window_base=window.base,
+            window_bytes=window.nbytes,
+            access_base=window.access_address,
+            shadow_offset=abi.SHADOW_OFFSET,
+            owner_class=(ctypes.c_uint8 * 256)(*owners),
+        )
+        for slot in range(slots):  # borrowed memory remembers its last user
+            BlockStruct.from_address(self._struct.slots + slot * stride).active = 0
+
+    def _take(self, kind: Kind, nbytes: int) -> int:
+        address, ticket = self.engine._pools.take(kind, nbytes)
+        self._tickets.append(ticket)
+        return address
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._struct)
+
+    @property
+    def running(self) -> bool:
+        return bool(self._struct.state == _RUNNING)
+
+    @property
+    def done(self) -> bool:
+        """True when every block has run to its end."""
+        return bool(self._struct.state == _DONE)
+
+    @property
+    def triggered(self) -> bool:
+        """True when every block has issued launch_dependents or ended."""
+        return bool(self._struct.triggered == self._struct.blocks)
+
+    @property
+    def gdc_open(self) -> bool:
+        return bool(self._struct.gdc_open)
+
+    @gdc_open.setter
+    def gdc_open(self, value: bool) -> None:
+        self._struct.gdc_open = int(value)
+
+    @property
+    def counters(self) -> Counters:
+        """What it has asked of memory so far."""
+        if self._counters is not None:
+            return self._counters
+        s = self._struct
+        return collect(self._rows, self.kernel.sites, int(s.barriers), int(s.warp_ops), int(s.resumes))
+
+    def blocked(self) -> list[Blocked]:
+        """What each thread of the resident blocks waits for, in the order of blocks and threads."""
+        return faults.blocked(self) if self.running else []
+
+    def abandon(self) -> None:
+        """Stop here: nothing of it runs again."""
+        if self.running:
+            self._struct.state = _FAULTED
+            self.settle()
+
+    def settle(self) -> None:
+        """It has ended: keep what there is to tell, give back its memory."""
+        if self._counters is None:
+            if self._struct.fault.kind:
+                self.fault = faults.describe(self)
+            self._counters = self.counters
+            for ticket in self._tickets:
+                self.engine._pools.give(ticket)
+            self._tickets.clear()
+
+
+def _round_up(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stopped a launch, and what its threads wait for, in words and with places in the source."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import abi
+from .structs import BlockStruct, ThreadStruct, WarpStruct
+from .window import Window
+
+if TYPE_CHECKING:
+    from .engine import EngineLaunch
+
+Dim = tuple[int, int, int]
+
+KINDS = (
+    "",
+    "out_of_bounds",
+    "use_after_free",
+    "misaligned",
+    "no_access",
+    "read_only",
+    "uninitialised",
+    "foreign_shared",
+    "foreign_local",
+    "trap",
+    "assert",
+    "warp_lanes",
+    "warp_mismatch",
+    "barrier_count",
+    "unsupported",
+)
+"""Fault kinds, in the order of `runtime.cu`."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first fault of a launch; `kind` is one of KINDS. `line` is the PTX's where `file` is None."""
+
+    kind: str
+    message: str
+    kernel: str
+    file: str | None
+    line: int | None
+    device: int
+    block: Dim
+    thread: Dim
+    address: int | None
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A thread that waits. `address` and `seen` are those of the word it polls."""
+
+    block: Dim
+    thread: Dim
+    status: str
+    file: str | None
+    line: int | None
+    address: int | None = None
+    seen: int | None = None
+
+
+def _index(linear: int, extent: Dim) -> Dim:
+    return linear % extent[0], linear // extent[0] % extent[1], linear // extent[0] // extent[1]
+
+
+def _place(launch: EngineLaunch, site: int) -> tuple[str | None, int | None]:
+    sites = launch.kernel.sites
+    if site >= len(sites):
+        return None, None
+    return sites[site].file or None, sites[site].line or sites[site].ptx_line
+
+
+def describe(launch: EngineLaunch) -> Fault:
+    """The fault that the runtime recorded."""
+    f = launch._struct.fault
+    kind = KINDS[f.kind]
+    file, line = _place(launch, f.site)
+    address = int(f.addr) if 1 <= f.kind <= 8 else None
+    return Fault(
+        kind,
+        _message(launch, kind, f),
+        launch.kernel.name,
+        file,
+        line,
+        launch.device,
+        _index(f.block, launch.grid),
+        _index(f.thread, launch.block),
+        address,
+    )
+
+
+def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
+    window = launch.engine.window
+    atomic, write = f.flags & abi.ACC_ATOMIC, f.flags & abi.ACC_WRITE
+    what = f"{'atomic on' if atomic else 'write of' if write else 'read of'} {f.size} bytes at 0x{f.addr:x}"
+    where = window.nearest(f.addr) if kind in KINDS[1:7] else ""
+    if kind == "out_of_bounds":
+        return f"{what}: {where}"
+    if kind == "use_after_free":
+        return f"{what}: {where}"
+    if kind == "misaligned":
+        return f"{what}, which is no multiple of {f.size}: {where}"
+    if kind == "no_access":
+        return (
+            f"{what}: device {launch.device} was not given access to this memory (peer access, cuMemSetAccess): {where}"
+        )
+    if kind == "read_only":
+        return f"{what}: device {launch.device} may only read this memory: {where}"
+    if kind == "uninitialised":
+        return f"{what}: nobody has written there: {where}"
+    if kind == "foreign_shared":
+        return f"{what}: outside of the block's {launch._struct.shared_bytes} bytes of shared memory"
+    if kind == "foreign_local":
+        return f"{what}: outside of the thread's {launch._struct.local_bytes} bytes of local memory"
+    if kind == "assert":
+        return _assertion(launch, f.value)
+    if kind == "trap":
+        return "breakpoint" if f.size else "trap"
+    if kind == "warp_lanes":
+        lanes = f.value & ~f.flags & 0xFFFFFFFF
+        if lanes:
+            return f"warp operation with mask 0x{f.value:08x} names lanes that have exited or never were: 0x{lanes:08x}"
+        return f"warp operation with mask 0x{f.value:08x}, which lacks the calling lane"
+    if kind == "warp_mismatch":
+        _, line = _place(launch, f.flags)
+        return f"warp operation with mask 0x{f.value:08x} meets another one, at line {line}, that waits for it"
+    if kind == "barrier_count":
+        if f.value > 15 and not f.flags:
+            return f"barrier {f.value}; there are barriers 0 to 15"
+        return f"barrier of {f.value or 'all'} threads, at which others wait for {f.flags or 'all'}"
+    return f"status {f.flags} is not supported"
+
+
+def _text(window: Window, address: int, limit: int = 4096) -> str:
+    if not window.contains(address, 1):
+        return "?"
+    nbytes = min(limit, window.end - address)
+    raw = bytes(window.view(address, nbytes))
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _assertion(launch: EngineLaunch, arguments: int) -> str:
+    window = launch.engine.window
+    if not window.contains(arguments, 32):
+        return "assertion failed"
+    message, file, line, function = struct.unpack("<QQI4xQ", bytes(window.view(arguments, 32)))
+    return f"{_text(window, file)}:{line}: {_text(window, function)}: assertion `{_text(window, message)}` failed"
+
+
+# Waiting threads -----------------------------------------------------------------------------------------------------
+
+_WARP_OPS = ("shfl", "shfl", "shfl", "shfl", "vote", "vote", "vote", "vote", "match", "match") + ("redux",) * 8
+_WAITS = (
+    ("yielded", "polling"),
+    ("warpop", ""),
+    ("barrier", ""),
+    ("gdc", "at griddepcontrol.wait"),
+    ("sleeping", "sleeping"),
+    ("cluster", "at the cluster's barrier"),
+    ("ready", "runnable"),
+)
+
+
+def blocked(launch: EngineLaunch) -> list[Blocked]:
+    """What each live thread of a launch waits for."""
+    found = [item for block in _blocks(launch) for item in _waiting(launch, block)]
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _blocks(launch: EngineLaunch) -> Iterator[BlockStruct]:
+    s = launch._struct
+    for slot in range(s.high):
+        block = BlockStruct.from_address(s.slots + slot * s.slot_stride)
+        if block.active:
+            yield block
+
+
+def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[int, int], Blocked]]:
+    s = launch._struct
+    for w in range(s.warps):
+        warp = WarpStruct.from_buffer_copy(WarpStruct.from_address(block.warps + w * 64))
+        for field, text in _WAITS:
+            lanes = getattr(warp, field)
+            while lanes:
+                lane = (lanes & -lanes).bit_length() - 1
+                lanes &= lanes - 1
+                t = ThreadStruct.from_address(block.frames + (w * 32 + lane) * s.frame_stride)
+                file, line = _place(launch, t.site)
+                status, address, seen = text, None, None
+                if field == "barrier":
+                    status = f"at barrier {t.op_a}"
+                elif field == "warpop":
+                    name = _WARP_OPS[t.op_kind] if t.op_kind < len(_WARP_OPS) else "warp operation"
+                    status = f"at {name} with mask 0x{t.op_mask:08x}"
+                elif field == "yielded":
+                    address = int(t.op_addr)
+                    nbytes = min(int(t.op_size), 16)
+                    if launch.engine.window.contains(address, nbytes):
+                        seen = int.from_bytes(bytes(launch.engine.window.view(address, nbytes)), "little")
+                index = tuple(block.ctaid), tuple(t.tid)
+                yield (block.index, t.linear), Blocked(*index, status, file, line, address, seen)
+
+
+# printf --------------------------------------------------------------------------------------------------------------
+
+_DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t|L)?([diouxXeEfFgGaAcspn%])")
+
+
+def format_prints(window: Window, raw: bytes, lost: int) -> str:
+    """The text of the buffered printf calls."""
+    out, at = [], 0
+    while at + 32 <= len(raw):
+        where, sizes, _, _ = struct.unpack_from("<4Q", raw, at)
+        nbytes = sizes & 0xFFFFFFFF
+        out.append(_format(window, _text(window, where), raw[at + 32 : at + 32 + nbytes]))
+        at += 32 + nbytes
+    if lost:
+        out.append(f"[{lost} printf calls did not fit the buffer]\n")
+    return "".join(out)
+
+
+def _format(window: Window, text: str, arguments: bytes) -> str:
+    at = 0
+
+    def take(size: int, code: str) -> Any:
+        nonlocal at
+        at = -(-at // size) * size
+        value = struct.unpack_from("<" + code, arguments, at)[0] if at + size <= len(arguments) else 0
+        at += size
+        return value
+
+    def one(match: re.Match[str]) -> str:
+        flags, width, precision, length, kind = match.groups()
+        if kind == "%":
+            return "%"
+        width = str(take(4, "i")) if width == "*" else width or ""
+        if precision is not None:
+            precision = "." + (str(take(4, "i")) if precision == "*" else precision)
+        spec = f"%{flags}{width}{precision or ''}"
+        wide = length in ("l", "ll", "z", "j", "t")
+        if kind in "di":
+            value = take(8, "q") if wide else take(4, "i")
+            return (spec + "d") % value
+        if kind in "ouxX":
+            value = take(8, "Q") if wide else take(4, "I")
+            return (spec + ("d" if kind == "u" else kind)) % value
+        if kind in "eEfFgG":
+            return (spec + kind) % take(8, "d")
+        if kind in "aA":
+            return float(take(8, "d")).hex()
+        if kind == "c":
+            return (spec + "c") % chr(take(4, "I") & 0xFF)
+        if kind == "s":
+            return (spec + "s") % _text(window, take(8, "Q"))
+        if kind == "p":
+            return f"0x{take(8, 'Q'):x}"
+        return ""
+
+    return _DIRECTIVE.sub(one, text)

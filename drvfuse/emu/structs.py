@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures of `runtime.cu`, field for field."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
+
+u32, u64 = c_uint32, c_uint64
+
+
+class WarpStruct(Structure):
+    """One warp of a resident block: masks of lanes."""
+
+    _fields_ = [
+        (name, u32) for name in ("lanes", "live", "ready", "yielded", "warpop", "barrier", "gdc", "sleeping", "cluster")
+    ] + [("pad", u32 * 7)]
+
+
+class ThreadStruct(Structure):
+    """The header of a thread's frame."""
+
+    _fields_ = [
+        ("resume", u32),
+        ("status", u32),
+        ("tid", u32 * 3),
+        ("lane", u32),
+        ("warp", u32),
+        ("linear", u32),
+        ("op_addr", u64),
+        ("op_seen", u64),
+        ("op_mask", u32),
+        ("op_a", u32),
+        ("op_b", u32),
+        ("op_c", u32),
+        ("op_result", u32),
+        ("op_pred", u32),
+        ("op_kind", u32),
+        ("site", u32),
+        ("local_base", u64),
+        ("block", u64),
+        ("launch", u64),
+        ("op_value", u64),
+        ("op_size", u32),
+        ("polls", u32),
+        ("wake", u64),
+    ]
+
+
+class BlockStruct(Structure):
+    """A resident block, at the start of its slot."""
+
+    _fields_ = [
+        ("shared_base", u64),
+        ("ctaid", u32 * 3),
+        ("index", u32),
+        ("cluster_rank", u32),
+        ("smid", u32),
+        ("cluster_shared_base", u64),
+        ("cluster_shared_stride", u64),
+        ("reserved", u32 * 4),
+        ("active", u32),
+        ("live", u32),
+        ("woken", u32),
+        ("triggered", u32),
+        ("warps", u64),
+        ("frames", u64),
+        ("polls", u64),
+        ("leader", u64),
+        ("cluster_arrived", u32),
+        ("cluster_live", u32),
+        ("cluster_phase", u32),
+        ("slot", u32),
+        ("barrier", u32 * 4 * 16),
+    ]
+
+
+class FaultStruct(Structure):
+    _fields_ = [
+        ("kind", u32),
+        ("flags", u32),
+        ("size", u32),
+        ("site", u32),
+        ("block", u32),
+        ("thread", u32),
+        ("addr", u64),
+        ("value", u64),
+    ]
+
+
+class LaunchStruct(Structure):
+    _fields_ = [
+        ("params", u64),
+        ("globals", u64),
+        ("nctaid", u32 * 3),
+        ("ntid", u32 * 3),
+        ("device", u32),
+        ("smem_dynamic", u32),
+        ("shared_static", u32),
+        ("cluster", u32),
+        ("clock", u64),
+        ("sm_count", u32),
+        ("envreg1", u32),
+        ("envreg2", u32),
+        ("reserved", u32 * 13),
+        ("engine", u64),
+        ("function", u64),
+        ("slots", u64),
+        ("slot_stride", u64),
+        ("slot_count", u32),
+        ("threads", u32),
+        ("warps", u32),
+        ("frame_stride", u32),
+        ("blocks", u32),
+        ("next", u32),
+        ("finished", u32),
+        ("triggered", u32),
+        ("shared_base", u64),
+        ("shared_stride", u64),
+        ("local_base", u64),
+        ("local_stride", u64),
+        ("local_bytes", u32),
+        ("param_bytes", u32),
+        ("shared_bytes", u32),
+        ("cluster_size", u32),
+        ("gdc_open", u32),
+        ("state", u32),
+        ("free_count", u32),
+        ("high", u32),
+        ("free_groups", u64),
+        ("sites", u64),
+        ("polls", u64),
+        ("window_base", u64),
+        ("window_bytes", u64),
+        ("access_base", u64),
+        ("shadow_offset", u64),
+        ("barriers", u64),
+        ("resumes", u64),
+        ("warp_ops", u64),
+        ("fault", FaultStruct),
+        ("reported", u32),
+        ("pad", u32),
+        ("owner_class", c_uint8 * 256),
+    ]
+
+
+class EngineStruct(Structure):
+    _fields_ = [
+        ("seed", u64),
+        ("pass_", u64),
+        ("clock", u64),
+        ("clock_reads", u64),
+        ("progress", u64),
+        ("quiet", u64),
+        ("step", u64),
+        ("probing", u32),
+        ("writes", u32),
+        ("clock_thread", u64),
+        ("clock_run", u64),
+        ("printed_limit", u64),
+        ("printed", u64),
+        ("print_lost", u64),
+        ("print_buffer", u64),
+        ("write", u64 * 4 * 64),
+    ]
+
+
+BLOCK_BYTES = sizeof(BlockStruct)
+WARP_BYTES = sizeof(WarpStruct)
+POLL_BYTES = 32 * 32
+SITE_WORDS = 12
