@@ -55,6 +55,7 @@ B_CTAID_Y = 12
 B_CTAID_Z = 16
 B_INDEX = 20
 B_CLUSTER_RANK = 24
+B_SMID = 28
 B_ENGINE = 64
 
 # Launch -------------------------------------------------------------------------------------------------------------
@@ -71,7 +72,9 @@ L_SMEM_DYNAMIC = 44
 L_SHARED_STATIC = 48
 L_CLUSTER = 52  # dims packed x | y << 8 | z << 16; 0 = no cluster
 L_CLOCK = 56
-L_SMID_BASE = 64
+L_SM_COUNT = 64
+L_ENVREG1 = 68  # high half of the workspace address that cooperative grid barriers use
+L_ENVREG2 = 72  # low half
 L_ENGINE = 128
 
 
@@ -104,7 +107,9 @@ class Trap(IntEnum):
     """op_kind of TRAP."""
 
     TRAP = 0
-    ASSERT = 1  # op_value: address of {message, file, line: u32, function} as the local argument block of `__assertfail`
+    ASSERT = (
+        1  # op_value: address of {message, file, line: u32, function} as the local argument block of `__assertfail`
+    )
     BREAKPOINT = 2
 
 
@@ -186,7 +191,10 @@ class Clock(IntEnum):
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
 RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),  # thread, addr, size, flags, site -> 0 ok, else return FAULT
+    "rt_access": (
+        "i32",
+        ("ptr", "i64", "i32", "i32", "i32"),
+    ),  # thread, addr, size, flags, site -> 0 ok, else return FAULT
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),

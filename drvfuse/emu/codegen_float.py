@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point instructions: fp32 and fp64 as LLVM does them (IEEE, no contraction), directed roundings exactly through double,
+fp16 and bf16 exactly through fp32 or double with one rounding, approximate functions as the rounded double result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from drvfuse.emu.codegen_emitter import Emitter
+from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, opcode, width
+from drvfuse.emu.floats import FORMATS
+from drvfuse.emu.ptx import Instruction
+
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+KINDS = ("f32", "f64", *HALVES)
+Compute = Callable[[Emitter, list[str]], str]
+
+
+def to_double(g: Emitter, x: str) -> str:
+    return g.op(f"fpext float {x} to double")
+
+
+def to_float(g: Emitter, x: str) -> str:
+    return g.op(f"fptrunc double {x} to float")
+
+
+def bits_of(g: Emitter, x: str, kind: str = "f32") -> str:
+    return g.op(f"bitcast {'float' if kind == 'f32' else 'double'} {x} to i{width(kind)}")
+
+
+def pack(g: Emitter, source: str, target: str, mode: str, value: str, saturate: bool = False) -> str:
+    """Bits of `target` from bits of `source`, in an integer of `target`'s width."""
+    name = g.helpers.pack(source, target, mode, saturate)
+    return g.call(name, f"i{FORMATS[target].width}", f"i{FORMATS[source].width} {value}")
+
+
+def unpack(g: Emitter, source: str, value: str) -> str:
+    return g.call(g.helpers.unpack(source), "float", f"i{FORMATS[source].width} {value}")
+
+
+def flush(g: Emitter, x: str) -> str:
+    return g.call(g.helpers.flush("f32"), "float", f"float {x}")
+
+
+def saturate(g: Emitter, x: str, ll: str = "float") -> str:
+    """Clamp to [0, 1]; NaN gives +0."""
+    x = g.op(f"select i1 {g.op(f'fcmp ogt {ll} {x}, 0.0')}, {ll} {x}, {ll} 0.0")
+    return g.op(f"select i1 {g.op(f'fcmp olt {ll} {x}, 1.0')}, {ll} {x}, {ll} 1.0")
+
+
+def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str:
+    """min or max with -0 < +0; a NaN operand loses, or wins with `nan`."""
+    n = width(kind)
+    ll = "float" if kind == "f32" else "double"
+    first = g.op(f"fcmp {'olt' if verb == 'min' else 'ogt'} {ll} {x}, {y}")
+    r = g.op(f"select i1 {first}, {ll} {x}, {ll} {y}")
+    both = g.op(f"{'or' if verb == 'min' else 'and'} i{n} {bits_of(g, x, kind)}, {bits_of(g, y, kind)}")
+    equal = g.op(f"fcmp oeq {ll} {x}, {y}")
+    r = g.op(f"select i1 {equal}, {ll} {g.op(f'bitcast i{n} {both} to {ll}')}, {ll} {r}")
+    if nan:
+        r = g.op(f"select i1 {g.op(f'fcmp uno {ll} {x}, 0.0')}, {ll} {x}, {ll} {r}")
+        return g.op(f"select i1 {g.op(f'fcmp uno {ll} {y}, 0.0')}, {ll} {y}, {ll} {r}")
+    return g.op(f"select i1 {g.op(f'fcmp uno {ll} {y}, 0.0')}, {ll} {x}, {ll} {r}")
+
+
+def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
+    """An fp32 operation rounded by rz, rm or rp, exactly: in double rounded to odd, then once more."""
+    d = [to_double(g, x) for x in v]
+    add = g.helpers.add_odd(mode == "rm")
+    if verb in ("add", "sub", "fma", "mad"):
+        if verb == "sub":
+            d[1] = g.op(f"fneg double {d[1]}")
+        if len(d) == 3:
+            d = [g.op(f"fmul double {d[0]}, {d[1]}"), d[2]]
+        odd = g.call(add, "i64", f"double {d[0]}", f"double {d[1]}")
+    elif verb == "mul":
+        odd = bits_of(g, g.op(f"fmul double {d[0]}, {d[1]}"), "f64")
+    elif verb == "div":
+        odd = g.call(g.helpers.div_odd(), "i64", f"double {d[0]}", f"double {d[1]}")
+    elif verb == "rcp":
+        odd = g.call(g.helpers.div_odd(), "i64", "double 1.0", f"double {d[0]}")
+    else:
+        odd = g.call(g.helpers.sqrt_odd(), "i64", f"double {d[0]}")
+    return g.op(f"bitcast i32 {pack(g, 'f64', 'f32', mode, odd)} to float")
+
+
+def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> str:
+    """One operation in round-to-nearest."""
+    kind = "f32" if ll == "float" else "f64"
+    if verb in ("add", "sub", "mul", "div"):
+        return g.op(f"f{verb} {ll} {v[0]}, {v[1]}")
+    if verb in ("fma", "mad"):
+        return g.intrinsic("llvm.fma", ll, *v)
+    if verb == "neg":
+        return g.op(f"fneg {ll} {v[0]}")
+    if verb == "abs":
+        return g.intrinsic("llvm.fabs", ll, v[0])
+    if verb == "sqrt":
+        return g.intrinsic("llvm.sqrt", ll, v[0])
+    if verb == "rcp":
+        return g.op(f"fdiv {ll} 1.0, {v[0]}")
+    if verb in ("min", "max"):
+        return extremum(g, verb, v[0], v[1], kind, nan)
+    raise RefusedError(f"unsupported operation {verb!r}")
+
+
+def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool, nan: bool) -> Action:
+    """fp32 or fp64."""
+    ll = "float" if kind == "f32" else "double"
+    if kind == "f64" and (mode not in ("rn", "approx") or ftz and verb not in ("rcp", "rsqrt") or sat):
+        raise RefusedError(f"unsupported modifier of .f64: .{mode}{' .ftz' if ftz else ''}")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        v = [g.real(o, kind) for o in ins.operands[1:]]
+        if ftz and kind == "f32":
+            v = [flush(g, x) for x in v]
+        r = directed(g, verb, mode, v) if mode in ("rz", "rm", "rp") else plain(g, verb, v, ll, nan)
+        if ftz and kind == "f32" and verb not in ("neg", "abs", "min", "max"):
+            r = flush(g, r)
+        if sat:
+            r = saturate(g, r, ll)
+        g.set_real(ins.operands[0], r, kind)
+
+    return Action(emit)
+
+
+def lanes(g: Emitter, operand: Any, kind: str) -> list[str]:
+    """The i16 halves of an fp16/bf16 operand."""
+    if not kind.endswith("x2"):
+        return [g.int(operand, 16)]
+    x = g.int(operand, 32)
+    return [g.op(f"trunc i32 {x} to i16"), g.op(f"trunc i32 {g.op(f'lshr i32 {x}, 16')} to i16")]
+
+
+def join(g: Emitter, dst: Any, halves: list[str]) -> None:
+    """Write one or two i16."""
+    if len(halves) == 1:
+        g.set_int(dst, halves[0], 16)
+        return
+    high = g.op(f"shl i32 {g.op(f'zext i16 {halves[1]} to i32')}, 16")
+    g.set_int(dst, g.op(f"or i32 {high}, {g.op(f'zext i16 {halves[0]} to i32')}"), 32)
+
+
+def half_operation(
+    kind: str, verb: str, ftz: bool = False, sat: bool = False, relu: bool = False, nan: bool = False
+) -> Compute:
+    """A function of i16 halves giving an i16 half, rounded once."""
+    t = kind.removesuffix("x2")
+
+    def compute(g: Emitter, halves: list[str]) -> str:
+        if ftz:
+            halves = [g.call(g.helpers.flush(t), "i16", f"i16 {h}") for h in halves]
+        if verb == "neg":
+            return g.op(f"xor i16 {halves[0]}, -32768")
+        if verb == "abs":
+            return g.op(f"and i16 {halves[0]}, 32767")
+        v = [unpack(g, t, h) for h in halves]
+        if verb in ("fma", "mad") or (verb == "mul" and t == "bf16"):
+            d = [to_double(g, x) for x in v]
+            p = g.op(f"fmul double {d[0]}, {d[1]}")  # exact
+            if len(d) == 3:
+                p = g.call(g.helpers.add_odd(), "i64", f"double {p}", f"double {d[2]}")
+            else:
+                p = bits_of(g, p, "f64")
+            if sat:
+                p = bits_of(g, saturate(g, g.op(f"bitcast i64 {p} to double"), "double"), "f64")
+            r = pack(g, "f64", t, "rn", p)
+        else:
+            # Of two fp16 or bf16 an fp32 sum or product rounds as if exact.
+            x = plain(g, verb, v, "float", nan)
+            if sat:
+                x = saturate(g, x)
+            r = pack(g, "f32", t, "rn", bits_of(g, x))
+        if ftz:
+            r = g.call(g.helpers.flush(t), "i16", f"i16 {r}")
+        return relu16(g, r) if relu else r
+
+    return compute
+
+
+def relu16(g: Emitter, x: str) -> str:
+    """Negative numbers (not NaN, whose canonical form is positive) become +0."""
+    return g.op(f"select i1 {g.op(f'icmp slt i16 {x}, 0')}, i16 0, i16 {x}")
+
+
+def map_halves(kind: str, compute: Compute) -> Action:
+    def emit(g: Emitter, ins: Instruction) -> None:
+        columns = [lanes(g, o, kind) for o in ins.operands[1:]]
+        join(g, ins.operands[0], [compute(g, list(row)) for row in zip(*columns, strict=True)])
+
+    return Action(emit)
+
+
+# Handlers ---------------------------------------------------------------------------------------------------------------
+def arithmetic(op: Opcode) -> Action:
+    """add sub mul mad fma neg abs min max."""
+    verb = op.base
+    kinds = [p for p in op.rest if p in KINDS]
+    if len(kinds) != 1:
+        return mixed(op)
+    kind = op.type()
+    mode = op.pick("rn", "rz", "rm", "rp", default="rn")
+    ftz, sat, relu = op.flag("ftz"), op.flag("sat"), op.flag("relu")
+    nan = verb in ("min", "max") and op.flag("NaN")
+    xorsign = verb in ("min", "max") and op.flag("xorsign")
+    if xorsign:
+        op.flag("abs")
+        return _xorsign(kind, verb, nan, ftz)
+    op.flag("noftz")
+    if kind in HALVES:
+        if mode != "rn":
+            raise RefusedError(f"unsupported modifier .{mode}")
+        return map_halves(kind, half_operation(kind, verb, ftz, sat, relu, nan))
+    if relu:
+        raise RefusedError("unsupported modifier .relu")
+    return _operation(op, kind, verb, mode, ftz, sat, nan)
+
+
+def _xorsign(kind: str, verb: str, nan: bool, ftz: bool) -> Action:
+    if kind != "f32" or ftz:
+        raise RefusedError("unsupported modifier .xorsign")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b = ins.operands
+        x, y = g.real(a, "f32"), g.real(b, "f32")
+        sign = g.op(f"and i32 {g.op(f'xor i32 {bits_of(g, x)}, {bits_of(g, y)}')}, -2147483648")
+        m = extremum(g, verb, plain(g, "abs", [x], "float"), plain(g, "abs", [y], "float"), "f32", nan)
+        isnan = g.op(f"fcmp uno float {m}, 0.0")
+        r = g.op(f"or i32 {bits_of(g, m)}, {sign}")
+        g.set_int(d, g.op(f"select i1 {isnan}, i32 2147483647, i32 {r}"), 32)
+
+    return Action(emit)
+
+
+def mixed(op: Opcode) -> Action:
+    """fma/add/sub.f32.bf16-style mixed precision is not an sm_90 form."""
+    raise RefusedError("one floating-point type is expected")
+
+
+@opcode("fma")
+def fma(op: Opcode) -> Action:
+    return arithmetic(op)
+
+
+def division(op: Opcode) -> Action:
+    """div: every form is the correctly rounded quotient, .full and .approx included."""
+    kind = op.type()
+    if op.base != "div" or kind not in ("f32", "f64"):
+        raise RefusedError("unsupported type")
+    mode = op.pick("rn", "rz", "rm", "rp", "approx", "full")
+    ftz = op.flag("ftz")
+    return _operation(op, kind, "div", "rn" if mode in ("approx", "full") else mode, ftz, False, False)
+
+
+@opcode("rcp", "sqrt")
+def root(op: Opcode) -> Action:
+    kind = op.type()
+    if kind not in ("f32", "f64"):
+        raise RefusedError(f"unsupported type .{kind}")
+    mode = op.pick("rn", "rz", "rm", "rp", "approx")
+    ftz = op.flag("ftz")
+    return _operation(op, kind, op.base, "rn" if mode == "approx" else mode, ftz, False, False)
+
+
+_LIBM = {"ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "tanh"}
+
+
+@opcode("rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
+def approximate(op: Opcode) -> Action:
+    verb, kind = op.base, op.type()
+    op.pick("approx")
+    ftz = op.flag("ftz")
+
+    def function(g: Emitter, x: str) -> str:
+        if verb == "rsqrt":
+            return g.op(f"fdiv double 1.0, {g.intrinsic('llvm.sqrt', 'double', x)}")
+        name = g.helpers.declare(_LIBM[verb], "double", "double")
+        return g.op(f"call double {name}(double {x})")
+
+    if kind == "f64":
+        if verb != "rsqrt":
+            raise RefusedError("unsupported type .f64")
+
+        def emit64(g: Emitter, ins: Instruction) -> None:
+            g.set_real(ins.operands[0], function(g, g.real(ins.operands[1], "f64")), "f64")
+
+        return Action(emit64)
+    if kind in HALVES:
+        if verb not in ("ex2", "tanh"):
+            raise RefusedError(f"unsupported type .{kind}")
+        t = kind.removesuffix("x2")
+
+        def half(g: Emitter, halves: list[str]) -> str:
+            x = halves[0]
+            if ftz:
+                x = g.call(g.helpers.flush(t), "i16", f"i16 {x}")
+            r = pack(g, "f64", t, "rn", bits_of(g, function(g, to_double(g, unpack(g, t, x))), "f64"))
+            return g.call(g.helpers.flush(t), "i16", f"i16 {r}") if ftz else r
+
+        return map_halves(kind, half)
+    if kind != "f32":
+        raise RefusedError(f"unsupported type .{kind}")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        x = g.real(ins.operands[1], "f32")
+        if ftz:
+            x = flush(g, x)
+        r = to_float(g, function(g, to_double(g, x)))
+        g.set_real(ins.operands[0], flush(g, r) if ftz else r, "f32")
+
+    return Action(emit)
+
+
+@opcode("copysign")
+def copysign(op: Opcode) -> Action:
+    kind = op.type()
+    if kind not in ("f32", "f64"):
+        raise RefusedError(f"unsupported type .{kind}")
+    n = width(kind)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b = ins.operands  # the sign of a, the magnitude of b
+        top = -(1 << (n - 1))
+        sign = g.op(f"and i{n} {g.int(a, n)}, {top}")
+        g.set_int(d, g.op(f"or i{n} {sign}, {g.op(f'and i{n} {g.int(b, n)}, {~top}')}"), n)
+
+    return Action(emit)
+
+
+@opcode("testp")
+def testp(op: Opcode) -> Action:
+    verb = op.pick("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    kind = op.type()
+    if kind not in ("f32", "f64"):
+        raise RefusedError(f"unsupported type .{kind}")
+    n, f = width(kind), FORMATS[kind]
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a = ins.operands
+        m = g.op(f"and i{n} {g.int(a, n)}, {(1 << (n - 1)) - 1}")
+        least = 1 << f.mantissa
+        if verb in ("normal", "subnormal"):
+            base, size = (least, f.infinity - least) if verb == "normal" else (1, least - 1)
+            p = g.op(f"icmp ult i{n} {g.op(f'sub i{n} {m}, {base}')}, {size}")
+        else:
+            test = {"finite": "ult", "infinite": "eq", "number": "ule", "notanumber": "ugt"}[verb]
+            p = g.op(f"icmp {test} i{n} {m}, {f.infinity}")
+        g.set_pred(d, p)
+
+    return Action(emit)
+
+
+# Comparison -------------------------------------------------------------------------------------------------------------
+def comparison(verb: str, kind: str, ftz: bool) -> Callable[[Emitter, Any, Any], list[str]]:
+    """Tests of `setp`/`set`: one i1, or two for packed types."""
+    if verb in ("num", "nan"):
+        code = "ord" if verb == "num" else "uno"
+    elif verb in ("eq", "ne", "lt", "le", "gt", "ge"):
+        code = "o" + verb
+    elif verb in ("equ", "neu", "ltu", "leu", "gtu", "geu"):
+        code = "u" + verb[:2]
+    else:
+        raise RefusedError(f"unsupported comparison .{verb}")
+
+    def test(g: Emitter, a: Any, b: Any) -> list[str]:
+        if kind in HALVES:
+            t = kind.removesuffix("x2")
+            out = []
+            for x, y in zip(lanes(g, a, kind), lanes(g, b, kind), strict=True):
+                if ftz:
+                    x, y = (g.call(g.helpers.flush(t), "i16", f"i16 {v}") for v in (x, y))
+                out.append(g.op(f"fcmp {code} float {unpack(g, t, x)}, {unpack(g, t, y)}"))
+            return out
+        x, y = g.real(a, kind), g.real(b, kind)
+        if ftz:
+            x, y = flush(g, x), flush(g, y)
+        return [g.op(f"fcmp {code} {'float' if kind == 'f32' else 'double'} {x}, {y}")]
+
+    return test
+
+
+def set_mask(g: Emitter, dst: Any, results: list[str], kind: str) -> None:
+    """`set`: all ones (integers) or 1.0 (floats) where true."""
+    if kind in ("u32", "s32") and len(results) == 2:
+        high = g.op(f"and i32 {g.op(f'sext i1 {results[1]} to i32')}, -65536")
+        low = g.op(f"and i32 {g.op(f'sext i1 {results[0]} to i32')}, 65535")
+        g.set_int(dst, g.op(f"or i32 {high}, {low}"), 32)
+    elif kind in ("u32", "s32", "u16", "s16"):
+        n = width(kind)
+        g.set_int(dst, g.op(f"sext i1 {results[0]} to i{n}"), n)
+    elif kind == "f32":
+        g.set_real(dst, g.op(f"select i1 {results[0]}, float 1.0, float 0.0"), "f32", arithmetic=False)
+    else:
+        one = 0x3C00 if kind.startswith("f16") else 0x3F80
+        join(g, dst, [g.op(f"select i1 {r}, i16 {one}, i16 0") for r in results])
