@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated CUDA driver: several GPUs in one process, on the CPU, running the PTX that a real driver would get.
+
+`Machine` is a configured set of emulated devices; `driver` is the driver API of the process-wide default machine, with
+`cuda.bindings.driver`'s own names, signatures and results.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import driver as driver
+    from .machine import Machine as Machine
+    from .reports import Report as Report
+
+__all__ = ["Machine", "Report", "driver"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Machine":
+        return importlib.import_module(".machine", __name__).Machine
+    if name == "Report":
+        return importlib.import_module(".reports", __name__).Report
+    if name == "driver":
+        return importlib.import_module(".driver", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

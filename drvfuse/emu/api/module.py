@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules and libraries (PTX only), their kernels and variables."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import residency
+from ..objects import Context, Function, Library, Module
+from ..ptx import PtxError
+from ..reports import Report
+from ..window import Kind
+from .entry import Failure, check, entry, is_enum, text
+from .types import R, T
+
+if TYPE_CHECKING:
+    from ..engine import EngineModule
+    from ..machine import Machine
+
+_F = T.CUfunction_attribute
+_ELF = b"\x7fELF"
+_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+
+def _ptx(m: Machine, image: Any) -> str:
+    """The text of an image argument (bytes, a buffer, or the address of a C string)."""
+    if isinstance(image, int):
+        head = ctypes.string_at(image, 4)
+        data = head if head == _ELF or head in _FATBIN else ctypes.string_at(image)
+    elif isinstance(image, bytes | bytearray):
+        data = bytes(image)
+    else:
+        check(image is not None)
+        data = bytes(np.asarray(memoryview(image)).view(np.uint8))
+    if data[:4] == _ELF or data[:4] in _FATBIN:
+        kind = "a cubin" if data[:4] == _ELF else "a fat binary"
+        m.report(Report("module", f"the image is {kind}; the emulated driver runs PTX only, so load that"))
+        raise Failure(R.CUDA_ERROR_NO_BINARY_FOR_GPU)
+    try:
+        return data.split(b"\0", 1)[0].decode()
+    except UnicodeDecodeError:
+        m.report(Report("module", "the image is not PTX text"))
+        raise Failure(R.CUDA_ERROR_INVALID_IMAGE) from None
+
+
+def _load(m: Machine, image: Any) -> EngineModule:
+    """Translate an image, or find it translated. What is wrong with it becomes a report."""
+    ptx = _ptx(m, image)
+    known = m.images.get(ptx)
+    if known is not None:
+        return known
+    target = re.search(r"^\s*\.target\s+(sm_(\d+)(\d)([af]?))", ptx, re.MULTILINE)
+    if target is None:
+        m.report(Report("module", "the image is not PTX: it has no .target"))
+        raise Failure(R.CUDA_ERROR_INVALID_IMAGE)
+    needs = (int(target[2]), int(target[3]))
+    family = target[4] == "f" and needs[0] == m.capability[0] and needs <= m.capability
+    if needs > m.capability or (target[4] and not family and target[1] != m.arch):
+        m.report(Report("module", f"the PTX is for {target[1]} and the devices are {m.arch}"))
+        raise Failure(R.CUDA_ERROR_NO_BINARY_FOR_GPU)
+    try:
+        m.images[ptx] = m.engine.load(ptx)
+    except PtxError as error:
+        m.report(Report("module", str(error), line=error.line))
+        raise Failure(R.CUDA_ERROR_INVALID_PTX) from None
+    return m.images[ptx]
+
+
+def _module(m: Machine, context: Context, image: EngineModule) -> Module:
+    """A module of a context, with its own copy of the variables."""
+    module = Module(context, image)
+    if image.globals_bytes:
+        allocation = m.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        module.globals_address = allocation.base
+        for variable in image.globals:
+            start = allocation.base + variable.offset
+            m.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
+        # variables without an initialiser are zero
+        m.window.mark_initialised(allocation.base, image.globals_bytes)
+    m.add(module)
+    context.modules.add(module)
+    return module
+
+
+def _function(m: Machine, module: Module, name: str) -> Function:
+    check(name in module.image.kernels, R.CUDA_ERROR_NOT_FOUND)
+    if name not in module.functions:
+        module.functions[name] = m.add(Function(name, module.image, module))
+    return module.functions[name]
+
+
+@entry(1, unsafe=True)
+def cuModuleLoadData(m: Machine, image: Any) -> Any:
+    context = m.current()
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+@entry(1, unsafe=True)
+def cuModuleLoadDataEx(m: Machine, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
+    """The options steer an assembler that does not run here; their count is checked."""
+    context = m.current()
+    _options(numOptions, options, optionValues)
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+def _options(count: int, options: Any, values: Any) -> None:
+    for given in (options, values):
+        if count > len(given or []):
+            raise RuntimeError(f"List is too small: {len(given or [])} < {count}")
+    for option in options or []:
+        is_enum(option, T.CUjit_option, "options")
+
+
+@entry(1, unsafe=True)
+def cuModuleLoad(m: Machine, fname: bytes) -> Any:
+    context = m.current()
+    try:
+        image = Path(text(fname)).read_bytes()
+    except OSError:
+        raise Failure(R.CUDA_ERROR_FILE_NOT_FOUND) from None
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+@entry(unsafe=True)
+def cuModuleUnload(m: Machine, hmod: Any) -> None:
+    """Waits for the context's work first."""
+    _unload(m, m.get(hmod, Module))
+
+
+def _unload(m: Machine, module: Module) -> None:
+    m.progress.wait(m.context_ops(module.context))
+    if module.globals_address:
+        allocation = m.memory.at(module.globals_address)
+        if allocation is not None:
+            m.memory.free(allocation)
+    module.context.modules.discard(module)
+    for item in (module, *module.functions.values()):
+        m.remove(item)
+
+
+@entry(1)
+def cuModuleGetFunction(m: Machine, hmod: Any, name: bytes) -> Any:
+    return T.CUfunction(_function(m, m.get(hmod, Module), text(name)).handle)
+
+
+@entry(1)
+def cuModuleGetFunctionCount(m: Machine, mod: Any) -> int:
+    return len(m.get(mod, Module).image.kernels)
+
+
+@entry(1)
+def cuModuleEnumerateFunctions(m: Machine, numFunctions: int, mod: Any) -> list[Any]:
+    module = m.get(mod, Module)
+    names = list(module.image.kernels)[:numFunctions]
+    return [T.CUfunction(_function(m, module, name).handle) for name in names]
+
+
+@entry(2)
+def cuModuleGetGlobal(m: Machine, hmod: Any, name: bytes) -> tuple[Any, int]:
+    return _global(m.get(hmod, Module), text(name))
+
+
+def _global(module: Module, name: str) -> tuple[Any, int]:
+    for variable in module.image.globals:
+        if variable.name == name:
+            return T.CUdeviceptr(module.globals_address + variable.offset), variable.size
+    raise Failure(R.CUDA_ERROR_NOT_FOUND)
+
+
+@entry(1)
+def cuModuleGetLoadingMode(m: Machine) -> Any:
+    return T.CUmoduleLoadingMode.CU_MODULE_EAGER_LOADING
+
+
+# Libraries ----------------------------------------------------------------------------------------------------------
+
+
+@entry(1, unsafe=True)
+def cuLibraryLoadData(
+    m: Machine,
+    code: Any,
+    jitOptions: Any,
+    jitOptionsValues: Any,
+    numJitOptions: int,
+    libraryOptions: Any,
+    libraryOptionValues: Any,
+    numLibraryOptions: int,
+) -> Any:
+    _options(numJitOptions, jitOptions, jitOptionsValues)
+    return T.CUlibrary(m.add(Library(_load(m, code))).handle)
+
+
+@entry(unsafe=True)
+def cuLibraryUnload(m: Machine, library: Any) -> None:
+    found = m.get(library, Library)
+    for module in found.modules.values():
+        if not module.context.destroyed:
+            _unload(m, module)
+    for item in (found, *found.kernels.values()):
+        m.remove(item)
+
+
+def _library_module(m: Machine, library: Library, context: Context) -> Module:
+    if context not in library.modules:
+        library.modules[context] = _module(m, context, library.image)
+    return library.modules[context]
+
+
+@entry(1)
+def cuLibraryGetKernel(m: Machine, library: Any, name: bytes) -> Any:
+    return T.CUkernel(_kernel(m, m.get(library, Library), text(name)).handle)
+
+
+def _kernel(m: Machine, library: Library, name: str) -> Function:
+    check(name in library.image.kernels, R.CUDA_ERROR_NOT_FOUND)
+    if name not in library.kernels:
+        library.kernels[name] = m.add(Function(name, library.image, library=library))
+    return library.kernels[name]
+
+
+@entry(1)
+def cuLibraryGetKernelCount(m: Machine, lib: Any) -> int:
+    return len(m.get(lib, Library).image.kernels)
+
+
+@entry(1)
+def cuLibraryEnumerateKernels(m: Machine, numKernels: int, lib: Any) -> list[Any]:
+    library = m.get(lib, Library)
+    names = list(library.image.kernels)[:numKernels]
+    return [T.CUkernel(_kernel(m, library, name).handle) for name in names]
+
+
+@entry(1)
+def cuLibraryGetModule(m: Machine, library: Any) -> Any:
+    return T.CUmodule(_library_module(m, m.get(library, Library), m.current()).handle)
+
+
+@entry(2)
+def cuLibraryGetGlobal(m: Machine, library: Any, name: bytes) -> tuple[Any, int]:
+    return _global(_library_module(m, m.get(library, Library), m.current()), text(name))
+
+
+@entry(1)
+def cuKernelGetFunction(m: Machine, kernel: Any) -> Any:
+    found = m.get(kernel, Function)
+    check(found.library is not None, R.CUDA_ERROR_INVALID_HANDLE)
+    return T.CUfunction(resolve(m, found, m.current()).handle)
+
+
+@entry(1)
+def cuKernelGetName(m: Machine, hfunc: Any) -> bytes:
+    name: str = m.get(hfunc, Function).name
+    return name.encode()
+
+
+@entry(2)
+def cuKernelGetParamInfo(m: Machine, kernel: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(m.get(kernel, Function), paramIndex)
+
+
+@entry(1)
+def cuKernelGetAttribute(m: Machine, attrib: Any, kernel: Any, dev: Any) -> int:
+    found, device = m.get(kernel, Function), m.device(dev)
+    return _attribute(m, found, attrib, found.on_device.get(device.index, {}))
+
+
+@entry()
+def cuKernelSetAttribute(m: Machine, attrib: Any, val: int, kernel: Any, dev: Any) -> None:
+    found, device = m.get(kernel, Function), m.device(dev)
+    _set_attribute(m, found, attrib, val, found.on_device.setdefault(device.index, {}))
+
+
+# Functions ----------------------------------------------------------------------------------------------------------
+
+
+def resolve(m: Machine, function: Function, context: Context) -> Function:
+    """The function of a context for a CUkernel; a CUfunction is its own."""
+    if function.library is None:
+        return function
+    module = _library_module(m, function.library, context)
+    found = _function(m, module, function.name)
+    found.attributes = function.on_device.setdefault(context.device.index, {})
+    return found
+
+
+def function_of(m: Machine, value: Any) -> Function:
+    """A CUfunction, or a CUkernel in the current context."""
+    found: Function = m.get(value, Function)
+    return resolve(m, found, m.current()) if found.library is not None else found
+
+
+def max_dynamic(m: Machine, function: Function) -> int:
+    """Dynamic shared memory that a launch may ask for."""
+    key = int(_F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    return function.attributes.get(key, max(0, residency.SHARED_DEFAULT - function.code.shared_static))
+
+
+def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int]) -> int:
+    is_enum(attrib, _F, "attrib")
+    check(attrib != _F.CU_FUNC_ATTRIBUTE_MAX)
+    code = function.code
+    version = m.capability[0] * 10 + m.capability[1]
+    values = {
+        _F.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: residency.max_threads(function),
+        _F.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: code.shared_static,
+        _F.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: sum(v.size for v in function.image.globals if v.space == "const"),
+        _F.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: code.local_bytes,
+        _F.CU_FUNC_ATTRIBUTE_NUM_REGS: residency.registers(m.limits, function),
+        _F.CU_FUNC_ATTRIBUTE_PTX_VERSION: version,
+        _F.CU_FUNC_ATTRIBUTE_BINARY_VERSION: version,
+        _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: max(0, residency.SHARED_DEFAULT - code.shared_static),
+        _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+    }
+    return own.get(int(attrib), values.get(attrib, 0))
+
+
+def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own: dict[int, int]) -> None:
+    is_enum(attrib, _F, "attrib")
+    if attrib == _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        check(0 <= value <= m.limits.shared_block - function.code.shared_static)
+    elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        check(-1 <= value <= 100)
+    else:
+        cluster = attrib in (
+            _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+            _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+        )
+        check(cluster)
+    own[int(attrib)] = value
+
+
+@entry(1)
+def cuFuncGetAttribute(m: Machine, attrib: Any, hfunc: Any) -> int:
+    function = function_of(m, hfunc)
+    return _attribute(m, function, attrib, function.attributes)
+
+
+@entry()
+def cuFuncSetAttribute(m: Machine, hfunc: Any, attrib: Any, value: int) -> None:
+    function = function_of(m, hfunc)
+    _set_attribute(m, function, attrib, value, function.attributes)
+
+
+@entry()
+def cuFuncSetCacheConfig(m: Machine, hfunc: Any, config: Any) -> None:
+    """A hint without effect here."""
+    is_enum(config, T.CUfunc_cache, "config")
+    function_of(m, hfunc)
+
+
+@entry(1)
+def cuFuncGetName(m: Machine, hfunc: Any) -> bytes:
+    return function_of(m, hfunc).name.encode()
+
+
+@entry(1)
+def cuFuncGetModule(m: Machine, hfunc: Any) -> Any:
+    module = function_of(m, hfunc).module
+    assert module is not None
+    return T.CUmodule(module.handle)
+
+
+@entry(unsafe=True)
+def cuFuncLoad(m: Machine, function: Any) -> None:
+    """Loading is eager, so there is nothing left to do."""
+    function_of(m, function)
+
+
+@entry(1)
+def cuFuncIsLoaded(m: Machine, function: Any) -> Any:
+    function_of(m, function)
+    return T.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_LOADED
+
+
+@entry(2)
+def cuFuncGetParamInfo(m: Machine, func: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(function_of(m, func), paramIndex)
+
+
+@entry(1, bindings=13)
+def cuFuncGetParamCount(m: Machine, func: Any) -> int:
+    return len(function_of(m, func).code.params)
+
+
+def _param(function: Function, index: int) -> tuple[int, int]:
+    params = function.code.params
+    check(0 <= index < len(params))
+    return params[index].offset, params[index].size

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configured set of emulated GPUs in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import config
+from ..errors import ArgumentError, Unsupported
+from . import residency
+from .api.entry import Failure
+from .api.types import R
+from .capture import Capture
+from .memory import MachineMemory
+from .objects import Context, Device, Object, Pool, Stream
+from .progress import MachineLock, Progress
+from .reports import Report
+from .window import Window
+from .work import Command, Launch, Op
+
+if TYPE_CHECKING:
+    from .engine import Engine, EngineModule
+
+log = logging.getLogger("drvfuse")
+
+MAX_DEVICES = 8
+Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
+
+_ARCHES = {
+    "sm_80": residency.Limits(2048, 32, 164 << 10, 163 << 10),
+    "sm_86": residency.Limits(1536, 16, 100 << 10, 99 << 10),
+    "sm_89": residency.Limits(1536, 24, 100 << 10, 99 << 10),
+    "sm_90": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_100": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_103": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_120": residency.Limits(1536, 24, 100 << 10, 99 << 10),
+}
+
+
+class Machine:
+    """Emulated GPUs whose driver API is `machine.driver` (`EmulatedDriver`).
+
+    devices   how many, 1 to 8
+    arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
+    seed      decides the order in which blocks run and when an overlapping launch starts; the same seed and the same
+              calls give the same run, step for step. Odd seeds start a programmatic launch as early as allowed, even
+              ones as late as possible.
+    race      the happens-before detector; raises Unsupported for True
+    peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
+    sm_count  multiprocessors a device, which bounds how many blocks are resident
+    memory_bytes  device memory of each device
+
+    `reports` holds what was found, oldest first. Every call takes the machine's lock; nothing runs between calls.
+    `close()` gives the memory back; using a handle or pointer of a closed machine is an error.
+    """
+
+    def __init__(
+        self,
+        devices: int = MAX_DEVICES,
+        arch: str = "sm_90a",
+        seed: int = 0,
+        race: bool = False,
+        peers: Peers = None,
+        sm_count: int = 132,
+        memory_bytes: int = 16 << 30,
+    ) -> None:
+        if not isinstance(devices, int) or not 1 <= devices <= MAX_DEVICES:
+            raise ArgumentError("devices", repr(devices), f"between 1 and {MAX_DEVICES}")
+        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", arch)
+        if match is None or match[1] not in _ARCHES:
+            raise ArgumentError("arch", repr(arch), "one of " + ", ".join(_ARCHES) + ", with or without a suffix")
+        if not isinstance(sm_count, int) or sm_count < 1:
+            raise ArgumentError("sm_count", repr(sm_count), "positive")
+        if race:
+            raise Unsupported("the race detector is not part of this version: use race=False")
+        self.arch, self.capability = arch, (int(match[2]), int(match[3]))
+        self.limits = _ARCHES[match[1]]
+        self.seed, self.sm_count = seed, sm_count
+        self.reports: list[Report] = []
+        self.pid = os.getpid()
+        self.initialised = False
+        self.closed = False
+        self.window = Window(config.get("emu_window_gib"))
+        self.lock = MachineLock()
+        self.threads = Threads()
+        self.handles: dict[int, Object] = {}
+        self.devices = [Device(i, memory_bytes) for i in range(devices)]
+        for device in self.devices:
+            device.pool = device.default_pool = self.add(Pool(device, is_default=True))
+        self.captures: list[Capture] = []
+        self.images: dict[str, EngineModule] = {}
+        self.memory = MachineMemory(self)
+        self.progress = Progress(self)
+        self._reachable = _peer_table(devices, peers)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine, made on first use: it has native code to load."""
+        from .engine import Engine
+
+        return Engine(self.window, self.seed, self.sm_count)
+
+    @functools.cached_property
+    def driver(self) -> Any:
+        """The driver API of this machine, with cuda.bindings.driver's names."""
+        from .driver import EmulatedDriver
+
+        return EmulatedDriver(self)
+
+    def close(self) -> None:
+        """Drop all work and memory. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self.handles.clear()
+            if self.pid == os.getpid():
+                self.window.close()
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Machine of {len(self.devices)} x {self.arch}, seed {self.seed}{', closed' if self.closed else ''}>"
+
+    def report(self, report: Report) -> None:
+        """Keep a finding and log it."""
+        self.reports.append(report)
+        log.error("%s", report)
+
+    def clock(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+
+    # Handles and the current context ---------------------------------------------------------------------------------
+
+    def add(self, item: Any) -> Any:
+        """Register an object under its handle."""
+        self.handles[item.handle] = item
+        return item
+
+    def remove(self, item: Object) -> None:
+        self.handles.pop(item.handle, None)
+
+    def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
+        """The object of a handle; Failure(code) if it is not a live one of this kind."""
+        item = self.handles.get(0 if value is None else int(value))
+        if not isinstance(item, kind):
+            raise Failure(code)
+        return item
+
+    def device(self, value: Any) -> Device:
+        index = 0 if value is None else int(value)
+        if not 0 <= index < len(self.devices):
+            raise Failure(R.CUDA_ERROR_INVALID_DEVICE)
+        return self.devices[index]
+
+    def current(self) -> Context:
+        """The calling thread's context. Failure with the error that sticks to it, if one does."""
+        stack = self.threads.contexts
+        if not stack or stack[-1] is None:
+            raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
+        context = stack[-1]
+        self.healthy(context)
+        return context
+
+    @staticmethod
+    def healthy(context: Context) -> None:
+        """Failure if the context was destroyed or had a fault."""
+        if context.destroyed:
+            raise Failure(R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        if context.error is not None:
+            raise Failure(context.error)
+
+    def stream(self, value: Any) -> Stream:
+        """A stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own."""
+        handle = 0 if value is None else int(value)
+        if handle in (0, 1):
+            return self.current().legacy
+        if handle == 2:
+            context = self.current()
+            ident = threading.get_ident()
+            if ident not in context.per_thread:
+                context.per_thread[ident] = stream = self.add(Stream(context))
+                context.streams.add(stream)
+            return context.per_thread[ident]
+        found: Stream = self.get(handle, Stream)
+        self.healthy(found.context)
+        return found
+
+    def can_reach(self, source: Device, target: Device) -> bool:
+        """True if `source` may be given access to memory of `target`."""
+        return self._reachable[source.index][target.index]
+
+    def mask(self, *devices: Device) -> int:
+        bits = 0
+        for device in devices:
+            bits |= 1 << device.index
+        return bits
+
+    # Queueing --------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, stream: Stream, command: Command) -> Op | None:
+        """Queue a command on a stream, or add it to the graph that the stream is captured into (then None)."""
+        if stream.capture is not None:
+            stream.capture.record(stream, command)
+            return None
+        self.refuse_implicit(stream)
+        return self.progress.enqueue(stream, command)
+
+    def refuse_implicit(self, stream: Stream) -> None:
+        """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
+        if stream.is_legacy:
+            for other in stream.context.streams:
+                if other.blocking and other.capture is not None:
+                    other.capture.invalidate()
+                    raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+
+    def refuse_in_capture(self) -> None:
+        """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
+        mode = self.threads.capture_mode
+        if mode == Capture.RELAXED:
+            return
+        ident = threading.get_ident()
+        hit = [
+            c
+            for c in self.captures
+            if (c.thread == ident and c.mode != Capture.RELAXED)
+            or (mode == Capture.GLOBAL and c.mode == Capture.GLOBAL)
+        ]
+        for capture in hit:
+            capture.invalidate()
+        if hit:
+            raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+
+    def context_ops(self, context: Context) -> list[Op]:
+        """All operations of a context that are still to be done, as far as its streams know them."""
+        return [op for stream in (*context.streams, context.legacy) for op in stream.tail if not op.done]
+
+    def synchronise(self, context: Context) -> None:
+        """Run until everything queued in a context is done; Failure with its error."""
+        self.progress.wait(self.context_ops(context))
+        self.healthy(context)
+
+    def resident_blocks(self, launch: Launch) -> int:
+        """How many blocks of a launch an otherwise empty device holds."""
+        each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
+        return each * self.sm_count
+
+
+class Threads(threading.local):
+    """What belongs to the calling thread: its stack of contexts and its capture mode."""
+
+    _waiting: set[int] = set()
+
+    def __init__(self) -> None:
+        self.contexts: list[Context | None] = []
+        self.capture_mode = 0
+        self.in_host_function = False
+
+    def others(self) -> bool:
+        """True if another thread is alive that is not itself waiting for an emulated device."""
+        mine = threading.get_ident()
+        return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This thread queues nothing for now."""
+        self._waiting.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._waiting.discard(threading.get_ident())
+
+    @contextlib.contextmanager
+    def host_function(self) -> Iterator[None]:
+        """A host function runs in this thread; it may not call the driver."""
+        self.in_host_function = True
+        try:
+            yield
+        finally:
+            self.in_host_function = False
+
+
+def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:
+    if peers is None or isinstance(peers, bool):
+        value = peers is not False
+        table = [[value] * devices for _ in range(devices)]
+    elif callable(peers):
+        table = [[bool(peers(i, j)) for j in range(devices)] for i in range(devices)]
+    else:
+        table = [[bool(x) for x in row] for row in peers]
+        if len(table) != devices or any(len(row) != devices for row in table):
+            raise ArgumentError("peers", f"a matrix of {len(table)} rows", f"{devices} x {devices}")
+    for i in range(devices):
+        table[i][i] = False
+    return table
+
+
+_default: Machine | None = None
+_default_lock = threading.Lock()
+
+
+def default_machine() -> Machine:
+    """The process-wide machine of 8 devices behind `driver="emu"`, made on first use."""
+    global _default
+    with _default_lock:
+        if _default is None or _default.closed:
+            _default = Machine()
+        return _default

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of one machine: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+
+cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pools                          the owner, and the devices that the pool's access list names
+VMM                            the devices that were given access at that address, the owner not excepted
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .api.entry import Failure
+from .api.types import R
+from .objects import Context, Device, Memory, Pool
+from .window import Kind, WindowError
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+READ, READ_WRITE = 1, 3  # CUmemAccess_flags
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A live range. `device` is None for host memory; exactly one of context, pool and memory says its regime."""
+
+    base: int
+    nbytes: int
+    device: Device | None
+    context: Context | None = None
+    pool: Pool | None = None
+    memory: Memory | None = None
+    host_flags: int | None = None
+    registered: bool = False
+    freed: bool = False  # a pool free is queued
+    access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
+    number: int = field(default_factory=itertools.count(1).__next__)
+
+
+class MachineMemory:
+    """The live allocations of a machine, by address."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._starts: list[int] = []
+        self._live: dict[int, Allocation] = {}
+
+    # Finding ---------------------------------------------------------------------------------------------------------
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that holds an address."""
+        i = bisect.bisect_right(self._starts, address) - 1
+        if i < 0:
+            return None
+        allocation = self._live[self._starts[i]]
+        return allocation if address < allocation.base + allocation.nbytes else None
+
+    def at(self, address: int) -> Allocation | None:
+        """The live allocation that starts at an address."""
+        return self._live.get(address)
+
+    def owned(self, context: Context) -> list[Allocation]:
+        """What goes when the context goes."""
+        return [a for a in self._live.values() if a.context is context]
+
+    def covered(self, address: int, nbytes: int) -> bool:
+        """True if the whole range is live memory of the window (it may span neighbouring mappings)."""
+        end = address + nbytes
+        while address < end:
+            allocation = self.find(address)
+            if allocation is None or allocation.registered:
+                return False
+            address = allocation.base + allocation.nbytes
+        return True
+
+    def within(self, start: int, nbytes: int) -> list[Allocation]:
+        """The live allocations that touch a range, in order."""
+        i = max(bisect.bisect_right(self._starts, start) - 1, 0)
+        found = []
+        for base in self._starts[i:]:
+            if base >= start + nbytes:
+                break
+            if base + self._live[base].nbytes > start:
+                found.append(self._live[base])
+        return found
+
+    # Making and dropping ---------------------------------------------------------------------------------------------
+
+    def add(self, allocation: Allocation) -> Allocation:
+        self._live[allocation.base] = allocation
+        bisect.insort(self._starts, allocation.base)
+        return allocation
+
+    def drop(self, allocation: Allocation) -> None:
+        del self._live[allocation.base]
+        self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
+
+    def charge(self, device: Device, nbytes: int) -> None:
+        """Count device memory; Failure if the device has not so much left."""
+        if device.used + nbytes > device.total:
+            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY)
+        device.used += nbytes
+
+    def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
+        """cuMemAlloc, and the variables of modules."""
+        device = context.device
+        mask = self._context_mask(context)
+        return self.add(Allocation(self._take(device, nbytes, mask, kind), nbytes, device, context=context))
+
+    def pool_alloc(self, pool: Pool, nbytes: int) -> Allocation:
+        if pool.maximum and pool.used + nbytes > pool.maximum:
+            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY)
+        base = self._take(pool.device, nbytes, 0, Kind.DEVICE)
+        allocation = self.add(Allocation(base, nbytes, pool.device, pool=pool))
+        pool.live.add(base)
+        pool.used += nbytes
+        pool.used_high = max(pool.used_high, pool.used)
+        self.refresh(allocation)
+        return allocation
+
+    def pool_free(self, pool: Pool, base: int) -> None:
+        self.free(self._live[base])
+        pool.live.discard(base)
+
+    def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
+        """Pinned memory, which every device may access."""
+        try:
+            base = self._machine.window.host_alloc(nbytes)
+        except WindowError:
+            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+        return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def free(self, allocation: Allocation) -> None:
+        """Drop an allocation and its memory; later accesses fault."""
+        self.drop(allocation)
+        if allocation.registered:
+            return
+        self._machine.window.free(allocation.base)
+        if allocation.device is not None:
+            allocation.device.used -= allocation.nbytes
+        if allocation.pool is not None:
+            allocation.pool.used -= allocation.nbytes
+
+    def _take(self, device: Device, nbytes: int, mask: int, kind: Kind) -> int:
+        self.charge(device, nbytes)
+        try:
+            return self._machine.window.alloc(nbytes, device.index, mask, mask, kind=kind)
+        except WindowError:
+            device.used -= nbytes
+            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+
+    # Access ----------------------------------------------------------------------------------------------------------
+
+    def _context_mask(self, owner: Context) -> int:
+        reaching = [c.device for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
+        return self._machine.mask(owner.device, *reaching)
+
+    def refresh(self, allocation: Allocation) -> None:
+        """Bring the window's access masks of an allocation up to date."""
+        if allocation.memory is not None or allocation.pool is not None:
+            access = allocation.access
+            if allocation.pool is not None:
+                access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
+            read = sum(1 << d for d, flags in access.items() if flags & READ)
+            write = sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
+        elif allocation.device is None:
+            return
+        else:
+            assert allocation.context is not None
+            read = write = self._context_mask(allocation.context)
+        self._machine.window.set_access(allocation.base, allocation.nbytes, read, write)
+
+    def refresh_context(self, owner: Context) -> None:
+        """The peers of a context changed."""
+        for allocation in self.owned(owner):
+            self.refresh(allocation)
+
+    def refresh_pool(self, pool: Pool) -> None:
+        for base in pool.live:
+            self.refresh(self._live[base])

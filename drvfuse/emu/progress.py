@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How queued work gets done: in the calls that wait, with all devices advancing together.
+
+Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` until what it waits for
+has happened; every operation that is ready on any device is started, and all running kernels share the engine. The
+order of starts depends on the order of calls and on the seed alone, so the same program runs the same way each time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from . import reports
+from .api.types import R
+from .objects import Context, Stream
+from .work import Command, HostCall, Launch, Op, Record
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+BUDGET_MS = 50
+GRACE_S = 1.0
+"""How long a wait that cannot go on gives other Python threads to queue something."""
+IDLE_QUERIES = 2000
+"""Queries in a row that find nothing able to move before they count as a wait for ever."""
+
+FAULTS = {
+    "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
+    "trap": R.CUDA_ERROR_LAUNCH_FAILED,
+    "assert": R.CUDA_ERROR_ASSERT,
+    "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
+    "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
+    "unsupported": R.CUDA_ERROR_LAUNCH_FAILED,
+}
+"""The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
+
+
+class Progress:
+    """The operations of one machine. The caller holds the machine's lock."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.running: list[Op] = []
+        self.submitted = 0
+        self._sequence = itertools.count()
+        self._ready: list[Op] = []
+        self._secondaries: list[Op] = []  # wait for nothing but their primary's trigger
+        self._crowded: list[Op] = []  # kernels for which no SM has room
+        self._in_host_function = 0
+        self._idle_queries = (0, 0)
+        self._pending = 0
+
+    # Queueing --------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, stream: Stream, command: Command) -> Op:
+        """Queue a command behind what its stream has to wait for. The stream is not being captured."""
+        context = stream.context
+        after = [op for op in stream.tail if not op.done]
+        last = stream.last
+        ordered: list[Op] = []
+        if stream.is_legacy:
+            ordered = [op for other in context.streams if other.blocking for op in other.tail if not op.done]
+        elif stream.blocking:
+            ordered = [op for op in context.legacy.tail if not op.done]
+        programmatic = isinstance(command, Launch) and command.programmatic
+        if programmatic and last is not None and isinstance(last.command, Launch) and not last.done and not ordered:
+            op = self.submit(command, (), primary=last, priority=stream.priority)
+            stream.tail = [*after, op]
+        else:
+            op = self.submit(command, [*after, *ordered], priority=stream.priority)
+            stream.tail = [op]
+        stream.last = op
+        return op
+
+    def submit(self, command: Command, after: Iterable[Op], *, primary: Op | None = None, priority: int = 0) -> Op:
+        """Queue a command behind some operations, and in the programmatic sense behind `primary`."""
+        if isinstance(command, Launch) and command.priority is not None:
+            priority = command.priority
+        op = Op(command, (priority, next(self._sequence)))
+        for other in set(after):
+            if not other.done:
+                other.dependents.append(op)
+                op.waits += 1
+        if primary is not None and not primary.done:
+            op.primary = primary
+            primary.secondaries.append(op)
+        self._pending += 1
+        self.submitted += 1
+        self._release(op)
+        self.machine.lock.changed()
+        return op
+
+    # Waiting ---------------------------------------------------------------------------------------------------------
+
+    def wait(self, ops: Iterable[Op]) -> None:
+        """Run until these operations are done. What can never be done is ended as a deadlock."""
+        waited = [op for op in ops if not op.done]
+
+        def done() -> bool:
+            while waited and waited[-1].done:
+                waited.pop()
+            return not waited
+
+        self.run_until(done)
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        graced = -1  # what was queued when other threads last got their chance
+        while not done():
+            if not self.step() and not done():
+                if self._in_host_function:
+                    self.machine.lock.wait(0.05)
+                elif graced != self.submitted and self.machine.threads.others():
+                    graced = self._grace()
+                elif not (self.running and self.machine.engine.advance_clock()):
+                    self._deadlock()
+            self.machine.lock.give_way()
+
+    def _grace(self) -> int:
+        """Let other threads queue something; `submitted` when the time was up."""
+        before, deadline = self.submitted, time.monotonic() + GRACE_S
+        with self.machine.threads.waiting():
+            while self.submitted == before and (left := deadline - time.monotonic()) > 0:
+                self.machine.lock.wait(left)
+        return before
+
+    def poll(self, ops: Iterable[Op]) -> bool:
+        """Advance a little; True if these operations are done."""
+        waited = list(ops)
+        if not all(op.done for op in waited):
+            moved = self.step()
+            count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
+            self._idle_queries = (self.submitted, count)
+            if count > IDLE_QUERIES:
+                self.wait(waited)
+        return all(op.done for op in waited)
+
+    def drain(self) -> None:
+        """Run until nothing can move without the host or the clock."""
+        while self.step():
+            self.machine.lock.give_way()
+
+    def step(self) -> bool:
+        """Start what is ready and let the engine run for a moment; False if nothing could move."""
+        moved = self._start_ready()
+        if self.running:
+            engine = self.machine.engine
+            engine.run([op.launch for op in self.running], budget_ms=BUDGET_MS)
+            moved = not engine.idle or moved
+            for op in list(self.running):
+                if op in self.running:  # the fault of another may have ended it
+                    moved = self._settle(op) or moved
+        return self._start_ready() or moved
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def _start_ready(self) -> bool:
+        started = False
+        early = self.machine.seed % 2 == 1
+        while True:
+            if early:
+                for op in [op for op in self._secondaries if self._triggered(op.primary)]:
+                    self._secondaries.remove(op)
+                    heapq.heappush(self._ready, op)
+            if not self._ready:
+                return started
+            while self._ready:
+                started = self._start(heapq.heappop(self._ready)) or started
+
+    def _start(self, op: Op) -> bool:
+        command = op.command
+        if command.context.error is not None or command.context.destroyed:
+            self._finish(op)
+        elif isinstance(command, Launch):
+            if not self._place(op, command):
+                self._crowded.append(op)
+                return False
+        elif isinstance(command, HostCall):
+            self._call(command)
+            self._finish(op)
+        else:
+            if isinstance(command, Record):
+                command.event.op = op
+            command.run(self.machine)
+            self._finish(op)
+        return True
+
+    def _place(self, op: Op, command: Launch) -> bool:
+        """Start a kernel with as many resident blocks as the SMs of its device have left; False if none fits."""
+        machine = self.machine
+        device = command.context.device.index
+        capacity = machine.resident_blocks(command)
+        taken = sum(
+            min(other.room, other.command.blocks) / machine.resident_blocks(other.command)
+            for other in self.running
+            if isinstance(other.command, Launch) and other.command.context.device.index == device
+        )
+        room = int(capacity * max(0.0, 1.0 - taken) + 1e-6)
+        if room < (command.blocks if command.cooperative else 1):
+            return False
+        function = command.function
+        assert function.module is not None
+        op.room = room
+        op.launch = machine.engine.launch(
+            function.image,
+            function.name,
+            device=device,
+            grid=command.grid,
+            block=command.block,
+            smem=command.smem,
+            params=command.params,
+            globals_addr=function.module.globals_address,
+            max_resident=room,
+        )
+        op.launch.gdc_open = op.primary is None
+        self.running.append(op)
+        return True
+
+    def _settle(self, op: Op) -> bool:
+        """Take note of what the engine did to a launch; True if it ended."""
+        if op.launch.fault is not None:
+            fault = op.launch.fault
+            self.machine.report(reports.from_fault(fault))
+            self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS))
+            return True
+        if op.launch.done:
+            self._finish(op)
+            return True
+        return False
+
+    def fail(self, context: Context, code: Any) -> None:
+        """Leave an error in a context: its kernels stop, and what is queued in it is passed over."""
+        if context.error is None:
+            context.error = code
+        for op in [op for op in self.running if op.command.context is context]:
+            op.launch.abandon()
+            self._finish(op)
+        crowded, self._crowded = self._crowded, []
+        for op in crowded:
+            heapq.heappush(self._ready, op)
+
+    def _finish(self, op: Op) -> None:
+        op.done = True
+        op.time = self.machine.clock()
+        self._pending -= 1
+        if op.launch is not None and op in self.running:
+            self.running.remove(op)
+            for waiting in self._crowded:
+                heapq.heappush(self._ready, waiting)
+            self._crowded.clear()
+        op.launch = None
+        for secondary in op.secondaries:
+            secondary.primary = None
+            if secondary.launch is not None:
+                secondary.launch.gdc_open = True
+            elif secondary in self._secondaries:
+                self._secondaries.remove(secondary)
+                self._release(secondary)
+        for dependent in op.dependents:
+            dependent.waits -= 1
+            self._release(dependent)
+        op.dependents, op.secondaries = [], []
+
+    def _release(self, op: Op) -> None:
+        if op.waits == 0:
+            if op.primary is None:
+                heapq.heappush(self._ready, op)
+            else:
+                self._secondaries.append(op)
+
+    @staticmethod
+    def _triggered(primary: Op | None) -> bool:
+        return primary is not None and primary.launch is not None and bool(primary.launch.triggered)
+
+    def _call(self, command: HostCall) -> None:
+        machine = self.machine
+        self._in_host_function += 1
+        try:
+            with machine.threads.host_function(), machine.lock.released():
+                command.function(command.argument)
+        finally:
+            self._in_host_function -= 1
+            machine.lock.changed()
+
+    def _deadlock(self) -> None:
+        machine = self.machine
+        if not self.running:
+            raise AssertionError(f"{self._pending} operations wait for one another")
+        busy = {op.command.context.device.index for op in self.running}
+        active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
+        launches = [
+            (op.command.function.name, op.command.context.device.index, op.launch)
+            for op in self.running
+            if isinstance(op.command, Launch)
+        ]
+        machine.report(reports.deadlock(launches, sorted(active - busy)))
+        for context in {op.command.context for op in self.running}:
+            self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT)
+
+
+class MachineLock:
+    """One lock a machine, which a thread that waits for work passes on to those that want to queue some."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._count = threading.Lock()
+        self._contenders = 0
+
+    def __enter__(self) -> None:
+        if not self._condition.acquire(blocking=False):
+            with self._count:
+                self._contenders += 1
+            try:
+                self._condition.acquire()
+            finally:
+                with self._count:
+                    self._contenders -= 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._condition.release()
+
+    def changed(self) -> None:
+        """Something was queued or ended: wake those that wait."""
+        self._condition.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Let others in until something changes, or for so long."""
+        self._condition.wait(seconds)
+
+    def give_way(self) -> None:
+        """Let a thread in that stands at the lock."""
+        if self._contenders:
+            self._condition.wait(0.0005)
+
+    def released(self) -> _Released:
+        """Context manager: not held inside."""
+        return _Released(self._condition)
+
+
+class _Released:
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+
+    def __enter__(self) -> None:
+        self._condition.release()
+
+    def __exit__(self, *exc: object) -> None:
+        self._condition.acquire()

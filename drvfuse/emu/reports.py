@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an emulated machine found: faults, deadlocks and refused modules, each with its place in the source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Index = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finding. What does not apply is None.
+
+    kind     "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", ...
+    device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
+    """
+
+    kind: str
+    message: str
+    kernel: str | None = None
+    file: str | None = None
+    line: int | None = None
+    device: int | None = None
+    block: Index | None = None
+    thread: Index | None = None
+    address: int | None = None
+
+    @property
+    def rank(self) -> int | None:
+        return self.device
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
+        where = []
+        if self.kernel:
+            where.append(f"kernel {self.kernel}")
+        if self.device is not None:
+            where.append(f"device {self.device}")
+        if self.block is not None:
+            where.append(f"block {_index(self.block)}")
+        if self.thread is not None:
+            where.append(f"thread {_index(self.thread)}")
+        return f"{place}{self.kind}: {self.message}" + (f" ({', '.join(where)})" if where else "")
+
+
+def from_fault(fault: Any) -> Report:
+    """The report of an engine `Fault`."""
+    return Report(
+        kind=fault.kind,
+        message=fault.message,
+        kernel=fault.kernel,
+        file=fault.file,
+        line=fault.line,
+        device=fault.device,
+        block=fault.block,
+        thread=fault.thread,
+        address=fault.address,
+    )
+
+
+def deadlock(launches: Sequence[tuple[str, int, Any]], without_work: Iterable[int]) -> Report:
+    """The report of launches of which none can go on.
+
+    `launches` holds (kernel, device, engine launch); `without_work` the devices that have nothing queued while others
+    wait. Threads that wait at the same place for the same thing are one line.
+    """
+    lines: list[str] = []
+    first: Any = None
+    for kernel, device, launch in launches:
+        groups: dict[tuple[Any, ...], list[Any]] = {}
+        for blocked in launch.blocked():
+            first = first or (kernel, device, blocked)
+            key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen)
+            groups.setdefault(key, []).append(blocked)
+        for (status, file, line, address, seen), members in groups.items():
+            place = f"{file}:{line}" if file else f"PTX line {line}" if line else "an unknown place"
+            waiting = f" on 0x{address:x}, which holds {seen}" if address else ""
+            lines.append(f"device {device}, {kernel}: {_who(members)} at {place}, {status}{waiting}")
+        if not groups:
+            lines.append(f"device {device}, {kernel}: no block is resident")
+    for device in without_work:
+        lines.append(f"device {device} has no launch queued")
+    text = "nothing can go on:\n  " + "\n  ".join(lines)
+    if first is None:
+        return Report("deadlock", text)
+    kernel, device, blocked = first
+    return Report(
+        "deadlock", text, kernel, blocked.file, blocked.line, device, blocked.block, blocked.thread, blocked.address
+    )
+
+
+def _who(members: Sequence[Any]) -> str:
+    blocks = Counter(m.block for m in members)
+    if len(members) == 1:
+        return f"block {_index(members[0].block)} thread {_index(members[0].thread)}"
+    if len(blocks) == 1:
+        return f"{len(members)} threads of block {_index(next(iter(blocks)))}"
+    return f"{len(members)} threads of {len(blocks)} blocks ({_index(min(blocks))} to {_index(max(blocks))})"
+
+
+def _index(index: Any) -> str:
+    if isinstance(index, int):
+        return str(index)
+    x, y, z = index
+    return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many blocks of a kernel fit on a multiprocessor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .objects import Function
+
+REGISTERS_PER_THREAD = 32
+"""What every kernel is taken to use: PTX does not tell."""
+SHARED_RESERVED = 1024  # a block's own share of shared memory, taken by the system
+SHARED_DEFAULT = 48 << 10
+MAX_THREADS_PER_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resources of a multiprocessor: threads, blocks, bytes; `shared_block` is the most that a block may ask."""
+
+    threads: int
+    blocks: int
+    shared: int
+    shared_block: int
+    registers: int = 65536
+
+
+def max_threads(function: Function) -> int:
+    """The most threads a block of this kernel may have."""
+    return int(function.code.max_threads or MAX_THREADS_PER_BLOCK)
+
+
+def registers(limits: Limits, function: Function) -> int:
+    """Registers a thread."""
+    return min(REGISTERS_PER_THREAD, limits.registers // max_threads(function))
+
+
+def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -> int:
+    """Resident blocks of one multiprocessor for a block of so many threads with so much dynamic shared memory."""
+    if not 0 < threads <= max_threads(function):
+        return 0
+    warps = -(-threads // 32)
+    shared = function.code.shared_static + smem
+    if shared > limits.shared_block:
+        return 0
+    return min(
+        limits.blocks,
+        limits.threads // (warps * 32),
+        limits.registers // (warps * 32 * registers(limits, function)),
+        limits.shared // (-(-(shared + SHARED_RESERVED) // 128) * 128),
+    )

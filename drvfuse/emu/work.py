@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands (what streams and graphs are asked to do) and operations (one queued run of a command).
+
+A command never changes once made, so a graph can queue it any number of times. Order is a graph of operations: each
+knows how many others it still has to wait for, and tells its dependents when it is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .objects import Context, Event, Function, Pool
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+Dim = tuple[int, int, int]
+
+
+class Op:
+    """One queued command. `primary` is the kernel in front of it that it may overlap (programmatic launch)."""
+
+    __slots__ = ("command", "dependents", "done", "launch", "order", "primary", "room", "secondaries", "time", "waits")
+
+    def __init__(self, command: Command, order: tuple[int, int]) -> None:
+        self.command = command
+        self.order = order
+        self.waits = 0
+        self.dependents: list[Op] = []
+        self.primary: Op | None = None
+        self.secondaries: list[Op] = []
+        self.launch: Any = None
+        self.room = 0
+        self.done = False
+        self.time = 0
+
+    def __lt__(self, other: Op) -> bool:
+        return self.order < other.order
+
+
+@dataclass(frozen=True, eq=False)
+class Command:
+    """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
+
+    context: Context
+
+    def run(self, machine: Machine) -> None:
+        """Do it; everything but a kernel and a host function is done at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Copy(Command):
+    """`source` is an address, or the bytes that pageable memory held when the copy was queued."""
+
+    destination: int
+    source: int | bytes
+    nbytes: int
+    keep: Any = None
+
+    def run(self, machine: Machine) -> None:
+        if isinstance(self.source, bytes):
+            machine.window.view(self.destination, self.nbytes)[:] = np.frombuffer(self.source, np.uint8)
+            if machine.window.contains(self.destination, self.nbytes):
+                machine.window.mark_initialised(self.destination, self.nbytes)
+        else:
+            machine.window.copy(self.destination, self.source, self.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Copy2D(Command):
+    """`height` rows of `width` bytes."""
+
+    destination: int
+    destination_pitch: int
+    source: int
+    source_pitch: int
+    width: int
+    height: int
+    keep: Any = None
+
+    def run(self, machine: Machine) -> None:
+        for row in range(self.height):
+            machine.window.copy(
+                self.destination + row * self.destination_pitch, self.source + row * self.source_pitch, self.width
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Fill(Command):
+    """`count` times the `size`-byte value at each of `rows` addresses, `pitch` apart."""
+
+    destination: int
+    value: int
+    size: int
+    count: int
+    rows: int = 1
+    pitch: int = 0
+
+    def run(self, machine: Machine) -> None:
+        for row in range(self.rows):
+            address = self.destination + row * self.pitch
+            machine.window.view(address, self.count * self.size).view(f"<u{self.size}")[:] = self.value
+            machine.window.mark_initialised(address, self.count * self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolFree(Command):
+    """Give memory back to its pool."""
+
+    pool: Pool
+    address: int
+
+    def run(self, machine: Machine) -> None:
+        machine.memory.pool_free(self.pool, self.address)
+
+
+@dataclass(frozen=True, eq=False)
+class Record(Command):
+    """The marker of an event record inside a graph, for an event outside of it; elsewhere a plain Command does."""
+
+    event: Event
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall(Command):
+    """A host function. It runs without the machine's lock held and may call nothing of the driver."""
+
+    function: Callable[[int], None]
+    argument: int
+    keep: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Launch(Command):
+    """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it."""
+
+    function: Function
+    grid: Dim
+    block: Dim
+    smem: int
+    params: bytes
+    cooperative: bool = False
+    programmatic: bool = False
+    priority: int | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+def host_function(address: int) -> Callable[[int], None]:
+    """The C function `void (*)(void*)` at an address."""
+    call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    return call
