@@ -200,7 +200,7 @@ class EngineLaunch:
         warps = -(-threads // 32)
         frame = _round_up(kernel.frame_bytes, 64)
         stride = _round_up(BLOCK_BYTES + warps * WARP_BYTES + threads * frame, 64)
-        shared = _round_up(kernel.shared_static, 16) + smem if smem else kernel.shared_static
+        shared = kernel.shared_static + smem
         shared_stride = _round_up(max(shared, 1), 1024)
         local_stride = _round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []

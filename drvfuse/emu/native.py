@@ -18,7 +18,7 @@ import logging
 import os
 import tempfile
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,10 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
     from .codegen import translate
 
     translated = translate(ptx, raw=raw)
+    kernels = list(translated.kernels.values())
     description = {
-        "kernels": [asdict(k) for k in translated.kernels.values()],
+        "kernels": [asdict(replace(k, sites=())) for k in kernels],
+        "sites": [asdict(site) for site in kernels[0].sites] if kernels else [],
         "globals": [{**asdict(g), "init": g.init.hex()} for g in translated.globals],
         "globals_bytes": translated.globals_bytes,
     }
@@ -184,14 +186,19 @@ def _open(description: dict[str, Any], native: bytes) -> NativeModule:
     code = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     code.add_object_file(llvm.ObjectFileRef.from_data(native))
     code.finalize_object()
+    sites = tuple(Site(**_fields(item)) for item in description["sites"])
     kernels = {}
     for item in description["kernels"]:
-        fields = {name: _tuples(value) for name, value in item.items()}
-        fields["params"] = tuple(Param(**p) for p in item["params"])
-        fields["sites"] = tuple(Site(**{name: _tuples(value) for name, value in s.items()}) for s in item["sites"])
-        kernels[item["name"]] = KernelCode(**fields)
-    variables = tuple(GlobalVar(**{**g, "init": bytes.fromhex(g["init"])}) for g in description["globals"])
+        params = tuple(Param(**_fields(p)) for p in item["params"])
+        kernels[item["name"]] = KernelCode(**{**_fields(item), "params": params, "sites": sites})
+    variables = tuple(
+        GlobalVar(**{**_fields(item), "init": bytes.fromhex(item["init"])}) for item in description["globals"]
+    )
     return NativeModule(kernels, variables, description["globals_bytes"], code)
+
+
+def _fields(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in item.items()}
 
 
 def _tuples(value: Any) -> Any:

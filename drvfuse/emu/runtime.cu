@@ -176,8 +176,6 @@ u64 rt_now();
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
 static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2160, "");
-static_assert(__builtin_offsetof(Thread, op_addr) == 32 && __builtin_offsetof(Thread, local_base) == 80, "");
-static_assert(__builtin_offsetof(Block, active) == 64 && __builtin_offsetof(Launch, engine) == 128, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
