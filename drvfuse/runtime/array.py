@@ -55,7 +55,7 @@ class Array:
         elif isinstance(self._owner, Array):
             self._owner.used_on(stream)
 
-    def reshape(self, *shape: int) -> Array:
+    def reshape(self, shape: Any) -> Array:
         """The same memory with another shape of as many elements; the result keeps this array alive."""
         new = check_shape(shape)
         if element_count(new) != self.size:

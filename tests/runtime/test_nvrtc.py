@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,11 @@ extern "C" __global__ void plain(int* p) { *p = VALUE; }
 
 
 @pytest.fixture(autouse=True)
-def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(nvrtc, "_images", {})
-    with config.override(cache_dir=str(tmp_path / "cache"), cache=True):
-        yield tmp_path / "cache" / "kernels"
+    monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path / "cache"))  # threads do not inherit config.override
+    monkeypatch.setenv("DRVFUSE_CACHE", "1")
+    return tmp_path / "cache" / "kernels"
 
 
 @pytest.fixture

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, contexts, streams and events."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError
+from drvfuse.runtime.driver import get_driver
+from drvfuse.runtime.stream import Event, Stream
+
+
+def test_one_object_for_each_driver_and_index(driver: str) -> None:
+    assert df.device(0, driver=driver) is df.device(0, driver=get_driver(driver))
+
+
+@pytest.mark.parametrize("index", [-1, 99, 1.5, "0"])
+def test_wrong_index_says_what_there_is(driver: str, index: object) -> None:
+    with pytest.raises(ArgumentError, match="index"):
+        df.device(index, driver=driver)  # type: ignore[arg-type]
+
+
+def test_device_facts(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    major, minor = device.capability
+    assert device.arch.startswith(f"sm_{major}{minor}")
+    assert device.sm_count == device.attribute("MULTIPROCESSOR_COUNT") > 0
+    assert device.name and device.name in repr(device)
+
+
+def test_unknown_attribute_is_unsupported(driver: str) -> None:
+    with pytest.raises(df.errors.Unsupported, match="NO_SUCH_THING"):
+        df.device(0, driver=driver).attribute("NO_SUCH_THING")
+
+
+def test_use_restores_the_current_context(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    gate = device.driver
+    before = int(gate.cuCtxGetCurrent())
+    with pytest.raises(RuntimeError), device.use():
+        assert int(gate.cuCtxGetCurrent()) == int(device.context)
+        with device.use():
+            pass
+        assert int(gate.cuCtxGetCurrent()) == int(device.context)
+        raise RuntimeError
+    assert int(gate.cuCtxGetCurrent()) == before
+
+
+@pytest.mark.gpus(2)
+def test_peers_can_be_enabled_twice(driver: str) -> None:
+    a, b = df.device(0, driver=driver), df.device(1, driver=driver)
+    assert a.can_access_peer(a)
+    if not a.can_access_peer(b):
+        pytest.skip("devices 0 and 1 are no peers")
+    a.enable_peer(b)
+    assert a.peer_enabled(b)
+    a._peers.discard(b.index)  # as if another library had done it
+    a.enable_peer(b)
+    assert a.peer_enabled(b) and a.peer_enabled(a)
+
+
+def test_stream_orders_and_reports(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device, priority=-1) as stream:
+        array = device.zeros((1000,), "float32", stream=stream)
+        event = stream.record()
+        event.synchronize()
+        assert event.query() and stream.query()
+        assert stream.__cuda_stream__() == (0, stream.handle)
+        assert stream.capture_id() is None
+        np.testing.assert_array_equal(array.numpy(), 0)
+
+
+def test_events_order_streams_and_measure_time(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as a, Stream(device) as b:
+        start = Event(device, timing=True).record(a)
+        array = device.zeros((64,), "int32", stream=a)
+        end = Event(device, timing=True).record(a)
+        b.wait(end)
+        b.synchronize()
+        assert end.elapsed_ms(start) >= 0
+        assert array.size == 64
+
+
+@pytest.mark.parametrize("kind", ["protocol", "cuda_stream", "ptr", "int", "CUstream"])
+def test_wrap_takes_every_spelling_of_a_foreign_stream(driver: str, kind: str) -> None:
+    device = df.device(0, driver=driver)
+    own = Stream(device)
+    handle = own.handle
+    foreign = {
+        "protocol": SimpleNamespace(__cuda_stream__=lambda: (0, handle)),
+        "cuda_stream": SimpleNamespace(cuda_stream=handle),
+        "ptr": SimpleNamespace(ptr=handle),
+        "int": handle,
+        "CUstream": device.driver.types.CUstream(handle),
+    }[kind]
+    wrapped = Stream.wrap(device, foreign)
+    assert wrapped.handle == handle
+    wrapped.close()
+    own.synchronize()  # the wrapper did not own it
+    assert Stream.wrap(device, own) is own
+
+
+@pytest.mark.parametrize("bad", [None, True, "stream", SimpleNamespace(__cuda_stream__=lambda: (1, 5))])
+def test_wrap_refuses_what_is_no_stream(driver: str, bad: object) -> None:
+    with pytest.raises(ArgumentError, match="stream"):
+        Stream.wrap(df.device(0, driver=driver), bad)
+
+
+def test_closed_streams_and_events_raise(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    stream, event = Stream(device), Event(device)
+    stream.close()
+    stream.close()
+    event.close()
+    for use in (stream.synchronize, stream.record, stream.query, stream.capture_id, event.synchronize, event.query):
+        with pytest.raises(ClosedError):
+            use()
+    with pytest.raises(ClosedError):
+        device.stream.wait(event)
+
+
+@pytest.mark.gpus(2)
+def test_stream_of_another_device_is_refused(driver: str) -> None:
+    a, b = df.device(0, driver=driver), df.device(1, driver=driver)
+    with pytest.raises(ArgumentError, match="stream"):
+        Stream.wrap(a, b.stream)
+    with pytest.raises(ArgumentError, match="event"):
+        a.stream.record(Event(b))
+
+
+def test_synchronise_in_a_capture_is_refused_and_capture_survives(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as stream:
+        with df.Graph.capture([stream]) as graph:
+            assert stream.capture_id() is not None
+            with pytest.raises(CaptureError):
+                stream.synchronize()
+        graph.launch(stream)
+        stream.synchronize()
+
+
+@pytest.mark.emu
+def test_closed_device_raises_and_a_new_one_can_be_made() -> None:
+    machine = df.emu.Machine(devices=1)
+    device = df.device(0, driver=machine)
+    assert device.stream.query()
+    device.close()
+    device.close()
+    with pytest.raises(ClosedError):
+        device.use()
+    again = df.device(0, driver=machine)
+    assert again is not device and again.stream.query()

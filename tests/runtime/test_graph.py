@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capturing streams into graphs and replaying them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError
+from drvfuse.runtime.graph import capturing
+from drvfuse.runtime.memory import fill
+from drvfuse.runtime.stream import Stream
+
+
+@pytest.mark.gpus(2)
+def test_replay_runs_the_work_of_every_stream(driver: str) -> None:
+    devices = [df.device(i, driver=driver) for i in range(2)]
+    streams = [Stream(device) for device in devices]
+    arrays = [device.zeros((64,), "uint8", stream=stream) for device, stream in zip(devices, streams, strict=True)]
+    with df.Graph.capture(streams) as graph:
+        for device, stream, array in zip(devices, streams, arrays, strict=True):
+            fill(device, array.ptr, 3 + device.index, 64, stream)
+    for array in arrays:
+        assert not array.numpy().any()
+    for _ in range(2):
+        graph.launch(streams[0])
+        streams[0].synchronize()
+        for index, array in enumerate(arrays):
+            assert (array.numpy() == 3 + index).all()
+            array.copy_from(np.zeros(64, np.uint8))
+    graph.close()
+    graph.close()
+    with pytest.raises(ClosedError):
+        graph.launch(streams[0])
+
+
+@pytest.mark.gpus(2)
+def test_exception_inside_drops_the_capture_and_frees_the_streams(driver: str) -> None:
+    devices = [df.device(i, driver=driver) for i in range(2)]
+    streams = [Stream(device) for device in devices]
+    array = devices[1].zeros((8,), "uint8", stream=streams[1])
+    streams[1].synchronize()
+    with pytest.raises(KeyError, match="mine"), df.Graph.capture(streams) as graph:
+        fill(devices[1], array.ptr, 7, 8, streams[1])
+        raise KeyError("mine")
+    with pytest.raises(CaptureError):
+        graph.launch(streams[0])
+    for stream in streams:
+        assert stream.capture_id() is None
+        stream.synchronize()
+    assert not array.numpy().any()
+
+
+def test_current_graph_is_known_while_capturing(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as stream, Stream(device) as other:
+        assert capturing(stream) is None
+        with df.Graph.capture(stream) as graph:
+            assert capturing(stream) is graph and capturing(other) is None
+            with pytest.raises(CaptureError, match="still being captured"):
+                graph.launch(other)
+        assert capturing(stream) is None
+
+
+def test_kept_objects_live_as_long_as_the_graph(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((8,), "uint8")
+    weak = weakref.ref(array)
+    with Stream(device) as stream, df.Graph.capture(stream) as graph:
+        fill(device, array.ptr, 7, 8, stream)
+        graph.keep(array)
+    del array
+    gc.collect()
+    assert weak() is not None
+    graph.close()
+    gc.collect()
+    assert weak() is None
+
+
+def test_checks_can_refuse_a_launch(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    calls: list[int] = []
+
+    def refuse() -> None:
+        calls.append(1)
+        raise RuntimeError("not now")
+
+    with Stream(device) as stream:
+        with df.Graph.capture(stream) as graph:
+            graph.before_launch(refuse)
+            graph.before_launch(refuse)
+        with pytest.raises(RuntimeError, match="not now"):
+            graph.launch(stream)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("streams", [[], [1], "no"])
+def test_capture_needs_streams(driver: str, streams: object) -> None:
+    with pytest.raises(ArgumentError, match="streams"), df.Graph.capture(streams):  # type: ignore[arg-type]
+        pass
+
+
+def test_capture_of_a_captured_or_legacy_stream_is_refused(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with pytest.raises(ArgumentError, match="legacy"), df.Graph.capture(Stream.wrap(device, 0)):
+        pass
+    with Stream(device) as stream:
+        with df.Graph.capture(stream), pytest.raises(CaptureError, match="already"), df.Graph.capture(stream):
+            pass
+        stream.synchronize()

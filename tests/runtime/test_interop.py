@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Foreign arrays: DLPack, the CUDA array interface, and who can read which memory."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import dtypes
+from drvfuse.errors import ArgumentError
+from drvfuse.runtime import dlpack
+from drvfuse.runtime.array import Array
+from drvfuse.runtime.driver import get_driver
+from drvfuse.runtime.interop import as_array, readable_by
+from drvfuse.runtime.stream import Stream
+
+
+class Producer:
+    """Another framework's array: DLPack only."""
+
+    def __init__(self, array: Array, version: tuple[int, int] | None = (1, 1)) -> None:
+        self.array, self.version, self.asked = array, version, []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **more: Any) -> Any:
+        if self.version is None and more:
+            raise TypeError("unexpected keyword max_version")
+        self.asked.append(stream)
+        if self.version is None:
+            return self.array.__dlpack__(stream=stream)
+        return self.array.__dlpack__(stream=stream, **more)
+
+
+@pytest.mark.parametrize("version", [None, (1, 1)])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "bool"])
+def test_dlpack_round_trip(driver: str, name: str, version: tuple[int, int] | None, rng: np.random.Generator) -> None:
+    device = df.device(0, driver=driver)
+    dtype = dtypes.get(name).numpy
+    values = rng.integers(0, 2, (5, 1, 7)).astype(dtype)
+    foreign = Producer(device.array(values), version)
+    array, stream = as_array(foreign, driver=get_driver(driver), argument="inputs[0]")
+    assert stream is device.stream and foreign.asked == [device.stream.handle]
+    assert (array.ptr, array.shape, str(array.dtype), array.device) == (foreign.array.ptr, (5, 1, 7), name, device)
+    del foreign
+    gc.collect()
+    assert array.numpy().tobytes() == values.tobytes()
+
+
+def test_dropped_capsules_free_what_they_hold(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    held = len(dlpack._exported)
+    array = device.zeros((4,), "float32")
+    capsules = [array.__dlpack__(stream=-1), array.__dlpack__(stream=-1, max_version=(1, 0))]
+    assert len(dlpack._exported) == held + 2
+    del capsules
+    gc.collect()
+    assert len(dlpack._exported) == held
+
+
+def test_consumer_calls_the_deleter(driver: str) -> None:
+    import ctypes
+
+    device = df.device(0, driver=driver)
+    capsule = device.zeros((4,), "float32").__dlpack__(stream=-1)
+    address = dlpack._get_pointer(capsule, b"dltensor")
+    rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+    rename(capsule, b"used_dltensor")
+    with pytest.raises(ArgumentError, match="unconsumed"):
+        dlpack.read(capsule)
+    del capsule
+    assert address in dlpack._exported
+    managed = dlpack._Managed.from_address(address)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(address)
+    assert address not in dlpack._exported
+
+
+def test_export_orders_the_consumers_stream(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((4,), "float32")
+    with Stream(device) as consumer:
+        array.__dlpack__(stream=consumer.handle)
+        assert [stream.handle for stream in array._block.users.values()] == [consumer.handle]  # type: ignore[union-attr]
+    with pytest.raises(ArgumentError, match="ambiguous"):
+        array.__dlpack__(stream=0)
+    with pytest.raises(BufferError):
+        array.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        array.__dlpack__(dl_device=(1, 0))
+
+
+def test_emulated_memory_is_not_announced_as_cuda_memory(driver: str) -> None:
+    array = df.device(0, driver=driver).zeros((2,), "int8")
+    assert array.__dlpack_device__() == ((2, 0) if driver == "cuda" else (12, 0))
+
+
+def test_own_arrays_pass_through(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((3,), "float32")
+    assert as_array(array, driver=device.driver, argument="x") == (array, array.stream)
+
+
+def test_arrays_of_another_driver_are_refused(driver: str) -> None:
+    other = df.device(0, driver=df.emu.Machine(devices=1))
+    with pytest.raises(ArgumentError, match="x is an array of the emu driver"):
+        as_array(other.zeros((3,), "int8"), driver=get_driver(driver), argument="x")
+
+
+@pytest.mark.parametrize("host", [np.zeros(3, np.float32), [1.0, 2.0]])
+def test_host_memory_is_refused(driver: str, host: object) -> None:
+    with pytest.raises(ArgumentError, match="inputs is host memory"):
+        as_array(host, driver=get_driver(driver), argument="inputs")
+
+
+def test_other_objects_are_refused(driver: str) -> None:
+    with pytest.raises(ArgumentError, match="__cuda_array_interface__"):
+        as_array(object(), driver=get_driver(driver), argument="inputs")
+
+
+def interface(array: Array, **changes: Any) -> Any:
+    return SimpleNamespace(owner=array, __cuda_array_interface__={**array.__cuda_array_interface__, **changes})
+
+
+def test_array_interface_round_trip(driver: str, rng: np.random.Generator) -> None:
+    device = df.device(0, driver=driver)
+    values = rng.standard_normal((4, 3)).astype(np.float32)
+    with Stream(device) as stream:
+        foreign = interface(device.array(values, stream=stream), strides=(12, 4))
+        array, producer = as_array(foreign, driver=device.driver, argument="x")
+        assert producer is not None and producer.handle == stream.handle
+        np.testing.assert_array_equal(array.numpy(), values)
+
+
+def test_array_interface_without_stream_needs_no_ordering(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    foreign = interface(device.zeros((3,), "int32"), stream=None)
+    assert as_array(foreign, driver=device.driver, argument="x")[1] is None
+    version2 = interface(device.zeros((3,), "int32"), version=2)
+    del version2.__cuda_array_interface__["stream"]
+    assert as_array(version2, driver=device.driver, argument="x")[1] is None
+
+
+def test_array_interface_of_bfloat16_needs_the_objects_own_dtype(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    foreign = interface(device.zeros((3,), "bfloat16"))
+    with pytest.raises(ArgumentError, match="use DLPack"):
+        as_array(foreign, driver=device.driver, argument="x")
+    foreign.dtype = "torch.bfloat16"
+    assert str(as_array(foreign, driver=device.driver, argument="x")[0].dtype) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strides": (4, 16)}, "x is an array of shape .* with strides .*; it must be C-contiguous"),
+        ({"strides": (3, 1)}, "C-contiguous"),
+        ({"mask": object()}, "mask"),
+        ({"typestr": "<c8"}, r"x\.dtype"),
+        ({"data": (4096, False)}, "not device memory"),
+    ],
+)
+def test_array_interfaces_that_are_refused(driver: str, changes: dict[str, Any], message: str) -> None:
+    device = df.device(0, driver=driver)
+    with pytest.raises(ArgumentError, match=message):
+        as_array(interface(device.zeros((4, 4), "float32"), **changes), driver=device.driver, argument="x")
+
+
+def test_read_only_memory_is_refused_as_an_output(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((4,), "float32")
+    foreign = interface(array, data=(array.ptr, True))
+    as_array(foreign, driver=device.driver, argument="x")
+    with pytest.raises(ArgumentError, match="outputs is read-only"):
+        as_array(foreign, driver=device.driver, argument="outputs", writable=True)
+
+
+def test_misaligned_memory_is_refused(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((8,), "float32")
+    with pytest.raises(ArgumentError, match="aligned"):
+        as_array(interface(array, data=(array.ptr + 2, False), shape=(4,)), driver=device.driver, argument="x")
+
+
+def test_empty_foreign_arrays_are_legal(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array, _ = as_array(interface(device.zeros((0, 3), "float32")), driver=device.driver, argument="x")
+    assert array.shape == (0, 3) and array.ptr == 0
+    array, _ = as_array(Producer(device.zeros((0, 3), "float32")), driver=device.driver, argument="x")
+    assert array.shape == (0, 3)
+
+
+@pytest.mark.gpus(2)
+def test_wrong_device_is_refused(driver: str) -> None:
+    a, b = df.device(0, driver=driver), df.device(1, driver=driver)
+    lying = Producer(a.zeros((3,), "float32"))
+    lying.__class__ = type(
+        "Lying", (Producer,), {"__dlpack_device__": lambda self: (dlpack.device_of(self.array)[0], 1)}
+    )
+    with pytest.raises(ArgumentError, match="x is memory of device 0"):
+        as_array(lying, driver=b.driver, argument="x")
+
+
+@pytest.mark.gpus(2)
+def test_three_regimes_of_readability(driver: str) -> None:
+    from drvfuse.runtime.memory import AddressRange, Mapping, PhysicalMemory, granularity
+
+    spec: Any = df.emu.Machine(devices=2) if driver == "emu" else driver
+    a, b = df.device(0, driver=spec), df.device(1, driver=spec)
+    if not b.can_access_peer(a):
+        pytest.skip("devices 0 and 1 are no peers")
+    gate = a.driver
+    assert readable_by(0, 0, b) and not readable_by(0x1000, 4, b)
+
+    with a.use():
+        plain = int(gate.cuMemAlloc(4096))
+    assert readable_by(plain, 4096, a)
+    if driver == "emu":  # elsewhere another test may have enabled it
+        assert not readable_by(plain, 4096, b)
+    b.enable_peer(a)
+    assert readable_by(plain, 4096, b)
+
+    pooled = a.zeros((1000,), "float32")
+    if driver == "emu":
+        assert not readable_by(pooled.ptr, pooled.nbytes, b)
+    a.allow_peers([b])
+    assert readable_by(pooled.ptr, pooled.nbytes, b) and readable_by(pooled.ptr, pooled.nbytes, a)
+
+    unit = granularity(a)
+    addresses = AddressRange(gate, 2 * unit)
+    first, second = PhysicalMemory(a, unit), PhysicalMemory(a, unit)
+    both, own = Mapping(addresses, first, [a, b]), Mapping(addresses, second, [a], unit)
+    assert readable_by(both.ptr, unit, b) and not readable_by(own.ptr, 16, b)
+    assert not readable_by(both.ptr, unit + 1, b) and readable_by(both.ptr, 2 * unit, a)
+    for owned in (own, both, addresses, first, second):
+        owned.close()
+    with a.use():
+        gate.cuMemFree(plain)
+
+
+def test_current_stream_of_a_framework_through_the_exchange_table() -> None:
+    import ctypes
+
+    def current(kind: int, index: int, out: Any) -> int:
+        out[0] = 0x1230 + index
+        return 0
+
+    table = dlpack._ExchangeApi()
+    table.major, table.minor = 1, 3
+    callback = dlpack._CurrentStream(current)
+    table.current_work_stream = ctypes.cast(callback, ctypes.c_void_p).value
+    capsule = dlpack._capsule_new(ctypes.addressof(table), b"dlpack_exchange_api", None)
+    tensor = type("Tensor", (), {"__dlpack_c_exchange_api__": capsule})()
+    assert dlpack.current_stream(tensor, 2, 3) == 0x1233
+    assert dlpack.current_stream(object(), 2, 0) is None

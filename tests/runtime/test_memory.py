@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays, pools with deferred frees, pinned and symmetric memory."""
+
+from __future__ import annotations
+
+import gc
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import dtypes
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError
+from drvfuse.runtime.driver import get_driver, last_calls
+from drvfuse.runtime.memory import (
+    AddressRange,
+    Mapping,
+    PhysicalMemory,
+    PinnedBuffer,
+    SymmetricBuffer,
+    Undo,
+    fill,
+    granularity,
+    launch_group,
+)
+from drvfuse.runtime.stream import Stream
+
+
+@pytest.fixture
+def freed(driver: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Addresses given to cuMemFreeAsync during the test; everything dropped before it is freed already."""
+    gate = get_driver(driver)
+    gc.collect()
+    df.device(0, driver=driver).pool.flush()
+    addresses: list[int] = []
+    real = gate.cuMemFreeAsync
+    monkeypatch.setitem(gate.__dict__, "cuMemFreeAsync", lambda ptr, s: (addresses.append(ptr), real(ptr, s))[1])
+    return addresses
+
+
+@pytest.mark.parametrize("name", dtypes.NAMES)
+def test_round_trip_of_every_dtype(driver: str, name: str, rng: np.random.Generator) -> None:
+    dtype = dtypes.get(name).numpy
+    raw = rng.integers(0, 2 if name == "bool" else 256, 60 * dtype.itemsize, dtype=np.uint8)
+    values = raw.view(dtype).reshape(3, 4, 5)
+    array = df.device(0, driver=driver).array(values)
+    assert (array.shape, array.size, array.nbytes, str(array.dtype)) == ((3, 4, 5), 60, 60 * dtype.itemsize, name)
+    back = array.numpy()
+    assert back.dtype == dtype and back.tobytes() == values.tobytes()
+
+
+def test_zeros_copy_from_and_reshape(driver: str, rng: np.random.Generator) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((4, 6), "bfloat16")
+    np.testing.assert_array_equal(array.numpy().astype(np.float32), 0)
+    values = rng.standard_normal((4, 6)).astype(ml_dtypes.bfloat16)
+    array.copy_from(values.T.copy().T)  # any host layout
+    np.testing.assert_array_equal(array.numpy(), values)
+    flat = array.reshape((24,))
+    del array
+    gc.collect()
+    np.testing.assert_array_equal(flat.numpy(), values.reshape(24))
+    assert len(flat) == 24 and flat.ndim == 1
+
+
+@pytest.mark.parametrize("shape", [0, (0,), (3, 0, 2)])
+def test_arrays_of_no_elements(driver: str, shape: object) -> None:
+    array = df.device(0, driver=driver).zeros(shape, "float16")
+    assert array.ptr == 0 and array.nbytes == 0 and array.numpy().size == 0
+    array.copy_from(np.empty(array.shape, np.float16))
+    assert array.__cuda_array_interface__["data"] == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "argument"), [((2, -1), "int8", "shape"), ("ab", "int8", "shape"), (3, "complex64", "dtype")]
+)
+def test_wrong_shapes_and_dtypes_are_named(driver: str, shape: object, dtype: str, argument: str) -> None:
+    with pytest.raises(ArgumentError, match=argument):
+        df.device(0, driver=driver).empty(shape, dtype)
+
+
+def test_copy_from_checks_shape_and_dtype(driver: str) -> None:
+    array = df.device(0, driver=driver).zeros((4,), "float32")
+    with pytest.raises(ArgumentError, match="shape"):
+        array.copy_from(np.zeros(5, np.float32))
+    with pytest.raises(ArgumentError, match="float64"):
+        array.copy_from(np.zeros(4))
+    with pytest.raises(ArgumentError, match=r"values\.dtype"):
+        df.device(0, driver=driver).array(np.zeros(3, np.complex64))
+
+
+def test_view_borrows_memory_and_keeps_its_owner(driver: str, rng: np.random.Generator) -> None:
+    device = df.device(0, driver=driver)
+    values = rng.standard_normal(16).astype(np.float32)
+    array = device.array(values)
+    part = df.view(array.ptr + 16, (3, 2), "float32", device, owner=array)
+    del array
+    gc.collect()
+    np.testing.assert_array_equal(part.numpy(), values[4:10].reshape(3, 2))
+    with pytest.raises(ArgumentError, match="ptr"):
+        df.view(part.ptr + 1, (2,), "float32", device)
+    with pytest.raises(ArgumentError, match="ptr"):
+        df.view(0, (2,), "float32", device)
+
+
+def test_dropped_arrays_are_freed_at_the_next_allocation(driver: str, freed: list[int]) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((100,), "float32")
+    address = array.ptr
+    del array
+    gc.collect()
+    assert freed == []
+    device.empty((1,), "int8")
+    assert freed == [address]
+
+
+def test_nothing_is_freed_in_a_launch_group(driver: str, freed: list[int]) -> None:
+    device = df.device(0, driver=driver)
+    with launch_group():
+        device.zeros((10,), "float32")
+        gc.collect()
+        device.synchronize()
+        with launch_group():
+            device.stream.synchronize()
+        device.stream.synchronize()
+        assert freed == []
+    device.stream.synchronize()
+    assert len(freed) == 1
+
+
+def test_free_comes_after_other_streams_also_closed_ones(driver: str, freed: list[int]) -> None:
+    device = df.device(0, driver=driver)
+    home, other = Stream(device), Stream(device)
+    array = device.zeros((10,), "float32", stream=home)
+    array.used_on(home)
+    array.used_on(other)
+    array.reshape((5, 2)).used_on(other)
+    other.close()
+    home.close()
+    del array
+    gc.collect()
+    device.synchronize()
+    assert len(freed) == 1
+    assert sum(call.startswith("cuStreamWaitEvent") for call in last_calls(12)) == 2
+
+
+def test_no_allocation_in_a_capture_and_frees_wait_for_its_end(driver: str, freed: list[int]) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as stream:
+        array = device.zeros((10,), "float32", stream=stream)
+        address = array.ptr
+        stream.synchronize()
+        with df.Graph.capture([stream]):
+            with pytest.raises(CaptureError, match="allocate"):
+                device.empty((3,), "float32", stream=stream)
+            with pytest.raises(CaptureError):
+                array.numpy()
+            with pytest.raises(CaptureError):
+                array.copy_from(np.zeros(10, np.float32))
+            del array
+            gc.collect()
+            device.empty((3,), "float32")  # another stream allocates, but this free cannot be made yet
+            assert address not in freed
+        device.empty((3,), "float32")
+        assert address in freed
+
+
+@pytest.mark.gpus(2)
+def test_pool_memory_is_opened_to_peers(driver: str) -> None:
+    from drvfuse.runtime.interop import readable_by
+
+    a, b = df.device(0, driver=driver), df.device(1, driver=driver)
+    if not b.can_access_peer(a):
+        pytest.skip("devices 0 and 1 are no peers")
+    a.allow_peers([a, b])
+    a.allow_peers([b])
+    assert readable_by(a.zeros((4,), "int8").ptr, 4, b)
+
+
+def test_pinned_buffer_is_shared_by_host_and_device(driver: str) -> None:
+    gate = get_driver(driver)
+    buffer = PinnedBuffer(gate, 64)
+    words = buffer.view(np.uint32)
+    assert words.shape == (16,) and not words.any()
+    words[:] = np.arange(16)
+    device = df.device(0, driver=driver)
+    np.testing.assert_array_equal(df.view(buffer.ptr, (16,), "uint32", device).numpy(), np.arange(16))
+    fields = buffer.view(np.dtype([("a", "<u8"), ("b", "<u4"), ("c", "<u4")]))
+    assert fields["b"][1] == 6
+    buffer.close()
+    buffer.close()
+    with pytest.raises(ClosedError):
+        buffer.view(np.uint8)
+
+
+def test_pinned_view_keeps_the_buffer(driver: str) -> None:
+    words = PinnedBuffer(get_driver(driver), 4096).view(np.int64)
+    gc.collect()
+    words[:] = 5
+    assert words.sum() == 512 * 5
+
+
+@pytest.mark.gpus(2)
+def test_symmetric_buffer_is_reached_by_every_device(driver: str, rng: np.random.Generator) -> None:
+    from drvfuse.runtime.interop import readable_by
+
+    devices = [df.device(i, driver=driver) for i in range(2)]
+    if not devices[0].can_access_peer(devices[1]):
+        pytest.skip("devices 0 and 1 are no peers")
+    buffer = SymmetricBuffer(devices, 100_000)
+    assert buffer.nbytes >= 100_000 and len(set(buffer.ptrs)) == 2 and buffer.multicast_ptr is None
+    values = rng.integers(0, 1 << 30, 64).astype(np.int32)
+    for home, ptr in zip(devices, buffer.ptrs, strict=True):
+        fill(home, ptr, 0, buffer.nbytes, home.stream)
+        assert not df.view(ptr, (buffer.nbytes,), "uint8", home).numpy().any()
+        for user in devices:
+            assert readable_by(ptr, buffer.nbytes, user)
+            df.view(ptr, (64,), "int32", user).copy_from(values + user.index)
+            np.testing.assert_array_equal(df.view(ptr, (64,), "int32", home).numpy(), values + user.index)
+    ptr = buffer.ptrs[0]
+    buffer.close()
+    buffer.close()
+    assert not readable_by(ptr, 1, devices[0])
+
+
+@pytest.mark.parametrize("nbytes", [0, -5])
+def test_sizes_must_be_positive(driver: str, nbytes: int) -> None:
+    device = df.device(0, driver=driver)
+    with pytest.raises(ArgumentError, match="nbytes"):
+        SymmetricBuffer([device], nbytes)
+    with pytest.raises(ArgumentError, match="nbytes"):
+        PinnedBuffer(device.driver, nbytes)
+    with pytest.raises(ArgumentError, match="nbytes"):
+        PhysicalMemory(device, nbytes)
+    with pytest.raises(ArgumentError, match="devices"):
+        SymmetricBuffer([], 64)
+
+
+def test_two_mappings_alias_one_memory(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    unit = granularity(device)
+    memory = PhysicalMemory(device, unit)
+    addresses = AddressRange(device.driver, 2 * unit)
+    low, high = Mapping(addresses, memory, [device]), Mapping(addresses, memory, [device], unit)
+    fill(device, low.ptr, 0xAB, 256, device.stream)
+    assert (df.view(high.ptr, (256,), "uint8", device).numpy() == 0xAB).all()
+    with pytest.raises(ArgumentError, match="offset"):
+        Mapping(addresses, memory, [device], 2 * unit)
+    for owned in (high, low, addresses, memory):
+        owned.close()
+
+
+def test_failure_half_way_leaves_nothing_behind(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = df.device(0, driver=driver)
+    gate = device.driver
+
+    def refuse(*args: object) -> None:
+        raise DriverError("cuMemSetAccess", "", 1, "CUDA_ERROR_INVALID_VALUE", "planted")
+
+    monkeypatch.setitem(gate.__dict__, "cuMemSetAccess", refuse)
+    with pytest.raises(DriverError, match="planted"):
+        SymmetricBuffer([device], 1 << 20)
+    names = [call.split("(")[0] for call in last_calls(6)]
+    assert names == ["cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"]
+
+
+def test_undo_goes_on_after_a_failing_step() -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        done.append("fail")
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"), Undo() as undo:
+        undo.append(done.append, "last")
+        undo.append(fail)
+        undo.append(done.append, "first")
+    assert done == ["first", "fail", "last"]
+    with Undo() as undo:
+        undo.append(fail)
+        undo.commit()
