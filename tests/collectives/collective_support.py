@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of the collectives' tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import dtypes, reference
+
+ALGOS = ("one_stage", "two_stage")
+ALL_ALGOS = (*ALGOS, "naive")
+
+
+def ranks(*numbers: int) -> list[Any]:
+    """Parameters for numbers of ranks, each skipped where fewer devices are present."""
+    return [pytest.param(n, marks=pytest.mark.gpus(n)) for n in numbers]
+
+
+def random_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:
+    """One array a rank, signed, of several magnitudes, so that the order of additions matters."""
+    element = dtypes.get(dtype).numpy
+    values = []
+    for _ in range(n):
+        magnitude = np.exp2(rng.integers(-4, 5, size=shape)).astype(np.float32)
+        values.append((rng.standard_normal(shape).astype(np.float32) * magnitude).astype(element))
+    return values
+
+
+def place(group: df.Group, hosts: Sequence[np.ndarray]) -> list[df.Array]:
+    """The arrays on their ranks' devices."""
+    return [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
+
+
+def replicate(group: df.Group, host: np.ndarray) -> list[df.Array]:
+    """A copy of one array on every rank."""
+    return [rank.array(host) for rank in group]
+
+
+def garbage(group: df.Group, shape: int | Sequence[int], dtype: str) -> list[df.Array]:
+    """Arrays filled with a pattern that no test expects, to be overwritten as outputs."""
+    arrays = [rank.empty(shape, dtype) for rank in group]
+    for array in arrays:
+        if array.nbytes:
+            pattern = np.full(array.nbytes, 0xA5, np.uint8).view(array.dtype.numpy).reshape(array.shape)
+            array.copy_from(pattern)
+    return arrays
+
+
+def assert_bits(arrays: Sequence[Any], expected: np.ndarray, what: str = "") -> None:
+    """Every array equals `expected` bit for bit."""
+    for position, array in enumerate(arrays):
+        actual = array.numpy()
+        assert actual.shape == expected.shape and actual.dtype == expected.dtype, f"{what} rank {position}"
+        wrong = np.flatnonzero(reference.bits(actual).reshape(-1) != reference.bits(expected).reshape(-1))
+        if wrong.size:
+            at = int(wrong[0])
+            raise AssertionError(
+                f"{what} rank {position}: {wrong.size} of {expected.size} elements differ, first at {at}: "
+                f"{actual.reshape(-1)[at]!r} is not {expected.reshape(-1)[at]!r}"
+            )
+
+
+def private_array(device: Any, host: np.ndarray) -> tuple[df.Array, Any]:
+    """An array that only its own device can access, and the memory that must be kept for it."""
+    memory = df.SymmetricBuffer([device], max(host.nbytes, 1))
+    array = df.view(memory.ptrs[0], host.shape, dtypes.get(host.dtype), device, owner=memory)
+    array.copy_from(host)
+    return array, memory
