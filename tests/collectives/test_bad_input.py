@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input raises a typed error that names the argument, before anything is written; the group works afterwards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from collective_support import assert_bits, garbage, place, random_inputs, replicate
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.errors import ArgumentError, ClosedError, CompileError, Unsupported
+
+pytestmark = pytest.mark.gpus(3)
+
+SHAPE = (4, 32)
+
+
+@pytest.fixture
+def group(open_group):
+    return open_group(3)
+
+
+@pytest.fixture
+def hosts(rng):
+    return random_inputs(rng, 3, SHAPE, "bfloat16")
+
+
+@pytest.fixture
+def xs(group, hosts):
+    return place(group, hosts)
+
+
+@pytest.fixture
+def refused(group, hosts, xs):
+    """`refused(call, argument)`: it raises ArgumentError for that argument; inputs and group are as before."""
+
+    def check(call, argument, text=""):
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert caught.value.argument == argument, caught.value
+        assert text in str(caught.value)
+        for x, host in zip(xs, hosts, strict=True):
+            assert_bits([x], host)
+        assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
+
+    return check
+
+
+def fused(group, xs, **changes):
+    arguments = {"gammas": [rank.zeros(32, "bfloat16") for rank in group], "epsilon": 1e-6, **changes}
+    gammas = arguments.pop("gammas")
+    return df.allreduce_rmsnorm_fp8(group, xs, gammas, **arguments)
+
+
+def test_wrong_number_of_arrays(group, xs, refused):
+    refused(lambda: df.allreduce(group, xs[:2]), "inputs", "3 arrays")
+    refused(lambda: df.allreduce(group, xs, xs[:2]), "outputs", "3 arrays")
+    refused(lambda: df.allreduce(group, xs[0]), "inputs", "a list of 3 arrays")
+    refused(lambda: df.allreduce(group, []), "inputs")
+    refused(lambda: fused(group, xs, gammas=xs[:1]), "gammas", "3 arrays")
+
+
+def test_shape_or_dtype_differs_between_ranks(group, xs, refused):
+    other = group.ranks[2].zeros((4, 31), "bfloat16")
+    refused(lambda: df.allreduce(group, [*xs[:2], other]), "inputs[2]", "(4, 32)")
+    flat = group.ranks[1].zeros(128, "bfloat16")
+    refused(lambda: df.allreduce(group, [xs[0], flat, xs[2]]), "inputs[1]", "(128,)")
+    half = group.ranks[2].zeros(SHAPE, "float16")
+    refused(lambda: df.allreduce(group, [*xs[:2], half]), "inputs[2]", "bfloat16")
+    refused(lambda: df.allreduce(group, xs, garbage(group, SHAPE, "float32")), "outputs[0]", "bfloat16")
+    refused(lambda: df.allreduce(group, xs, garbage(group, (32, 4), "bfloat16")), "outputs[0]", "(4, 32)")
+
+
+def test_dtype_that_cannot_be_summed(group, refused):
+    refused(lambda: df.allreduce(group, [rank.zeros(8, "int32") for rank in group]), "dtype of inputs[0]", "float32")
+    eight = [rank.zeros((2, 8), "float8_e4m3fn") for rank in group]
+    refused(lambda: fused(group, eight), "dtype of inputs[0]", "bfloat16")
+
+
+def test_wrong_device(group, xs, refused):
+    refused(lambda: df.allreduce(group, [xs[1], xs[0], xs[2]]), "inputs[0]", "device 1")
+    ys = garbage(group, SHAPE, "bfloat16")
+    refused(lambda: df.allreduce(group, xs, [ys[0], ys[2], ys[1]]), "outputs[1]", "device 2")
+
+
+def test_host_memory(group, hosts, xs, refused):
+    refused(lambda: df.allreduce(group, hosts), "inputs[0]", "host memory")
+    floats = [np.zeros(SHAPE, np.float32)] * 3
+    refused(lambda: df.allreduce(group, floats), "inputs[0]", "host memory")
+    refused(lambda: df.allreduce(group, [xs[0], None, xs[2]]), "inputs[1]")
+
+
+class Strided:
+    """Somebody else's array, every second column."""
+
+    def __init__(self, array):
+        self.array = array
+        interface = dict(array.__cuda_array_interface__)
+        rows, columns = array.shape
+        interface["shape"], interface["strides"] = (rows, columns // 2), (columns * 4, 8)
+        self.__cuda_array_interface__ = interface
+
+
+def test_array_that_is_not_contiguous(group, refused):
+    wide = [Strided(rank.zeros((4, 64), "float32")) for rank in group]
+    refused(lambda: df.allreduce(group, wide), "inputs[0]", "contiguous")
+
+
+def test_misaligned_array(group, xs, refused):
+    flat = [rank.zeros(200, "bfloat16") for rank in group]
+    shifted = [df.view(a.ptr + 2, SHAPE, "bfloat16", a.device, owner=a) for a in flat]
+    refused(lambda: df.allreduce(group, shifted), "inputs[0]", "aligned to 16 bytes")
+    refused(lambda: df.allreduce(group, xs, shifted), "outputs[0]", "aligned to 16 bytes")
+    refused(lambda: fused(group, xs, residuals=shifted), "residuals[0]", "aligned to 16 bytes")
+
+
+def test_output_that_overlaps(group, refused):
+    both = [rank.zeros((8, 32), "bfloat16") for rank in group]
+    xs = [df.view(a.ptr, SHAPE, "bfloat16", a.device, owner=a) for a in both]
+    ys = [df.view(a.ptr + 64, SHAPE, "bfloat16", a.device, owner=a) for a in both]
+    refused(lambda: df.allreduce(group, xs, ys), "outputs[0]", "overlapping inputs[0]")
+    foreign = df.view(xs[1].ptr, SHAPE, "bfloat16", group.ranks[0].device, owner=both[1])
+    refused(lambda: df.allreduce(group, xs, [foreign, xs[1], xs[2]]), "outputs[0]")
+    refused(lambda: fused(group, xs, out_dtype="bfloat16", outputs=xs), "outputs[0]", "overlapping inputs[0]")
+    refused(lambda: fused(group, xs, residuals=xs, residual_outputs=xs), "residual_outputs[0]", "overlapping")
+    out = garbage(group, SHAPE, "bfloat16")
+    refused(
+        lambda: fused(group, xs, out_dtype="bfloat16", outputs=out, residuals=xs, residual_outputs=out),
+        "residual_outputs[0]",
+        "overlapping outputs[0]",
+    )
+
+
+def test_gamma(group, xs, refused):
+    refused(lambda: fused(group, xs, gammas=[r.zeros(31, "bfloat16") for r in group]), "gammas[0]", "(32,)")
+    refused(lambda: fused(group, xs, gammas=[r.zeros((1, 32), "bfloat16") for r in group]), "gammas[0]", "(32,)")
+    refused(lambda: fused(group, xs, gammas=[r.zeros(32, "float16") for r in group]), "gammas[0]", "bfloat16")
+
+
+@pytest.mark.parametrize("argument", ["scale_ub", "epsilon"])
+def test_numbers_that_are_negative_or_nan(group, xs, refused, argument):
+    for value in (-1.0, math.nan, -math.inf, "1", None, True):
+        refused(lambda value=value: fused(group, xs, **{argument: value}), argument, "at least 0")
+
+
+def test_numbers_that_are_not_finite(group, xs, refused):
+    refused(lambda: fused(group, xs, epsilon=math.inf), "epsilon")
+    refused(lambda: fused(group, xs, weight_offset=math.nan), "weight_offset")
+    refused(lambda: fused(group, xs, weight_offset=1e300), "weight_offset")
+
+
+def test_unknown_names(group, xs, refused):
+    refused(lambda: df.allreduce(group, xs, algo="ring"), "algo", "'one_stage'")
+    refused(lambda: df.allreduce(group, xs, algo=1), "algo")
+    refused(lambda: fused(group, xs, algo="split"), "algo")
+    refused(lambda: fused(group, xs, out_dtype="float8_e4m3fnuz"), "out_dtype", "float8_e5m2")
+    refused(lambda: fused(group, xs, out_dtype="float16"), "out_dtype", "float8_e5m2")
+    refused(lambda: fused(group, xs, scales_dtype="float16"), "scales_dtype", "bfloat16")
+    refused(lambda: df.allreduce(group, xs, streams="mine"), "streams", "current")
+
+
+def test_columns_out_of_range(group, refused):
+    for shape in ((), (3, 0), (1, 16385)):
+        arrays = [rank.zeros(shape, "bfloat16") for rank in group]
+        refused(lambda arrays=arrays: fused(group, arrays), "inputs[0]", "16384")
+
+
+def test_arguments_that_do_not_go_together(group, xs, refused):
+    scales = garbage(group, SHAPE[:-1], "float32")
+    refused(lambda: fused(group, xs, out_dtype="bfloat16", scales=scales), "scales")
+    refused(lambda: fused(group, xs, residual_outputs=garbage(group, SHAPE, "bfloat16")), "residual_outputs")
+    refused(lambda: fused(group, xs, scales=garbage(group, SHAPE, "float32")), "scales[0]", "(4,)")
+    refused(lambda: fused(group, xs, scales=garbage(group, SHAPE[:-1], "bfloat16")), "scales[0]", "float32")
+
+
+def test_block_limit(group, xs, refused):
+    for value in (0, -1, 5, 1.0, True):
+        refused(lambda value=value: df.allreduce(group, xs, max_num_blocks=value), "max_num_blocks", "1 to 4")
+
+
+def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
+    refused(lambda: df.allreduce(group, xs, pdl_level=7), "pdl_level", "PDLLevel.OFF")
+    with pytest.raises(Unsupported, match="NO_WAIT_OVERLAP_AT_END"):
+        df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
+
+
+def test_multimem_is_refused_and_vetoes_are_named(group, xs, monkeypatch):
+    with pytest.raises(Unsupported, match="use_multimem"):
+        df.allreduce(group, xs, use_multimem=True)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    with pytest.raises(Unsupported, match="NCCL_NVLS_ENABLE=0"):
+        df.allreduce(group, xs, use_multimem=True)
+
+
+def test_streams_of_the_wrong_number_or_device(group, xs, refused):
+    streams = [rank.stream for rank in group]
+    refused(lambda: df.allreduce(group, xs, streams=streams[:2]), "streams", "3 streams")
+    refused(lambda: df.allreduce(group, xs, streams=[streams[1], streams[0], streams[2]]), "stream")
+    refused(lambda: df.allreduce(group, xs, streams=streams[0]), "streams")
+
+
+def test_ranks_that_are_not_local(group, xs, refused):
+    prepared = df.allreduce.prepare(group, xs)
+    for rank in (3, -1, True, "0"):
+        refused(lambda rank=rank: prepared.launch(rank=rank), "rank", "[0, 1, 2]")
+    stream = group.ranks[0].stream
+    refused(lambda: prepared.launch(stream=stream), "stream")
+    refused(lambda: prepared.launch([stream] * 3, rank=0), "streams")
+
+
+def test_two_stages_cannot_differ_by_rank(group, xs, refused):
+    epilogue = df.Epilogue("x + rank")
+    refused(lambda: df.allreduce(group, xs, algo="two_stage", epilogue=epilogue), "algo", "one_stage")
+
+
+def test_epilogue_that_does_not_compile_is_shown(group, xs, hosts):
+    with pytest.raises(CompileError, match=r"x \+ nonsense") as caught:
+        df.allreduce(group, xs, epilogue=df.Epilogue("x + nonsense"))
+    assert "nonsense" in caught.value.log
+    assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
+
+
+def test_epilogue_arguments(group, xs, refused):
+    for expression in ("", "  ", "x; y", "{x}", 'x // "', "x\n+1", 3):
+        with pytest.raises(ArgumentError) as caught:
+            df.Epilogue(expression)
+        assert caught.value.argument == "epilogue"
+    for name in ("x", "rank", "float", "a__b", "_a", "col"):
+        with pytest.raises(ArgumentError, match="reserved"):
+            df.Epilogue("x", **{name: df.float32(1)})
+    with pytest.raises(ArgumentError, match="float32"):
+        df.Epilogue("x * s", s=0.5)
+    with pytest.raises(ArgumentError):
+        df.int32(2**31)
+    epilogue = df.Epilogue("x * s", s=df.float32(0.5))
+    with pytest.raises(ArgumentError, match="unknown"):
+        epilogue.with_(t=df.float32(1))
+    refused(lambda: df.allreduce(group, xs, epilogue="x * 2"), "epilogue")
+    one = df.Epilogue("x * s", s=[df.float32(1)])
+    refused(lambda: df.allreduce(group, xs, epilogue=one), "epilogue parameter s", "list of 3")
+    mixed = df.Epilogue("x * s", s=[df.float32(1), df.int32(1), df.float32(1)])
+    refused(lambda: df.allreduce(group, xs, epilogue=mixed), "epilogue parameter s[1]", "float32")
+    host = df.Epilogue("x * s[col]", s=np.zeros(32, np.float32))
+    refused(lambda: df.allreduce(group, xs, epilogue=host), "epilogue parameter s", "host memory")
+    ys = garbage(group, SHAPE, "bfloat16")
+    overlapping = df.Epilogue("x * s[col]", s=df.Replicated(ys) if hasattr(df, "Replicated") else ys)
+    refused(lambda: df.allreduce(group, xs, ys, epilogue=overlapping), "outputs[0]", "overlapping epilogue parameter s")
+
+
+def test_workspace_too_small_for_a_row(open_group):
+    group = open_group(3, workspace_bytes=4096)
+    xs = [rank.zeros((2, 4096), "bfloat16") for rank in group]
+    gammas = replicate(group, np.zeros(4096, np.float32).astype(xs[0].dtype.numpy))
+    for algo in ("two_stage", "naive"):
+        with pytest.raises(ArgumentError) as caught:
+            fused(group, xs, gammas=gammas, algo=algo)
+        assert caught.value.argument == "workspace_bytes"
+
+
+def test_closed_group(new_group):
+    group = new_group(2)
+    xs = [rank.zeros(8, "float32") for rank in group]
+    prepared = df.allreduce.prepare(group, xs)
+    group.close()
+    group.close()
+    calls = [
+        lambda: df.allreduce(group, xs),
+        lambda: df.allreduce_rmsnorm_fp8(group, xs, xs, epsilon=1e-6),
+        prepared.launch,
+        lambda: prepared.launch(rank=0),
+        group.synchronize,
+        group.check,
+        group.reset,
+        lambda: group.symmetric(8),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call()
+    assert "closed" in repr(group)
+    assert_bits(xs, np.zeros(8, np.float32))
