@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import __version__, config
 from ..errors import DrvfuseError
+from ..runtime import nvrtc_library
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.kernel import compile as compile_source
@@ -56,10 +57,8 @@ def _versions(findings: list[str]) -> dict[str, str | None]:
     if found["llvmlite"] is None:
         findings.append("the emulated driver cannot run without llvmlite: pip install 'drvfuse[emu]'")
     try:
-        from ..runtime.nvrtc import nvrtc_version
-
-        found["NVRTC"] = ".".join(map(str, nvrtc_version()))
-    except (DrvfuseError, RuntimeError, OSError) as error:
+        found["NVRTC"] = ".".join(map(str, nvrtc_library.library().version))
+    except DrvfuseError as error:
         found["NVRTC"] = None
         findings.append(f"NVRTC cannot be loaded: {error}")
     return found
