@@ -195,6 +195,8 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "i32",
         ("ptr", "i64", "i32", "i32", "i32"),
     ),  # thread, addr, size, flags, site -> 0 ok, else return FAULT
+    **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
+    # rt_access for a plain load or store of that size: thread, addr, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),

@@ -344,7 +344,12 @@ class Emitter:
         """Ask the runtime whether this thread may access; a refusal leaves with FAULT."""
         if self.mode == "raw":
             return
-        bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
+        plain = flags & ~(0xF << abi.ACC_SPACE_SHIFT | abi.ACC_NC)
+        if size in (4, 8, 16) and plain in (0, abi.ACC_WRITE):
+            name = f"rt_{'write' if plain else 'read'}{size}"
+            bad = self.runtime(name, "%t", address, str(self.site(ins)))
+        else:
+            bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
         ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
         self.fault_used = True
         self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")

@@ -54,15 +54,15 @@ class Counters:
 
 
 def collect(rows: np.ndarray[Any, Any], sites: Sequence[Site], barriers: int, warp_ops: int, resumes: int) -> Counters:
-    """Counters from the native rows, one a site: accesses, five classes of bytes read, five of bytes written."""
+    """Counters from the native rows, one a site: size, reads and writes by whose memory it was, as in `runtime.cu`."""
+    total = Count()
     lines: dict[tuple[str, int], Count] = {}
     for i in np.flatnonzero(rows[: len(sites), 0]):
         key = (sites[i].file or "", int(sites[i].line or sites[i].ptx_line))
-        lines[key] = lines.get(key, Count()) + _count(rows[i])
-    return Counters(_count(rows.sum(axis=0)), lines, barriers, warp_ops, resumes)
-
-
-def _count(row: np.ndarray[Any, Any]) -> Count:
-    accesses, *values = (int(v) for v in row[:11])
-    read, written = values[:5], values[5:]
-    return Count(accesses, read[0], written[0], read[1], written[1], read[2], written[2], read[3], written[3])
+        size, *counts = (int(v) for v in rows[i, :9])
+        reads, writes = counts[:4], counts[4:]
+        pairs = (n * size for pair in zip(reads, writes, strict=True) for n in pair)
+        count = Count(max(sum(reads), sum(writes)), *pairs)
+        total += count
+        lines[key] = lines.get(key, Count()) + count
+    return Counters(total, lines, barriers, warp_ops, resumes)

@@ -206,7 +206,7 @@ class EngineLaunch:
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
         self._rows = np.zeros((len(kernel.sites) + 1, SITE_WORDS), np.uint64)
-        owners = np.full(256, 4, np.uint8)
+        owners = np.zeros(256, np.uint8)
         owners[:8] = 1
         owners[device] = 0
         owners[abi.OWNER_HOST], owners[abi.OWNER_SHARED] = 2, 3
@@ -252,7 +252,6 @@ class EngineLaunch:
             window_base=window.base,
             window_bytes=window.nbytes,
             access_base=window.access_address,
-            shadow_offset=abi.SHADOW_OFFSET,
             owner_class=(ctypes.c_uint8 * 256)(*owners),
         )
         for slot in range(slots):  # borrowed memory remembers its last user

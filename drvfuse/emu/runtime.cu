@@ -97,9 +97,9 @@ struct Block {
 };
 
 struct Site {
-    u64 accesses;
-    u64 read[5], written[5];  // bytes: this device, another device, host, shared, local and parameters
-    u64 pad;
+    u64 size;  // of each access
+    u64 reads[4], writes[4];  // of memory of this device, of another device, of the host; shared memory
+    u64 pad[3];
 };
 
 struct Fault {
@@ -124,8 +124,8 @@ struct Launch {
     u32* free_groups;
     Site* sites;
     Poll* polls;
-    u64 window_base, window_bytes, access_base, shadow_offset;
-    u64 barriers, resumes, warp_ops;
+    u64 window_base, window_bytes, access_base;
+    u64 barriers, resumes, warp_ops, reserved2;
     Fault fault;
     u32 reported, pad;
     u8 owner_class[256];
@@ -159,6 +159,7 @@ enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY,
 enum { R_EVENT, R_IDLE, R_BUDGET };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
+const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
 const u64 QUIET_LIMIT = 1 << 22;  // resumes without a write after which endless polling of ever new words counts as idle
 
@@ -239,7 +240,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             u32 inside = 1;
             u32 written = 1;
             LOOP for (u32 i = 0; i < size; i++) {
-                u8 s = *(u8*)(addr + i + l->shadow_offset);
+                u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
                 if (!whole && type < K_SHARED && !(s & 1)) {
                     if (inside) where = addr + i;
                     inside = 0;
@@ -278,61 +279,70 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
     return addr - base < bytes && addr - base + size <= bytes;
 }
 
-// Checks and counts one access of `size` bytes (a power of two up to 32); 0 if it may be made.
-API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. Marks what is written.
+template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 write) {
+    Word* s = (Word*)addr;
+    Word every = (Word)0x0101010101010101ull;
+    Word need = kind & K_FULL ? 0 : every;
+    if (read && !(kind & K_INITIALISED)) need |= every * 2;
+    if ((*s & need) != need) return 1;
+    if (write) *s = every * 3;
+    return 0;
+}
+
+FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
     if (off >= l->window_bytes || (addr & (size - 1))) return bad_access(t, addr, size, flags, site);
     u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
-    u32 write = flags & (A_WRITE | A_ATOMIC);
+    u32 write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
     u32 bits = flags & A_ATOMIC ? 0x101 : write ? 0x100 : 1;
     if (((word >> l->device) & bits) != bits) return bad_access(t, addr, size, flags, site);
     u32 kind = word >> 24;
     u32 type = kind & 0x3F;
-    u64 shadow = addr + l->shadow_offset;
-    if (type >= K_SHARED && type <= K_PARAM) {
+    if (type >= K_SHARED) {
         if (!own_range(t, type, addr, size)) return bad_access(t, addr, size, flags, site);
-        if (type != K_SHARED) kind |= K_INITIALISED;
+        if (type != K_SHARED) return 0;
         kind |= K_FULL;
     }
-    // What the shadow must hold: addressable unless the granule is whole, initialised for what is read.
-    u64 need = 0;
-    if (!(kind & K_FULL)) need = 0x0101010101010101ull;
-    if (!(kind & K_INITIALISED) && (!write || (flags & A_ATOMIC))) need |= 0x0202020202020202ull;
-    if (size == 16) {
-        u64* s = (u64*)shadow;
-        if ((s[0] & s[1] & need) != need) return bad_access(t, addr, size, flags, site);
-        if (write) s[0] = s[1] = 0x0303030303030303ull;
-    } else if (size == 4) {
-        u32* s = (u32*)shadow;
-        if ((*s & (u32)need) != (u32)need) return bad_access(t, addr, size, flags, site);
-        if (write) *s = 0x03030303u;
-    } else if (size == 8) {
-        u64* s = (u64*)shadow;
-        if ((*s & need) != need) return bad_access(t, addr, size, flags, site);
-        if (write) *s = 0x0303030303030303ull;
-    } else {
-        u8* s = (u8*)shadow;
-        LOOP for (u32 i = 0; i < size; i++) {
-            if ((s[i] & (u8)need) != (u8)need) return bad_access(t, addr, size, flags, site);
-            if (write) s[i] = 3;
-        }
+    u64 shadow = addr + SHADOW_OFFSET;
+    u32 refused = 0;
+    if (size == 4) refused = shadow_refuses<u32>(shadow, kind, read, write);
+    else if (size == 8) refused = shadow_refuses<u64>(shadow, kind, read, write);
+    else if (size == 2) refused = shadow_refuses<unsigned short>(shadow, kind, read, write);
+    else if (size == 1) refused = shadow_refuses<u8>(shadow, kind, read, write);
+    else {
+        LOOP for (u32 i = 0; i < size; i += 8) refused |= shadow_refuses<u64>(shadow + i, kind, read, write);
     }
+    if (refused) return bad_access(t, addr, size, flags, site);
     Site* c = &l->sites[site];
     u32 owner = l->owner_class[word >> 16 & 0xFF];
-    c->accesses++;
-    if (!write || (flags & A_ATOMIC)) c->read[owner] += size;
+    c->size = size;
+    if (read) c->reads[owner]++;
     if (write) {
         Engine* e = l->engine;
-        c->written[owner] += size;
-        if (!(flags & (A_ATOMIC | A_STRONG)) && type < K_SHARED) t->polls = 0;
-        if (!(flags & A_ATOMIC)) e->quiet = 0;
-        if (e->probing && !(flags & A_ATOMIC) && type != K_LOCAL) note_write(e, addr, size);
+        c->writes[owner]++;
+        if (!(flags & A_ATOMIC)) {
+            if (!(flags & A_STRONG) && type != K_SHARED) t->polls = 0;
+            e->quiet = 0;
+            if (e->probing) note_write(e, addr, size);
+        }
     }
     return 0;
 }
 
-API void rt_fence(Thread* t, u32 flags, u32 site) { t->launch->sites[site].accesses++; }
+// Checks and counts one access of `size` bytes (a power of two up to 32); 0 if it may be made.
+API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) { return access(t, addr, size, flags, site); }
+
+// The same for the commonest plain loads and stores.
+API u32 rt_read4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, 0, site); }
+API u32 rt_read8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, 0, site); }
+API u32 rt_read16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, 0, site); }
+API u32 rt_write4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, A_WRITE, site); }
+API u32 rt_write8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, A_WRITE, site); }
+API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A_WRITE, site); }
+
+API void rt_fence(Thread* t, u32 flags, u32 site) {}
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
 API void rt_trigger(Thread* t) {
@@ -806,7 +816,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         b->cluster_live = l->threads * l->cluster_size;
     }
     LOOP for (u32 i = 0; i < 16; i++) b->barrier[i].arrived = 0;
-    u64* shadow = (u64*)(b->shared_base + l->shadow_offset);
+    u64* shadow = (u64*)(b->shared_base + SHADOW_OFFSET);
     LOOP for (u32 i = 0; i < (l->shared_bytes + 7) / 8; i++) shadow[i] = 0x0101010101010101ull;
     b->warps = (Warp*)(b + 1);
     b->frames = (u8*)(b->warps + l->warps);
