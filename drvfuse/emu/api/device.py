@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 from ..objects import Context, Pool
@@ -90,7 +91,7 @@ def cuDeviceGetName(m: Machine, length: int, dev: Any) -> bytes:
 
 def _uuid(m: Machine, dev: Any) -> Any:
     uuid = T.CUuuid()
-    uuid.bytes = b"drvfuse-emu-gpu" + bytes([m.device(dev).index])
+    ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([m.device(dev).index]), 16)
     return uuid
 
 
