@@ -129,7 +129,7 @@ def quantisation(maxima: Floats, scale_ub: float, out_dtype: Any, scales_dtype: 
     """
     fp8 = dtypes.get(out_dtype)
     largest = round_to(maxima, scales_dtype).astype(np.float32)
-    bound = round_to(np.float32(scale_ub), scales_dtype).astype(np.float32)
+    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
     with np.errstate(all="ignore"):
         limit = np.where(bound < largest, bound, largest)
         scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)

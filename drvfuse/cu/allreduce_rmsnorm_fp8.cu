@@ -48,11 +48,14 @@ constexpr bool RAGGED = DRVFUSE_RAGGED;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool QUANTISE = sizeof(Out) == 1;
+// One stage is for few rows, so gamma is in registers before the row comes. Long rows and two stages need the registers.
+constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;
-// Packs of every source in flight: about eight loads a thread.
-constexpr int BATCH = RANKS >= 8 ? 1 : 8 / RANKS < PACKS ? 8 / RANKS : PACKS;
+// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
+constexpr int WISHED = RANKS > 4 || PACKS * RANKS > 12 ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
+constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {
     Call call;
@@ -61,8 +64,8 @@ struct FusedParams {
     void* residual_output;
     void* output;
     void* scales;
-    i64 rows;
-    i64 chunk_rows;  // see Payload above; unused by one_stage direct
+    int rows;
+    int chunk_rows;  // see Payload above, which stays below 4 GiB; unused by one_stage direct
     int columns;
     float epsilon;
     float weight_offset;
@@ -70,16 +73,16 @@ struct FusedParams {
 };
 
 __device__ __forceinline__ int packs_of_row(const FusedParams& p) { return (p.columns + W - 1) / W; }
-__device__ __forceinline__ i64 input_stride(const FusedParams& p) { return i64(packs_of_row(p)) * sizeof(InPack); }
-__device__ __forceinline__ i64 output_stride(const FusedParams& p) {
-    return (i64(packs_of_row(p)) * sizeof(OutPack) + 15) / 16 * 16;
+__device__ __forceinline__ u32 input_stride(const FusedParams& p) { return packs_of_row(p) * u32(sizeof(InPack)); }
+__device__ __forceinline__ u32 output_stride(const FusedParams& p) {
+    return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
 }
 
 // Pack `index` of row `row` of a user's tensor.
 template <typename T>
-__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, i64 row, int index,
+__device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
                                             const FusedParams& p) {
-    const char* address = static_cast<const char*>(tensor) + (row * p.columns + i64(index) * W) * sizeof(T);
+    const char* address = static_cast<const char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
     if constexpr (RAGGED) {
         load_elements(pack, address, p.columns - index * W);
     } else {
@@ -88,9 +91,9 @@ __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor
 }
 
 template <typename T>
-__device__ __forceinline__ void store_of_row(void* tensor, i64 row, int index, const FusedParams& p,
+__device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const FusedParams& p,
                                              const Pack<T, W>& pack) {
-    char* address = static_cast<char*>(tensor) + (row * p.columns + i64(index) * W) * sizeof(T);
+    char* address = static_cast<char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
     if constexpr (RAGGED) {
         store_elements(address, pack, p.columns - index * W);
     } else {
@@ -100,16 +103,15 @@ __device__ __forceinline__ void store_of_row(void* tensor, i64 row, int index, c
 
 // The ranks' ranges of rows.
 struct Partition {
-    i64 each;
+    int each;
     int extra;
-    __device__ __forceinline__ explicit Partition(i64 rows) : each(rows / RANKS), extra(int(rows % RANKS)) {}
-    __device__ __forceinline__ i64 start(int rank) const { return rank * each + (rank < extra ? rank : extra); }
+    __device__ __forceinline__ explicit Partition(int rows) : each(rows / RANKS), extra(rows % RANKS) {}
+    __device__ __forceinline__ int start(int rank) const { return rank * each + (rank < extra ? rank : extra); }
     // How many rows of `rank` lie in the chunk that begins `done` rows into its range.
-    __device__ __forceinline__ i64 in_chunk(int rank, i64 done, i64 chunk) const {
-        i64 left = each + (rank < extra) - done;
-        return left < 0 ? 0 : left < chunk ? left : chunk;
+    __device__ __forceinline__ int in_chunk(int rank, int done, int chunk) const {
+        return max(min(each + (rank < extra) - done, chunk), 0);
     }
-    __device__ __forceinline__ i64 largest() const { return each + (extra > 0); }
+    __device__ __forceinline__ int largest() const { return each + (extra > 0); }
 };
 
 // How a row is quantised: the scale as stored (y ~ q * scale) and what y is multiplied by.
@@ -129,20 +131,32 @@ __device__ __forceinline__ Quantisation quantisation(float maximum, float upper_
     return {scale, fabsf(inverse) <= largest_float ? inverse : 0.0f};  // 0 for a scale that is 0, tiny or NaN
 }
 
-// One block's share of a call: this thread's packs of gamma, and the steps a row goes through.
+// Hides where the pack comes from, so that its conversion to fp32 is not hoisted out of the loop over rows: the
+// registers for a row's gamma in fp32 would be twice as many, or four times.
+template <typename T>
+__device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
+#pragma unroll
+    for (int i = 0; i < Pack<T, W>::words; ++i) asm volatile("" : "+r"(pack.word[i]));
+}
+
+// One block's share of a call: the steps that a row goes through.
 class Rows {
 public:
     __device__ __forceinline__ Rows(const FusedParams& p, RowScratch& scratch)
         : p_(p), scratch_(scratch), packs_(packs_of_row(p)), done_(0) {
+        refresh();
+        if constexpr (KEEP_GAMMA) {
 #pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
+            for (int i = 0; i < PACKS; ++i) {
+                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
+            }
         }
     }
 
     // x = the sum over the ranks; load(pack, source, index) reads one pack of the row.
     template <typename Load>
     __device__ __forceinline__ void sum(float (&x)[PACKS][W], const Load& load) {
+        refresh();
 #pragma unroll
         for (int first = 0; first < PACKS; first += BATCH) {
             InPack packs[BATCH][RANKS];
@@ -162,26 +176,32 @@ public:
 
     // x = x + residual, rounded; store(index, pack) takes residual_out.
     template <typename Store>
-    __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], i64 row, const Store& store) {
+    __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], int row, const Store& store) {
+        refresh();
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) {
-                InPack pack;
-                float residual[W];
-                load_of_row(pack, p_.residual, row, index(i), p_);
-                to_float(residual, pack);
+            if (has(i)) store(index(i), add_residual_pack(x[i], row, index(i)));
+        }
+    }
+
+    // sum() and add_residual() for a row whose values are needed no more: only one pack at a time is in registers.
+    template <typename Load, typename Store>
+    __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < packs_; at += blockDim.x) {
+            InPack packs[RANKS];
 #pragma unroll
-                for (int k = 0; k < W; ++k) x[i][k] = __fadd_rn(x[i][k], residual[k]);
-                from_float(pack, x[i]);
-                to_float(x[i], pack);
-                store(index(i), pack);
-            }
+            for (int source = 0; source < RANKS; ++source) load(packs[source], source, at);
+            float x[W];
+            sum_packs(x, packs);
+            store(at, add_residual_pack(x, row, at));
         }
     }
 
     // Normalise and quantise x; store(index, pack) takes the output, store_scale(s) runs on one thread. All threads.
     template <typename Store, typename StoreScale>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale) {
+        refresh();
         float squares[PACKS];
         u32 maximum = 0;
 #pragma unroll
@@ -189,7 +209,7 @@ public:
             squares[i] = 0.0f;
             if (has(i)) {
                 float g[W];
-                to_float(g, gamma_[i]);
+                gamma(g, i);
 #pragma unroll
                 for (int k = 0; k < W; ++k) {
                     squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
@@ -225,26 +245,25 @@ public:
     }
 
     // normalise() into row `row` of the outputs.
-    __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], i64 row) {
+    __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
             [&](float scale) { store_scalar(static_cast<Scale*>(p_.scales) + row, scale); });
     }
 
     // Copy the own input's row to `staging`.
-    __device__ __forceinline__ void stage(char* staging, i64 row) {
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) {
-                InPack pack;
-                load_of_row(pack, p_.call.input, row, index(i), p_);
-                store_pack(staging + index(i) * sizeof(InPack), pack);
-            }
+    __device__ __forceinline__ void stage(char* staging, int row) const {
+#pragma unroll 2
+        for (int at = threadIdx.x; at < packs_; at += blockDim.x) {
+            InPack pack;
+            load_of_row(pack, p_.call.input, row, at, p_);
+            store_pack(staging + at * sizeof(InPack), pack);
         }
     }
 
     // Read a row of residual_out from a payload, and store it to row `row` of residual_output.
-    __device__ __forceinline__ void take_residual(float (&x)[PACKS][W], const char* from, i64 row) {
+    __device__ __forceinline__ void take_residual(float (&x)[PACKS][W], const char* from, int row) {
+        refresh();
         InPack packs[PACKS];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -260,21 +279,52 @@ public:
     }
 
 private:
-    __device__ __forceinline__ int index(int i) const { return i * blockDim.x + threadIdx.x; }
+    // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all tensors
+    // are hoisted out of the loop over rows, and take more registers than there are.
+    __device__ __forceinline__ void refresh() {
+        thread_ = threadIdx.x;
+        asm volatile("" : "+r"(thread_));
+    }
+
+    __device__ __forceinline__ int index(int i) const { return i * blockDim.x + thread_; }
     __device__ __forceinline__ bool has(int i) const { return index(i) < packs_; }
+
+    __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at) const {
+        InPack pack;
+        float residual[W];
+        load_of_row(pack, p_.residual, row, at, p_);
+        to_float(residual, pack);
+#pragma unroll
+        for (int k = 0; k < W; ++k) x[k] = __fadd_rn(x[k], residual[k]);
+        from_float(pack, x);
+        to_float(x, pack);
+        return pack;
+    }
+
+    __device__ __forceinline__ void gamma(float (&g)[W], int i) const {
+        Pack<Gamma, W> pack;
+        if constexpr (KEEP_GAMMA) {
+            pack = gamma_[i];
+            keep_packed(pack);
+        } else {
+            load_of_row(pack, p_.gamma, 0, index(i), p_);
+        }
+        to_float(g, pack);
+    }
 
     const FusedParams& p_;
     RowScratch& scratch_;
     const int packs_;
+    int thread_;
     u32 done_;
-    Pack<Gamma, W> gamma_[PACKS];
+    Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
 };
 
 #if !DRVFUSE_TWO_STAGE
 
 // One row: load(pack, source, index) reads a pack of it.
 template <typename Load>
-__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, i64 row, const Load& load) {
+__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
     float x[PACKS][W];
     rows.sum(x, load);
     if constexpr (RESIDUAL)
@@ -290,7 +340,7 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p) {
     if (!barrier.arrive_and_wait(false)) return;
 #endif
 #pragma unroll 1
-    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
         whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
             load_of_row(pack, p.call.sources[source], row, at, p);
         });
@@ -300,19 +350,19 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p) {
     barrier.finish();
 #endif
 #else
-    const i64 stride = input_stride(p);
+    const u32 stride = input_stride(p);
     char* const own = payload(p.call.workspaces[p.call.rank]);
-    i64 half = 0;
+    u32 half = 0;
     Barrier<RANKS> barrier(p.call);
     if (!barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
-    for (i64 begin = 0; begin < p.rows; begin += p.chunk_rows) {
-        const i64 count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
+    for (int begin = 0; begin < p.rows; begin += p.chunk_rows) {
+        const int count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
 #pragma unroll 1
-        for (i64 j = blockIdx.x; j < count; j += gridDim.x) rows.stage(own + half + j * stride, begin + j);
+        for (int j = blockIdx.x; j < count; j += gridDim.x) rows.stage(own + half + j * stride, begin + j);
         if (!barrier.arrive_and_wait(true)) return;
 #pragma unroll 1
-        for (i64 j = blockIdx.x; j < count; j += gridDim.x) {
+        for (int j = blockIdx.x; j < count; j += gridDim.x) {
             whole_row(rows, p, begin + j, [&](InPack& pack, int source, int at) {
                 load_pack(pack, payload(p.call.workspaces[source]) + half + j * stride + at * sizeof(InPack));
             });
@@ -335,11 +385,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 
 #else
 
-// Copy one row of `bytes` from every other rank's payload at `offset` to the output, B bytes a thread and step, four
+// Copy one row of `bytes` from every other rank's payload at `offset` to the output, B bytes a thread and step, three
 // owners at once, beginning with the next rank. `row(owner)` is the output's row, or negative if that owner has none.
 template <int B, typename Row>
-__device__ __forceinline__ void gather_rows(const FusedParams& p, i64 offset, i64 bytes, const Row& row) {
-    constexpr int OWNERS = RANKS < 5 ? RANKS - 1 : 4;
+__device__ __forceinline__ void gather_rows(const FusedParams& p, u32 offset, u32 bytes, const Row& row) {
+    constexpr int OWNERS = RANKS < 3 ? 1 : RANKS < 4 ? 2 : 3;
 #pragma unroll 1
     for (int first = 1; first < RANKS; first += OWNERS) {
         const char* from[OWNERS];
@@ -348,13 +398,13 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, i64 offset, i6
 #pragma unroll
         for (int i = 0; i < OWNERS; ++i) {
             const int owner = (p.call.rank + first + i) % RANKS;
-            const i64 into = row(owner);
+            const int into = row(owner);
             exists[i] = first + i < RANKS && into >= 0;
             from[i] = payload(p.call.workspaces[owner]) + offset;
-            to[i] = static_cast<char*>(p.output) + into * bytes;
+            to[i] = static_cast<char*>(p.output) + i64(into) * bytes;
         }
 #pragma unroll 1
-        for (i64 at = i64(threadIdx.x) * B; at < bytes; at += i64(blockDim.x) * B) {
+        for (u32 at = threadIdx.x * B; at < bytes; at += blockDim.x * B) {
             u32 words[OWNERS][B / 4];
 #pragma unroll
             for (int i = 0; i < OWNERS; ++i) {
@@ -370,7 +420,7 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, i64 offset, i6
 
 // The same for rows whose bytes in the output are not aligned: element by element.
 template <typename Row>
-__device__ __forceinline__ void gather_ragged(const FusedParams& p, i64 offset, const Row& row) {
+__device__ __forceinline__ void gather_ragged(const FusedParams& p, u32 offset, const Row& row) {
 #pragma unroll 1
     for (int step = 1; step < RANKS; ++step) {
         const int owner = (p.call.rank + step) % RANKS;
@@ -385,46 +435,47 @@ __device__ __forceinline__ void gather_ragged(const FusedParams& p, i64 offset, 
 }
 
 __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
-    const i64 chunk = p.chunk_rows;
-    const i64 in_stride = input_stride(p);
-    const i64 out_stride = RESIDUAL ? in_stride : output_stride(p);
-    const i64 scales_offset = chunk * out_stride;
-    const i64 half_bytes = RESIDUAL || !QUANTISE ? scales_offset : scales_offset + (chunk * i64(sizeof(Scale)) + 15) / 16 * 16;
+    const int chunk = p.chunk_rows;
+    const u32 in_stride = input_stride(p);
+    const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
+    const u32 scales_offset = chunk * out_stride;
+    const u32 half_bytes = scales_offset + (RESIDUAL || !QUANTISE ? 0 : (chunk * u32(sizeof(Scale)) + 15) / 16 * 16);
     const Partition part(p.rows);
     char* const own = payload(p.call.workspaces[p.call.rank]);
-    i64 results = STAGED ? RANKS * chunk * in_stride : 0;
+    u32 results = STAGED ? RANKS * chunk * in_stride : 0;
     Barrier<RANKS> barrier(p.call);
     if (!barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
-    for (i64 done = 0; done < part.largest(); done += chunk) {
+    for (int done = 0; done < part.largest(); done += chunk) {
         if constexpr (STAGED) {
 #pragma unroll 1
             for (int owner = 0; owner < RANKS; ++owner) {
-                const i64 count = part.in_chunk(owner, done, chunk);
+                const int count = part.in_chunk(owner, done, chunk);
 #pragma unroll 1
-                for (i64 j = blockIdx.x; j < count; j += gridDim.x)
+                for (int j = blockIdx.x; j < count; j += gridDim.x)
                     rows.stage(own + (owner * chunk + j) * in_stride, part.start(owner) + done + j);
             }
             if (!barrier.arrive_and_wait(true)) return;
         }
-        const i64 begin = part.start(p.call.rank) + done;
-        const i64 mine = part.in_chunk(p.call.rank, done, chunk);
+        const int begin = part.start(p.call.rank) + done;
+        const int mine = part.in_chunk(p.call.rank, done, chunk);
 #pragma unroll 1
-        for (i64 j = blockIdx.x; j < mine; j += gridDim.x) {
-            float x[PACKS][W];
-            rows.sum(x, [&](InPack& pack, int source, int at) {
+        for (int j = blockIdx.x; j < mine; j += gridDim.x) {
+            const auto load = [&](InPack& pack, int source, int at) {
                 if constexpr (STAGED) {
                     load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * in_stride +
                                         at * sizeof(InPack));
                 } else {
                     load_of_row(pack, p.call.sources[source], begin + j, at, p);
                 }
-            });
+            };
             if constexpr (RESIDUAL) {
-                rows.add_residual(x, begin + j, [&](int at, const InPack& pack) {
+                rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
                     store_pack(own + results + j * out_stride + at * sizeof(InPack), pack);
                 });
             } else {
+                float x[PACKS][W];
+                rows.sum(x, load);
                 rows.normalise(
                     x,
                     [&](int at, const OutPack& pack) {
@@ -438,10 +489,10 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
             }
         }
         if (!barrier.arrive_and_wait(true)) return;
-        const i64 most = part.in_chunk(0, done, chunk);
+        const int most = part.in_chunk(0, done, chunk);
 #pragma unroll 1
-        for (i64 j = blockIdx.x; j < most; j += gridDim.x) {
-            const auto row = [&](int owner) -> i64 {
+        for (int j = blockIdx.x; j < most; j += gridDim.x) {
+            const auto row = [&](int owner) -> int {
                 return j < part.in_chunk(owner, done, chunk) ? part.start(owner) + done + j : -1;
             };
             if constexpr (RESIDUAL) {
@@ -454,7 +505,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
                     rows.normalise_to_output(x, row(owner));
                 }
             } else {
-                const i64 bytes = i64(p.columns) * sizeof(Out);
+                const u32 bytes = p.columns * u32(sizeof(Out));
                 if constexpr (RAGGED) {
                     gather_ragged(p, results + j * out_stride, row);
                 } else if (bytes % 16 == 0) {

@@ -8,7 +8,7 @@ kernel, grid and number of barriers. The structures match those of the `.cu` fil
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..comm import workspace
 from ..dtypes import DType
 from ..errors import ArgumentError
 
-CU = Path(__file__).parent.parent / "cu"
+CU = Path(os.environ.get("K1CU") or Path(__file__).parent.parent / "cu")
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ALGOS = ("one_stage", "two_stage")
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
@@ -29,6 +29,8 @@ PACK_BYTES = 16
 MAX_THREADS = 512
 MAX_PACKS = 8
 MAX_COLUMNS = 16384
+MAX_ROWS = 2**31 - 1
+_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,8 @@ class CompileRequest:
 
 
 @cache
-def _sources_digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(CU.glob("*.cu*")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-@cache
 def request(spec: Specialisation) -> CompileRequest:
-    """How to compile the kernel of `spec`. The source holds a digest of the files it includes, for caches."""
+    """How to compile the kernel of `spec`."""
     defines: dict[str, str | int] = {
         **workspace.defines(),
         "DRVFUSE_RANKS": spec.ranks,
@@ -132,7 +126,7 @@ def request(spec: Specialisation) -> CompileRequest:
             "DRVFUSE_GAMMA_DTYPE": spec.gamma_dtype.cxx,
             "DRVFUSE_SCALES_DTYPE": spec.scales_dtype.cxx,
         }
-    lines = [f"// drvfuse/cu {_sources_digest()}"]
+    lines = []
     if spec.epilogue:
         defines["DRVFUSE_EPILOGUE"] = 1
         lines += ['#include "prelude.cuh"', spec.epilogue]
@@ -177,8 +171,8 @@ class FusedParams(ctypes.Structure):
         ("residual_output", ctypes.c_uint64),
         ("output", ctypes.c_uint64),
         ("scales", ctypes.c_uint64),
-        ("rows", ctypes.c_int64),
-        ("chunk_rows", ctypes.c_int64),
+        ("rows", ctypes.c_int32),
+        ("chunk_rows", ctypes.c_int32),
         ("columns", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
         ("weight_offset", ctypes.c_float),
@@ -213,7 +207,9 @@ def allreduce_launch(count: int, dtype: DType, ranks: int, algo: str, max_blocks
 
 
 def rmsnorm_launch(rows: int, columns: int, dtype: DType, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
-    """Grid and block for `rows` >= 1 rows of 1 to MAX_COLUMNS columns: a block a row, as few packs a thread as fit."""
+    """Grid and block for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns: a block a row, few packs a thread."""
+    if rows > MAX_ROWS:
+        raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
     if not 1 <= columns <= MAX_COLUMNS:
         raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
     row_packs = _ceil_div(columns * dtype.itemsize, PACK_BYTES)
@@ -250,7 +246,7 @@ def rmsnorm_chunk(spec: Specialisation, rows: int, columns: int, payload_bytes: 
         each = 2 * row_bytes
     else:
         return 1
-    return _chunk(rows, each, payload_bytes, "row of every rank")
+    return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
 
 
 def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
