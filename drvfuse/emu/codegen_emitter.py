@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from drvfuse.emu import abi
 from drvfuse.emu.codegen_opcode import RefusedError, decode, width
-from drvfuse.emu.floats import NAN_F32, Helpers
+from drvfuse.emu.floats import Helpers
 from drvfuse.emu.flow import Block, Graph, Traits, bits
 from drvfuse.emu.ptx import SINK, Addr, Function, Imm, Instruction, Not, PtxError, Reg, Special, Sym, Var
 
@@ -147,15 +147,20 @@ class Emitter:
 
     def _canonical(self, value: _Value) -> str:
         if value.raw_nan:
+            # On integers: LLVM drops a select between NaNs.
             nan = self.op(f"fcmp uno float {value.real}, 0.0")
-            value.real = self.op(f"select i1 {nan}, float {NAN_F32}, float {value.real}")
+            bits_ = self.op(f"bitcast float {value.real} to i32")
+            value.integer = self.op(f"select i1 {nan}, i32 2147483647, i32 {bits_}")
+            value.real = self.op(f"bitcast i32 {value.integer} to float")
             value.raw_nan = False
         assert value.real is not None
         return value.real
 
     def _integer(self, value: _Value) -> str:
+        if value.raw_nan:
+            self._canonical(value)
         if value.integer is None:
-            real = self._canonical(value)
+            real = value.real
             types = ("float", "i32") if value.kind == "f32" else ("double", "i64")
             value.integer = self.op(f"bitcast {types[0]} {real} to {types[1]}")
         return value.integer

@@ -35,7 +35,6 @@ FORMATS = {
     "e4m3": Format(8, 4, 3, 0x7E, 0x7E, 0x7F),
     "e5m2": Format(8, 5, 2, 0x7B, 0x7C, 0x7F),
 }
-NAN_F32 = "0x7FFFFFFFE0000000"  # LLVM writes a float constant as the double of the same value
 
 
 def _signed(value: int, bits: int) -> int:
