@@ -17,6 +17,7 @@ from typing import Any
 
 _LENGTH = 256
 
+kernel_names: dict[int, str] = {}  # handles of loaded kernels
 ring: deque[tuple[str, tuple[Any, ...], Any]] = deque(maxlen=_LENGTH)
 Sink = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
@@ -40,10 +41,18 @@ def format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         shown = ", ".join(format_value(item) for item in value[:4])
         return f"[{shown}{', ...' if len(value) > 4 else ''}]"
+    kind = type(value).__name__
+    if kind == "CUlaunchConfig":  # its stream is left out: a prepared launch changes it later
+        grid = f"{value.gridDimX}x{value.gridDimY}x{value.gridDimZ}"
+        block = f"{value.blockDimX}x{value.blockDimY}x{value.blockDimZ}"
+        return f"<grid {grid} block {block} smem {value.sharedMemBytes}>"
     try:
-        return f"{type(value).__name__}:{int(value):#x}"
+        number = int(value)
     except (TypeError, ValueError):
-        return type(value).__name__
+        return kind
+    if kind == "CUfunction" and number in kernel_names:
+        return kernel_names[number]
+    return f"{kind}:{number:#x}"
 
 
 def _is_name(value: Any) -> bool:

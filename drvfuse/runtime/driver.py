@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _NEWEST = {
     "cuCtxCreate": "cuCtxCreate_v4",
     "cuDeviceGetUuid": "cuDeviceGetUuid_v2",
-    "cuEventElapsedTime": "cuEventElapsedTime_v2",
     "cuGraphAddDependencies": "cuGraphAddDependencies_v2",
     "cuGraphAddNode": "cuGraphAddNode_v2",
     "cuGraphGetEdges": "cuGraphGetEdges_v2",

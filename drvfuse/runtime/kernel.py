@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, LaunchError, Unsupported
+from . import calls
 from .array import Array
 from .device import Device
 from .device import device as get_device
@@ -133,7 +135,8 @@ class Kernel:
         with self.module._lock, device.use():
             driver = self.module.driver
             handle = driver.cuModuleGetFunction(self.module._handle(device), self.info.lowered.encode())
-            if driver.has("cuFuncLoad"):  # CUDA 12.4; before, getting the function's attributes loads it too
+            calls.kernel_names[int(handle)] = self.info.name
+            with contextlib.suppress(Unsupported):  # CUDA 12.4; before, reading the attributes below loads it too
                 driver.cuFuncLoad(handle)
             enum = driver.types.CUfunction_attribute
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError, CaptureError, DriverError
 from .device import Device
 from .driver import Driver
 from .lifetime import Owned
@@ -149,7 +150,8 @@ class Stream(Owned):
         if self._finalizer is not None and self._finalizer.alive and self.device._use is not None:
             code, *values = self.device.driver.result("cuStreamGetCaptureInfo", self.handle)
             if not code and int(values[0]) == 0:
-                self._last = self.record()
+                with contextlib.suppress(DriverError):  # after a fault nothing orders anything; destroying comes first
+                    self._last = self.record()
         super().close()
 
     def last_event(self) -> Event | None:

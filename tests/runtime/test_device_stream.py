@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,3 +158,18 @@ def test_closed_device_raises_and_a_new_one_can_be_made() -> None:
         device.use()
     again = df.device(0, driver=machine)
     assert again is not device and again.stream.query()
+
+
+@pytest.mark.emu
+def test_a_machine_that_nobody_uses_is_collected() -> None:
+    machine = df.emu.Machine(devices=2)
+    device = df.device(0, driver=machine)
+    array = device.zeros((10,), "float32")
+    event = device.stream.record()
+    graph_stream = Stream(device)
+    array.numpy()
+    weak = weakref.ref(machine)
+    del machine, device, array, event, graph_stream
+    gc.collect()
+    gc.collect()
+    assert weak() is None

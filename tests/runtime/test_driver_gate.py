@@ -57,9 +57,9 @@ def test_result_gives_failures_back() -> None:
 
 
 def test_newest_signature_is_chosen_under_either_name() -> None:
-    old = gate(cuEventElapsedTime=lambda *a: (OK, "old"), cuEventElapsedTime_v2=lambda *a: (OK, "new"))
-    assert old.cuEventElapsedTime(1, 2) == "new"
-    assert gate(cuEventElapsedTime=lambda *a: (OK, "new")).cuEventElapsedTime(1, 2) == "new"
+    old = gate(cuStreamGetCaptureInfo=lambda s: (OK, "old"), cuStreamGetCaptureInfo_v3=lambda s: (OK, "new"))
+    assert old.cuStreamGetCaptureInfo(1) == "new"
+    assert gate(cuStreamGetCaptureInfo=lambda s: (OK, "new")).cuStreamGetCaptureInfo(1) == "new"
 
 
 def test_function_that_the_bindings_lack_is_unsupported() -> None:
@@ -99,10 +99,12 @@ def test_last_calls_are_oldest_first_and_bounded() -> None:
 
 def test_arguments_of_the_bindings_are_short() -> None:
     driver = gate(cuX=lambda *a: (OK,))
-    driver.cuX(bindings.CUdeviceptr(0x1234), bindings.CUlaunchConfig(), [1, 2, 3, 4, 5], None, True, 0.5)
-    assert last_calls(1) == [
-        "cuX(CUdeviceptr:0x1234, CUlaunchConfig, [1, 2, 3, 4, ...], None, True, 0.5) -> CUDA_SUCCESS"
-    ]
+    launch = bindings.CUlaunchConfig()
+    launch.gridDimX, launch.gridDimY, launch.blockDimX, launch.sharedMemBytes = 4, 2, 64, 1024
+    driver.cuX(launch)
+    assert last_calls(1) == ["cuX(<grid 4x2x0 block 64x0x0 smem 1024>) -> CUDA_SUCCESS"]
+    driver.cuX(bindings.CUdeviceptr(0x1234), bindings.CUuuid(), [1, 2, 3, 4, 5], None, True, 0.5)
+    assert last_calls(1) == ["cuX(CUdeviceptr:0x1234, CUuuid, [1, 2, 3, 4, ...], None, True, 0.5) -> CUDA_SUCCESS"]
 
 
 def test_trace_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
