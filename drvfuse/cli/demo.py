@@ -51,10 +51,10 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
             present = int(get_driver("cuda").cuDeviceGetCount())
             if present == 0:
                 raise DriverUnavailable("the CUDA driver sees no GPU")
-        except DriverUnavailable as error:
+        except DriverUnavailable:
             if asked == "cuda":
                 raise
-            reason = " (no usable NVIDIA GPU: " + str(error).splitlines()[0].rstrip(".") + ")"
+            reason = " (no usable NVIDIA GPU; `drvfuse doctor --driver cuda` says why)"
         else:
             chosen = min(DEFAULT_GPUS, present) if gpus is None else gpus
             if not 1 <= chosen <= min(8, present):

@@ -81,8 +81,8 @@ def moves_data(reader: Device, owner: Device) -> bool:
     pattern = np.random.default_rng(reader.index * 8 + owner.index).integers(0, 2**32, _WORDS, np.uint32)
     remote, local, back = owner.array(pattern), reader.zeros(_WORDS, "uint32"), owner.zeros(_WORDS, "uint32")
     owner.synchronize()
-    kernel.prepare(4, 128, remote, local, _WORDS, device=reader)(reader.stream)
-    kernel.prepare(4, 128, local, back, _WORDS, device=reader)(reader.stream)
+    kernel.prepare(4, 128, remote.ptr, local, _WORDS, device=reader)(reader.stream)
+    kernel.prepare(4, 128, local, back.ptr, _WORDS, device=reader)(reader.stream)
     reader.synchronize()
     return bool((local.numpy() == pattern).all() and (back.numpy() == pattern).all())
 
