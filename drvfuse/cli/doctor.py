@@ -77,6 +77,7 @@ def _describe(item: Device) -> dict[str, Any]:
 def moves_data(reader: Device, owner: Device) -> bool:
     """Whether a kernel on `reader` both reads and writes `owner`'s memory rightly; the attribute alone can lie."""
     reader.enable_peer(owner)
+    owner.allow_peers([reader])
     kernel = compile_source(_COPY, driver=reader.driver, arch=reader.arch)["copy"]
     pattern = np.random.default_rng(reader.index * 8 + owner.index).integers(0, 2**32, _WORDS, np.uint32)
     remote, local, back = owner.array(pattern), reader.zeros(_WORDS, "uint32"), owner.zeros(_WORDS, "uint32")
