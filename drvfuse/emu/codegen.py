@@ -12,9 +12,10 @@ from typing import Any
 
 from drvfuse.emu import abi, codegen_control, codegen_convert, codegen_float, codegen_integer, codegen_memory
 from drvfuse.emu.codegen_emitter import Emitter
-from drvfuse.emu.codegen_opcode import RefusedError
+from drvfuse.emu.codegen_inline import Inliner, callee_of, variables_of
+from drvfuse.emu.codegen_opcode import RefusedError, decode
 from drvfuse.emu.floats import Helpers
-from drvfuse.emu.ptx import Addr, Function, Instruction, Location, Module, PtxError, Reg, Sym, Tuple, Var, parse
+from drvfuse.emu.ptx import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var, parse
 
 _OPCODES = (codegen_control, codegen_convert, codegen_float, codegen_integer, codegen_memory)
 
@@ -100,16 +101,6 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
     return tuple(out), offset
 
 
-def _symbols(operand: Any) -> list[Sym]:
-    if isinstance(operand, Sym):
-        return [operand]
-    if isinstance(operand, Addr):
-        return _symbols(operand.base)
-    if isinstance(operand, Tuple):
-        return [s for item in operand.items for s in _symbols(item)]
-    return []
-
-
 class Unit:
     """One module being translated: what functions ask it for."""
 
@@ -149,41 +140,27 @@ class Unit:
         self.globals_bytes = offset
 
     def _reached(self, fn: Function) -> list[Function]:
-        """`fn` and the functions it calls, directly or not."""
-        seen, stack = [fn], [fn]
+        """The functions that `fn` calls, directly or not."""
+        seen: list[Function] = []
+        stack = [fn]
         while stack:
             for item in stack.pop().body or ():
-                if isinstance(item, Instruction) and item.base == "call":
-                    for s in (s for o in item.operands for s in _symbols(o)):
-                        callee = self.module.functions.get(s.name) if s.var is None else None
-                        if callee is not None and callee not in seen:
-                            seen.append(callee)
-                            stack.append(callee)
+                callee = callee_of(self.module, item) if isinstance(item, Instruction) else None
+                if callee is not None and callee not in seen:
+                    seen.append(callee)
+                    stack.append(callee)
         return seen
 
     def _layout_shared(self, fn: Function) -> None:
-        """Offsets of the shared variables of a kernel. Those of called functions come first, at the same place in every kernel."""
-        if fn.name in self._shared:
-            return
-
-        def used(f: Function) -> dict[str, Var]:
-            out: dict[str, Var] = {}
-            for item in f.body or ():
-                if isinstance(item, Instruction):
-                    for o in item.operands:
-                        for s in _symbols(o):
-                            if s.var is not None and s.var.space == "shared":
-                                out[s.var.name] = s.var
-            return out
-
-        common: dict[str, Var] = {}
-        for f in self.module.functions.values():
-            if not f.kernel:
-                common |= used(f)
-        reached = self._reached(fn)
-        wanted = dict(common) if len(reached) > 1 or not fn.kernel else {}
-        wanted |= used(fn)
-        offsets, offset, dynamic = {}, 0, [v for v in wanted.values() if v.extern]
+        """Offsets of the shared variables of a kernel: the static ones, then the dynamic ones, all at one place."""
+        wanted = {}
+        for item in fn.body or ():
+            if isinstance(item, Instruction):
+                for v in (v for o in item.operands for v in variables_of(o)):
+                    if v.space == "shared":
+                        wanted[v.name] = v
+        offsets, offset = {}, 0
+        dynamic = [v for v in wanted.values() if v.extern]
         for v in wanted.values():
             if not v.extern:
                 offset = _up(offset, max(v.align, 1))
@@ -195,9 +172,6 @@ class Unit:
         self._shared[fn.name], self._static[fn.name] = offsets, static
 
     def shared_offset(self, var: Var, fn: Function) -> int:
-        self._layout_shared(fn)
-        if var.extern and not fn.kernel:
-            raise RefusedError("dynamic shared memory in a function that is not inlined")
         return self._shared[fn.name][var.name]
 
     def param_offset(self, fn: Function, var: Var) -> int:
@@ -259,15 +233,17 @@ class Unit:
 
     def kernels(self) -> dict[str, KernelCode]:
         emitted: dict[str, Emitter] = {}
+        inliner = Inliner(self.module, lambda ins: decode(ins).before is not None)
         for fn in self.module.functions.values():
             if fn.kernel and fn.body is not None:
+                inliner.expand(fn)
                 self._layout_shared(fn)
                 g = Emitter(self, fn, "kernel", self.helpers)
                 self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', list(self._PROLOGUE)))
                 emitted[fn.name] = g
         # Emitting a function may call further ones.
         device: dict[str, Emitter] = {}
-        for name in self._used_functions:
+        for name in self._used_functions:  # grows meanwhile
             device[name] = self._device(self.module.functions[name])
         sites = tuple(self.sites)
         out = {}
@@ -296,12 +272,6 @@ class Unit:
         return out
 
     def _device(self, fn: Function) -> Emitter:
-        if any(v.space == "local" for v in fn.variables):
-            raise PtxError(
-                fn.line,
-                f".func {fn.name}",
-                "local memory in a function that is called and not inlined is not supported",
-            )
         g = Emitter(self, fn, "device", self.helpers)
         names = []
         for i, v in enumerate((*fn.returns, *fn.params)):

@@ -83,7 +83,7 @@ class Emitter:
         self.guard: str | None = None
         self.carry: str | None = None
         self.slots_used: set[int] = set()
-        self.frame_bytes = abi.T_SLOTS
+        self.slots = self.frame_bytes = abi.T_SLOTS
         self.fault_used = False
         self.param_pointers: dict[int, str] = {}
         self.allocas: list[str] = []
@@ -315,7 +315,7 @@ class Emitter:
     def _frame_layout(self, live: int) -> list[tuple[Reg, int]]:
         regs = [self.fn.registers[i] for i in bits(live)]
         regs.sort(key=lambda r: -width(r.type))
-        offset, out = abi.T_SLOTS, []
+        offset, out = self.slots, []
         for reg in regs:
             out.append((reg, offset))
             offset += max(1, width(reg.type) // 8)
@@ -388,7 +388,11 @@ class Emitter:
         pointer = self.param_pointers.get(id(var))
         if pointer is None:
             pointer = f"%v{len(self.allocas)}"
-            self.allocas.append(f"{pointer} = alloca [{max(var.size, 1)} x i8], align {max(var.align, 8)}")
+            if id(var) in self.fn.persistent:
+                self.allocas.append(f"{pointer} = getelementptr i8, ptr %t, i64 {self.slots}")
+                self.slots += -(-var.size // 16) * 16
+            else:
+                self.allocas.append(f"{pointer} = alloca [{max(var.size, 1)} x i8], align {max(var.align, 8)}")
             self.param_pointers[id(var)] = pointer
         return pointer
 
@@ -542,10 +546,8 @@ class Emitter:
                 self.local_bytes = -(-self.local_bytes // var.align) * var.align
                 self.local_offset[id(var)] = self.local_bytes
                 self.local_bytes += var.size
+        self.frame_bytes = max(self.frame_bytes, self.slots)
         graph = Graph(self.fn, self.classify)
-        if self.mode == "device" and any(b.suspended for b in graph.blocks):
-            culprit = next(b.suspended for b in graph.blocks if b.suspended)
-            raise culprit.error(f"suspends inside the function {self.fn.name!r}, which is called and not inlined")
         resumes = [b for b in graph.blocks if b.resumed]
         number = {b.index: i + 1 for i, b in enumerate(resumes)}
         for block in graph.blocks:

@@ -30,6 +30,10 @@ def add(op: Opcode) -> Action:
     base, verb = op.base, op.base[:3]
     set_carry = op.flag("cc")
     saturate = op.flag("sat")
+    if op.flag("u16x2", "s16x2"):
+        if base != verb or set_carry or saturate:
+            raise RefusedError("unsupported modifier")
+        return Action(lambda g, ins: _halves(g, ins, verb))
     t = _integer_type(op, *(("u32", "s32", "u64", "s64") if set_carry or base[3:] else ()))
     if saturate and t != "s32":
         raise RefusedError("unsupported modifier .sat")
@@ -53,6 +57,13 @@ def add(op: Opcode) -> Action:
         g.set_int(d, g.op(f"trunc {wide} {total} to i{n}"), n)
 
     return Action(emit, pure=not set_carry)
+
+
+def _halves(g: Emitter, ins: Instruction, verb: str) -> None:
+    """A packed operation on two 16-bit halves."""
+    d, *sources = ins.operands
+    v = [g.op(f"bitcast i32 {g.int(s, 32)} to <2 x i16>") for s in sources]
+    g.set_int(d, g.op(f"bitcast <2 x i16> {g.op(f'{verb} <2 x i16> {v[0]}, {v[1]}')} to i32"), 32)
 
 
 @opcode("mul", "mad", "madc", "mul24", "mad24")

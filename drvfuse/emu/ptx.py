@@ -147,7 +147,10 @@ class Prototype:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` by label."""
+    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` by label.
+
+    `persistent` are ids of `.param` variables that must outlive a suspend.
+    """
 
     name: str
     kernel: bool
@@ -161,6 +164,7 @@ class Function:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     prototypes: dict[str, Prototype] = field(default_factory=dict)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    persistent: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, frozen=True)
