@@ -63,12 +63,19 @@ def format_args(args: tuple[Any, ...]) -> str:
     return ", ".join(format_value(arg) for arg in args)
 
 
+def format_entry(entry: tuple[str, tuple[Any, ...], Any]) -> str:
+    name, args, code = entry
+    return f"{name}({format_args(args)}) -> {code_name(code)}"
+
+
 def last_calls(count: int = 20) -> list[str]:
-    """The last driver calls of this process, oldest first, as `name(arguments) -> result`; at most 256 are kept."""
+    """The last driver calls of this process, oldest first, as `name(arguments) -> result`; at most 256 are kept.
+
+    Making a context current and restoring it is left out.
+    """
     if count <= 0:
         return []
-    entries = list(ring)[-count:]
-    return [f"{name}({format_args(args)}) -> {code_name(code)}" for name, args, code in entries]
+    return [format_entry(entry) for entry in list(ring)[-count:]]
 
 
 def sink(mode: str) -> Sink | None:

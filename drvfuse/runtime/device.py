@@ -42,12 +42,16 @@ def device(index: int = 0, *, driver: Any = None) -> Device:
 
 
 class _Use:
-    """Makes a context current and restores the one before; reentrant and shared by threads, as it has no state."""
+    """Makes a context current and restores the one before; reentrant and shared by threads, as it has no state.
+
+    Two calls around every other call would fill the record of calls, so they appear in written traces only.
+    """
 
     __slots__ = ("_context", "_pop", "_push")
 
     def __init__(self, driver: Driver, context: Any) -> None:
-        self._push, self._pop, self._context = driver.cuCtxPushCurrent, driver.cuCtxPopCurrent, context
+        self._push, self._pop = driver.unrecorded("cuCtxPushCurrent"), driver.unrecorded("cuCtxPopCurrent")
+        self._context = context
 
     def __enter__(self) -> None:
         self._push(self._context)

@@ -154,6 +154,19 @@ class Driver:
         call.__name__ = name
         return call
 
+    def unrecorded(self, name: str) -> Callable[..., None]:
+        """A checked call that returns nothing and stays out of the ring; written traces have it all the same."""
+        if self._sink is not None:
+            return getattr(self, name)
+        function = self._raw(name)
+
+        def call(*args: Any) -> None:
+            code = function(*args)[0]
+            if code:
+                raise ClosedError(_FORKED) if _forked else self.error(name, args, code)
+
+        return call
+
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
         if _forked:
@@ -172,7 +185,7 @@ class Driver:
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
 
     def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError:
-        """The DriverError for a call that gave `code`; the record of calls ends with that call."""
+        """The DriverError for a call that gave `code`."""
         number = int(code)
         label, text = calls.code_name(code), ""
         try:
@@ -184,7 +197,15 @@ class Driver:
             text = text or "the driver gives no text for this code"
         hint = _HINTS.get(number)
         explanation = f"{text} ({hint})" if hint and text else hint or text
-        return DriverError(name, calls.format_args(args), number, label, explanation, calls.last_calls(9)[:-1])
+        return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
+
+    @staticmethod
+    def _before(name: str, code: Any) -> list[str]:
+        """The calls before a failed one, which ends the record unless it is an unrecorded call."""
+        recent = list(calls.ring)[-9:]
+        if recent and recent[-1][0] == name and recent[-1][2] == code:
+            recent.pop()
+        return [calls.format_entry(entry) for entry in recent[-8:]]
 
     def _translate(self, name: str, args: tuple[Any, ...], error: Exception) -> None:
         """Raise the typed form of an exception from inside the CUDA bindings; return if there is none."""
