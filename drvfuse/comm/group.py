@@ -147,8 +147,8 @@ class Group:
         self._broken = None
         self._stale = False
 
-    def admit(self, streams: Sequence[Stream] = ()) -> None:
-        """Called first by every collective and graph replay: raises a pending BarrierTimeout, or resets after one.
+    def admit(self, streams: Sequence[Stream]) -> None:
+        """Called first by every collective: raises a pending BarrierTimeout, or resets after one.
 
         Raises CaptureError where a reset is due and one of `streams` is being captured.
         """
@@ -159,6 +159,10 @@ class Group:
             self.reset()
         else:
             self.check()
+
+    def before_replay(self, stream: Stream) -> None:
+        """Called before a graph that holds a collective of the group is launched on `stream`. Like :meth:`admit`."""
+        self.admit([stream])
 
     def abandon(self) -> None:
         """Called by a collective that launched only some ranks: the next call resets the group first."""
@@ -195,7 +199,12 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except DrvfuseError as failure:
+            if error is None:
+                raise
+            _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 
     def require_open(self) -> None:
         if self._closed:

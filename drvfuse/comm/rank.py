@@ -43,6 +43,14 @@ class Rank:
         """Like `empty`, filled with zeros on `stream`."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
+    def before_replay(self, stream: Stream) -> None:
+        """Called before a graph that holds a collective of this rank is launched on `stream`.
+
+        The replay counts as the rank's last call: it is ordered after the one before, and the next one after it.
+        """
+        self.order.admit(stream, self.index)
+        self.order.launched(stream)
+
     def wrap(self, stream: Any) -> Stream:
         """A Stream of this rank's device for a Stream, an object with `__cuda_stream__`, or an int.
 

@@ -174,7 +174,8 @@ class Prepared(Generic[R]):
         graph = capturing(stream) if in_capture else None
         if graph is not None:
             graph.keep(self)
-            graph.before_launch(self.group.admit)
+            graph.before_launch(self.group.before_replay)
+            graph.before_launch(self.group.ranks[position].before_replay)
         for operand in (*self._reads[position], *self._writes[position]):
             operand.array.used_on(stream)
             producer = operand.producer

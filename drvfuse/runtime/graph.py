@@ -31,7 +31,7 @@ class Graph(Owned):
         self.driver = driver
         self._executable: Any = None
         self._kept: list[Any] = []
-        self._checks: list[Callable[[], None]] = []
+        self._checks: list[Callable[[Stream], None]] = []
 
     @classmethod
     @contextlib.contextmanager
@@ -90,8 +90,11 @@ class Graph(Owned):
         """Keep `objects` alive until the graph is closed."""
         self._kept += objects
 
-    def before_launch(self, check: Callable[[], None]) -> None:
-        """Call `check()` before every launch; it refuses the launch by raising. The same function is kept once."""
+    def before_launch(self, check: Callable[[Stream], None]) -> None:
+        """Call `check(stream)` before every launch on `stream`; it may order the stream, or refuse by raising.
+
+        The same function is kept once.
+        """
         if check not in self._checks:
             self._checks.append(check)
 
@@ -101,7 +104,7 @@ class Graph(Owned):
         if self._executable is None:
             raise CaptureError("the graph is still being captured, or its capture failed")
         for check in self._checks:
-            check()
+            check(stream)
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
 

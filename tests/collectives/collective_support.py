@@ -71,3 +71,38 @@ def private_array(device: Any, host: np.ndarray) -> tuple[df.Array, Any]:
     array = df.view(memory.ptrs[0], host.shape, dtypes.get(host.dtype), device, owner=memory)
     array.copy_from(host)
     return array, memory
+
+
+HELPERS = r"""
+__device__ void wait_ns(unsigned long long ns) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < ns);
+}
+
+// Lets its dependents start at once, waits, then writes.
+extern "C" __global__ void produce(unsigned short* x, int count, unsigned short value, unsigned long long ns) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    wait_ns(ns);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) x[i] = value;
+}
+
+// Waits for what is in front of it, then copies.
+extern "C" __global__ void consume(const unsigned short* from, unsigned short* to, int count) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+}
+"""
+
+
+def helper(group: df.Group, name: str) -> Any:
+    """A kernel of HELPERS."""
+    return df.compile(HELPERS, driver=group.driver, name="helpers.cu")[name]
+
+
+def fill_late(group: df.Group, array: df.Array, value: int, ns: int = 200_000) -> Any:
+    """A launch that fills a 16-bit array with the bit pattern `value` after `ns`."""
+    return helper(group, "produce").prepare(1, 32, array, array.size, value, ns)

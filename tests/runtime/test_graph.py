@@ -85,7 +85,7 @@ def test_checks_can_refuse_a_launch(driver: str) -> None:
     device = df.device(0, driver=driver)
     calls: list[int] = []
 
-    def refuse() -> None:
+    def refuse(stream: Stream) -> None:
         calls.append(1)
         raise RuntimeError("not now")
 

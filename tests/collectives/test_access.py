@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that peers cannot reach: staging where inputs are private, naive where devices are not peers; bytes moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from collective_support import ALGOS, ALL_ALGOS, assert_bits, garbage, place, private_array, random_inputs, replicate
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.errors import ArgumentError, Unsupported
+from drvfuse.ops.epilogue import Replicated
+
+
+@pytest.mark.gpus(3)
+@pytest.mark.parametrize("workspace_bytes", [4096, 1 << 20])
+@pytest.mark.parametrize("count", [2048, 2999])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_inputs_that_peers_cannot_read(open_group, rng, algo, count, workspace_bytes):
+    group = open_group(3, workspace_bytes=workspace_bytes)
+    hosts = random_inputs(rng, 3, count, "bfloat16")
+    private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
+    xs = [array for array, _ in private]
+    ys = garbage(group, count, "bfloat16")
+    df.allreduce(group, xs, ys, algo=algo)
+    assert_bits(ys, reference.allreduce(hosts))
+    mixed = [xs[0], *place(group, hosts)[1:]]
+    df.allreduce(group, mixed, ys, algo=algo)
+    assert_bits(ys, reference.allreduce(hosts))
+    df.allreduce(group, xs, xs, algo=algo)
+    assert_bits(xs, reference.allreduce(hosts))
+    group.synchronize()
+
+
+@pytest.mark.gpus(3)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_fused_inputs_that_peers_cannot_read(open_group, rng, algo, residual):
+    for workspace_bytes in (8192, 1 << 20):
+        group = open_group(3, workspace_bytes=workspace_bytes)
+        hosts = random_inputs(rng, 3, (23, 200), "bfloat16")
+        gamma = np.linspace(-2, 2, 200).astype(np.float32).astype(hosts[0].dtype)
+        added = random_inputs(rng, 1, (23, 200), "bfloat16")[0] if residual else None
+        private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
+        result = df.allreduce_rmsnorm_fp8(
+            group,
+            [array for array, _ in private],
+            replicate(group, gamma),
+            epsilon=1e-6,
+            residuals=replicate(group, added) if residual else None,
+            algo=algo,
+        )
+        expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)
+        assert_bits(result.output, expected.output)
+        assert_bits(result.scales, expected.scales)
+        if residual:
+            assert_bits(result.residual, expected.residual)
+        group.synchronize()
+
+
+@pytest.fixture(scope="module")
+def islands():
+    """Three emulated devices of which 0 and 1 are peers, and 2 is nobody's."""
+    with df.emu.Machine(devices=3, peers=lambda a, b: {a, b} <= {0, 1}) as machine:
+        group = df.Group.local(3, driver=machine, workspace_bytes=8192, max_blocks=4)
+        yield group
+        group.close()
+
+
+@pytest.mark.emu
+def test_naive_is_chosen_where_devices_are_not_peers(islands, rng):
+    assert not islands.peers_readable
+    for count in (1, 100, 5000):
+        hosts = random_inputs(rng, 3, count, "bfloat16")
+        prepared = df.allreduce.prepare(islands, place(islands, hosts))
+        assert prepared.algo == "naive"
+        assert_bits(prepared.launch(), reference.allreduce(hosts))
+        xs = place(islands, hosts)
+        assert_bits(df.allreduce(islands, xs, xs), reference.allreduce(hosts))
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("residual", [False, True])
+def test_fused_op_where_devices_are_not_peers(islands, rng, residual):
+    hosts = random_inputs(rng, 3, (20, 136), "bfloat16")
+    gamma = np.linspace(-2, 2, 136).astype(np.float32).astype(hosts[0].dtype)
+    added = random_inputs(rng, 1, (20, 136), "bfloat16")[0] if residual else None
+    result = df.allreduce_rmsnorm_fp8(
+        islands,
+        place(islands, hosts),
+        replicate(islands, gamma),
+        epsilon=1e-6,
+        residuals=replicate(islands, added) if residual else None,
+    )
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)
+    assert_bits(result.output, expected.output)
+    assert_bits(result.scales, expected.scales)
+
+
+@pytest.mark.emu
+def test_what_needs_peers_is_refused_without_them(islands):
+    xs = [rank.zeros((2, 8), "bfloat16") for rank in islands]
+    gammas = [rank.zeros(8, "bfloat16") for rank in islands]
+    for algo in ALGOS:
+        with pytest.raises(Unsupported, match=r"\(0, 2\)"):
+            df.allreduce(islands, xs, algo=algo)
+        with pytest.raises(Unsupported, match="naive"):
+            df.allreduce_rmsnorm_fp8(islands, xs, gammas, epsilon=1e-6, algo=algo)
+    with pytest.raises(Unsupported, match="peer access"):
+        islands.symmetric(100)
+    bias = islands.ranks[0].zeros(8, "float32")
+    with pytest.raises(ArgumentError, match="Replicated"):
+        df.allreduce(islands, xs, epilogue=df.Epilogue("x + b[col]", b=bias))
+    copies = Replicated([rank.zeros(8, "float32") for rank in islands])
+    df.allreduce(islands, xs, epilogue=df.Epilogue("x + b[col]", b=copies))
+    islands.synchronize()
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """An emulated group, and a function that runs a call and gives its (local, remote) bytes."""
+    with df.emu.Machine(devices=3) as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
+        launched = []
+        engine = machine.engine
+        original = engine.launch
+
+        def launch(*args, **kwargs):
+            launched.append(original(*args, **kwargs))
+            return launched[-1]
+
+        monkeypatch.setattr(engine, "launch", launch)
+
+        def count(prepared):
+            group.synchronize()
+            launched.clear()
+            prepared.launch()
+            group.synchronize()
+            totals = [launch.counters.total for launch in launched]
+            local = sum(total.local_read + total.local_written for total in totals)
+            return local, sum(total.remote_read + total.remote_written for total in totals)
+
+        yield group, count
+
+
+def close_to(counted: int, expected: int, slack: int) -> bool:
+    """Counts include barrier words and gamma, which `traffic` leaves out."""
+    return expected <= counted <= expected + slack
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_bytes_of_allreduce_are_what_prepared_says(counted, algo, staged):
+    group, count = counted
+    xs = [rank.zeros(24_000, "bfloat16") for rank in group]
+    memory = []
+    if staged:
+        for position, rank in enumerate(group):
+            xs[position], kept = private_array(rank.device, np.zeros(24_000, xs[0].dtype.numpy))
+            memory.append(kept)
+    prepared = df.allreduce.prepare(group, xs, algo=algo)
+    local, remote = count(prepared)
+    assert close_to(local, prepared.traffic[0], 30_000) and close_to(remote, prepared.traffic[1], 2_000)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_bytes_of_the_fused_op_are_what_prepared_says(counted, algo, residual):
+    group, count = counted
+    shape = (60, 512)
+    prepared = df.allreduce_rmsnorm_fp8.prepare(
+        group,
+        [rank.zeros(shape, "bfloat16") for rank in group],
+        [rank.zeros(512, "bfloat16") for rank in group],
+        epsilon=1.0,
+        residuals=[rank.zeros(shape, "bfloat16") for rank in group] if residual else None,
+        algo=algo,
+    )
+    local, remote = count(prepared)
+    gamma = 3 * 60 * 512 * 2  # read again for every row
+    assert close_to(local, prepared.traffic[0], gamma + 6_000) and close_to(remote, prepared.traffic[1], 2_000)
+
+
+@pytest.mark.gpus(3)
+def test_the_gather_of_two_stages_carries_fp8(open_group):
+    group = open_group(3)
+    rows, columns = 300, 1024
+    prepared = df.allreduce_rmsnorm_fp8.prepare(
+        group,
+        [rank.zeros((rows, columns), "bfloat16") for rank in group],
+        [rank.zeros(columns, "bfloat16") for rank in group],
+        epsilon=1e-6,
+        algo="two_stage",
+    )
+    assert prepared.traffic[1] == 2 * (rows * columns * 2 + rows * columns + rows * 4)
+
+
+@pytest.mark.gpus(3)
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_nothing_outside_the_outputs_is_written(open_group, rng, algo):
+    group = open_group(3)
+    hosts = random_inputs(rng, 3, 1003, "bfloat16")
+    around = garbage(group, 1003 + 16, "bfloat16")
+    before = around[0].numpy()
+    ys = [df.view(a.ptr + 16, 1003, "bfloat16", a.device, owner=a) for a in around]
+    df.allreduce(group, place(group, hosts), ys, algo=algo)
+    group.synchronize()
+    expected = before.copy()
+    expected[8:-8] = reference.allreduce(hosts)
+    assert_bits(around, expected)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives inside CUDA graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from collective_support import ALGOS, ALL_ALGOS, assert_bits, garbage, place, random_inputs
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.errors import CaptureError, Unsupported
+
+pytestmark = pytest.mark.gpus(3)
+
+COUNT = 3000
+
+
+@pytest.fixture
+def group(open_group):
+    found = open_group(3)
+    found.synchronize()
+    return found
+
+
+@pytest.fixture
+def hosts(rng):
+    return random_inputs(rng, 3, COUNT, "bfloat16")
+
+
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_replays_follow_the_inputs(group, rng, algo):
+    xs = [rank.empty(COUNT, "bfloat16") for rank in group]
+    ys, zs = garbage(group, COUNT, "bfloat16"), garbage(group, COUNT, "bfloat16")
+    streams = [rank.stream for rank in group]
+    with df.Graph.capture(streams) as graph:
+        df.allreduce(group, xs, ys, algo=algo)
+        df.allreduce(group, ys, zs, algo=algo)
+    for _ in range(3):
+        hosts = random_inputs(rng, 3, COUNT, "bfloat16")
+        for x, host in zip(xs, hosts, strict=True):
+            x.copy_from(host)
+        graph.launch(streams[0])
+        group.synchronize()
+        once = reference.allreduce(hosts)
+        assert_bits(ys, once, algo)
+        assert_bits(zs, reference.allreduce([once] * 3), algo)
+        assert_bits(df.allreduce(group, xs), once)
+        group.synchronize()
+    graph.close()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+def test_fused_op_is_captured(group, rng, algo, residual):
+    hosts = random_inputs(rng, 3, (6, 64), "bfloat16")
+    gamma = np.ones(64, np.float32).astype(hosts[0].dtype)
+    added = random_inputs(rng, 1, (6, 64), "bfloat16")[0] if residual else None
+    call = df.allreduce_rmsnorm_fp8.prepare(
+        group,
+        place(group, hosts),
+        [rank.array(gamma) for rank in group],
+        epsilon=1e-6,
+        residuals=[rank.array(added) for rank in group] if residual else None,
+        algo=algo,
+    )
+    streams = [rank.stream for rank in group]
+    with df.Graph.capture(streams) as graph:
+        result = call.launch()
+    for _ in range(2):
+        graph.launch(streams[0])
+    group.synchronize()
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)
+    assert_bits(result.output, expected.output)
+    assert_bits(result.scales, expected.scales)
+    graph.close()
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_graph_of_its_own_for_each_rank(group, hosts, algo):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    call = df.allreduce.prepare(group, xs, ys, algo=algo)
+    graphs = []
+    for position, rank in enumerate(group):
+        with df.Graph.capture(rank.stream) as graph:
+            call.launch(rank=position)
+        graphs.append(graph)
+    for _ in range(2):
+        for rank, graph in zip(group, graphs, strict=True):
+            graph.launch(rank.stream)
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    for graph in graphs:
+        graph.close()
+
+
+def test_naive_needs_all_streams_in_one_capture(group, hosts):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    with pytest.raises(Unsupported, match="one capture"), df.Graph.capture(group.ranks[0].stream):
+        df.allreduce(group, xs, ys, algo="naive")
+    assert_bits(df.allreduce(group, xs, ys, algo="naive"), reference.allreduce(hosts))
+
+
+def test_outputs_must_be_given(group, hosts):
+    xs = place(group, hosts)
+    streams = [rank.stream for rank in group]
+    with pytest.raises(CaptureError, match="outputs"), df.Graph.capture(streams):
+        df.allreduce(group, xs)
+    gammas = [rank.zeros(COUNT, "bfloat16") for rank in group]
+    out = garbage(group, COUNT, "float8_e4m3fn")
+    with pytest.raises(CaptureError, match="scales"), df.Graph.capture(streams):
+        df.allreduce_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6, outputs=out)
+    assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
+
+
+def test_a_capture_on_other_streams_needs_a_synchronised_group(group, hosts):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    df.allreduce(group, xs, ys)
+    streams = [df.Stream(rank.device) for rank in group]
+    with pytest.raises(CaptureError, match="synchronize"), df.Graph.capture(streams):
+        df.allreduce(group, xs, ys, streams=streams)
+    group.synchronize()
+    with df.Graph.capture(streams) as graph:
+        df.allreduce(group, xs, ys, streams=streams)
+        with pytest.raises(CaptureError, match="end that capture"):
+            df.allreduce(group, xs, ys)
+    graph.launch(streams[0])
+    df.allreduce(group, ys, xs)
+    group.synchronize()
+    once = reference.allreduce(hosts)
+    assert_bits(ys, once)
+    assert_bits(xs, reference.allreduce([once] * 3))
+    graph.close()
+    for stream in streams:
+        stream.close()
+
+
+def test_streams_joined_to_one_capture_are_ordered(group, hosts):
+    xs, ys, zs = place(group, hosts), garbage(group, COUNT, "bfloat16"), garbage(group, COUNT, "bfloat16")
+    own = [rank.stream for rank in group]
+    others = [df.Stream(rank.device) for rank in group]
+    with df.Graph.capture([*own, *others]) as graph:
+        df.allreduce(group, xs, ys)
+        df.allreduce(group, ys, zs, streams=others)
+    graph.launch(own[0])
+    group.synchronize()
+    assert_bits(zs, reference.allreduce([reference.allreduce(hosts)] * 3))
+    graph.close()
+    for stream in others:
+        stream.close()
+
+
+def test_a_graph_keeps_its_arrays(group, hosts):
+    ys = garbage(group, COUNT, "bfloat16")
+    streams = [rank.stream for rank in group]
+    call = df.allreduce.prepare(group, place(group, hosts), ys)
+    with df.Graph.capture(streams) as graph:
+        call.launch()
+    del call
+    for _ in range(3):
+        place(group, [np.zeros_like(host) for host in hosts])
+    graph.launch(streams[0])
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    graph.close()
