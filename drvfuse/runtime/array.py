@@ -48,6 +48,11 @@ class Array:
     def ndim(self) -> int:
         return len(self.shape)
 
+    @property
+    def pooled(self) -> bool:
+        """True if the memory is from its device's own pool: those named to `Device.allow_peers` can access it."""
+        return self._block is not None or (isinstance(self._owner, Array) and self._owner.pooled)
+
     def used_on(self, stream: Stream) -> None:
         """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work."""
         if self._block is not None:

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import ArgumentError
+
 _LENGTH = 256
 
 kernel_names: dict[int, str] = {}  # handles of loaded kernels
@@ -100,7 +102,11 @@ class _JsonLines:
     """Appends one JSON object a call: time (s), thread, call, args, result, values, us."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            expected = '"off", "ring", "stderr" or the path of a file that can be written'
+            raise ArgumentError("setting trace_driver", f"{path!r} ({error.strerror})", expected) from None
 
     def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         start = time.perf_counter_ns()

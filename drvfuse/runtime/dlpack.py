@@ -73,16 +73,23 @@ _raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char
 _exported: dict[int, Any] = {}  # address of the managed tensor -> what must live until its deleter is called
 
 
+# The defaults below keep both callbacks whole when the module's globals are cleared at interpreter exit.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _delete(address: int) -> None:
-    _exported.pop(address, None)
+def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
+    exported.pop(address, None)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _destroy(capsule: int) -> None:
-    for name in _NAMES.values():
-        if _raw_is_valid(capsule, name):  # a consumer that took the tensor has renamed the capsule
-            _exported.pop(_raw_pointer(capsule, name), None)
+def _destroy(
+    capsule: int,
+    exported: dict[int, Any] = _exported,
+    names: tuple[bytes, ...] = tuple(_NAMES.values()),
+    is_valid: Any = _raw_is_valid,
+    pointer: Any = _raw_pointer,
+) -> None:
+    for name in names:
+        if is_valid(capsule, name):  # a consumer that took the tensor has renamed the capsule
+            exported.pop(pointer(capsule, name), None)
 
 
 def device_of(array: Array) -> tuple[int, int]:

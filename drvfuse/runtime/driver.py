@@ -112,7 +112,9 @@ class Driver:
         self.devices: dict[int, Device] = {}
         self.lock = threading.RLock()
         self._functions = functions
-        self._sink = calls.sink(config.get("trace_driver"))
+        mode = config.get("trace_driver")
+        self._sink = calls.sink(mode)
+        self._record: Callable[[Any], None] = calls.ring.append if mode != "off" else lambda entry: None
 
     def __repr__(self) -> str:
         return f"<Driver {self.name}>"
@@ -132,7 +134,7 @@ class Driver:
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
     def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        append, sink = calls.ring.append, self._sink
+        append, sink = self._record, self._sink
 
         def call(*args: Any) -> Any:
             if _forked:
@@ -177,7 +179,7 @@ class Driver:
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self._translate(name, args, error)
             raise
-        calls.ring.append((name, args, result[0]))
+        self._record((name, args, result[0]))
         return tuple(result)
 
     def has(self, name: str) -> bool:

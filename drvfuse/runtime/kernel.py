@@ -81,7 +81,7 @@ class Module:
 
     def __init__(self, image: Image, driver: Driver) -> None:
         self.image, self.driver = image, driver
-        self._modules: dict[int, Any] = {}
+        self._modules: dict[Device, Any] = {}
         self._kernels: dict[str, Kernel] = {}
         self._lock = threading.RLock()
 
@@ -102,7 +102,7 @@ class Module:
 
     def _handle(self, device: Device) -> Any:
         with self._lock:
-            handle = self._modules.get(device.index)
+            handle = self._modules.get(device)
             if handle is None:
                 if device.driver is not self.driver:
                     raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
@@ -110,7 +110,7 @@ class Module:
                 emulated = self.driver.name == "emu"
                 image = self.image.ptx.encode() + b"\0" if emulated else self.image.cubin
                 with device.use():
-                    handle = self._modules[device.index] = self.driver.cuModuleLoadData(image)
+                    handle = self._modules[device] = self.driver.cuModuleLoadData(image)
             return handle
 
 
@@ -119,7 +119,7 @@ class Kernel:
 
     def __init__(self, module: Module, info: KernelInfo) -> None:
         self.module, self.info = module, info
-        self._loaded: dict[int, _Loaded] = {}
+        self._loaded: dict[Device, _Loaded] = {}
 
     def __repr__(self) -> str:
         return f"<Kernel {self.info.name}>"
@@ -129,7 +129,7 @@ class Kernel:
         self._on(device)
 
     def _on(self, device: Device) -> _Loaded:
-        loaded = self._loaded.get(device.index)
+        loaded = self._loaded.get(device)
         if loaded is not None:
             return loaded
         with self.module._lock, device.use():

@@ -48,11 +48,16 @@ class Block:
 
     def __init__(self, ptr: int, nbytes: int, home: Stream) -> None:
         self.ptr, self.nbytes, self.home = ptr, nbytes, home
-        self.users: dict[int, Stream] = {}
+        self.users: dict[object, Stream] = {}
 
     def used_on(self, stream: Stream) -> None:
-        if stream is not self.home:
-            self.users[id(stream)] = stream
+        if stream is self.home:
+            return
+        key = (stream.device.index, stream.handle)  # not the object: a foreign stream is wrapped anew by each launch
+        known = self.users.get(key)
+        if known is not None and known is not stream and known.closed:
+            self.users[id(known)] = known  # the driver gave its handle to a new stream; both count
+        self.users[key] = stream
 
 
 def _destroy(driver: Driver, handle: object) -> None:

@@ -130,6 +130,16 @@ def test_trace_to_json_lines(tmp_path: os.PathLike[str]) -> None:
     assert lines[0]["values"] == ["7"] and lines[0]["us"] >= 0
 
 
+def test_trace_off_records_nothing_and_a_bad_path_is_named() -> None:
+    with config.override(trace_driver="off"):
+        driver = gate(cuSilent=lambda: (OK,))
+    driver.cuSilent()
+    driver.result("cuSilent")
+    assert not any("cuSilent" in call for call in last_calls(5))
+    with config.override(trace_driver="/nowhere/at/all"), pytest.raises(ArgumentError, match="trace_driver"):
+        gate()
+
+
 @pytest.mark.parametrize("spec", ["hip", 3, object()])
 def test_unknown_driver_names_the_choices(spec: object) -> None:
     with pytest.raises(ArgumentError, match='"cuda", "emu"'):
@@ -302,3 +312,20 @@ def test_finalizer_does_not_keep_the_driver() -> None:
     del driver
     gc.collect()
     assert weak() is None
+
+
+def test_nothing_happens_at_interpreter_exit() -> None:
+    code = """
+        import drvfuse as df
+        machine = df.emu.Machine(devices=2)
+        device = df.device(0, driver=machine)
+        array = device.zeros((8,), "float32")
+        capsule = array.__dlpack__(stream=-1)
+        event = device.stream.record()
+        buffer = df.SymmetricBuffer([device, df.device(1, driver=machine)], 64)
+        with df.Graph.capture(df.Stream(device)) as graph: pass
+        array.numpy()
+        print("end")
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
