@@ -23,6 +23,7 @@ _HOME = {
     "Module": "runtime.kernel",
     "PDLLevel": "ops.options",
     "Rank": "comm.group",
+    "Replicated": "ops.epilogue",
     "Stream": "runtime.stream",
     "SymmetricBuffer": "runtime.memory",
     "allreduce": "ops.allreduce",
@@ -48,6 +49,7 @@ __all__ = [
     "Module",
     "PDLLevel",
     "Rank",
+    "Replicated",
     "Stream",
     "SymmetricBuffer",
     "allreduce",
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from .comm.group import Group, Rank
     from .ops.allreduce import allreduce
     from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-    from .ops.epilogue import Epilogue, float32, int32
+    from .ops.epilogue import Epilogue, Replicated, float32, int32
     from .ops.options import PDLLevel
     from .runtime.array import Array, view
     from .runtime.device import Device, device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allreduce_rmsnorm_fp8`: all-reduce, optional residual, RMSNorm and FP8 quantisation of rows, in one kernel a rank."""
+"""`allreduce_rmsnorm_fp8`: all-reduce, optional residual, RMSNorm and FP8 quantisation of rows in one kernel."""
 
 from __future__ import annotations
 

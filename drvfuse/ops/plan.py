@@ -87,8 +87,11 @@ def launches(
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies."""
+    if not group.peers_readable:
+        return False
     return all(
-        interop.readable_by(operand.array.ptr, operand.array.nbytes, rank.device)
+        operand.array.pooled  # the group has opened the pools to all its devices
+        or interop.readable_by(operand.array.ptr, operand.array.nbytes, rank.device)
         for operand in inputs
         for rank in group
         if rank.device is not operand.array.device

@@ -99,8 +99,12 @@ extern "C" __global__ void consume(const unsigned short* from, unsigned short* t
 
 
 def helper(group: df.Group, name: str) -> Any:
-    """A kernel of HELPERS."""
-    return df.compile(HELPERS, driver=group.driver, name="helpers.cu")[name]
+    """A kernel of HELPERS, loaded on the devices of the group: nothing is loaded between the launches of two ranks."""
+    loaded = group.driver.__dict__.setdefault("_test_helpers", {})
+    module = loaded.get("module") or loaded.setdefault("module", df.compile(HELPERS, driver=group.driver))
+    for rank in group:
+        module[name].load(rank.device)
+    return module[name]
 
 
 def fill_late(group: df.Group, array: df.Array, value: int, ns: int = 200_000) -> Any:

@@ -10,7 +10,6 @@ from collective_support import ALGOS, ALL_ALGOS, assert_bits, garbage, place, pr
 import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import ArgumentError, Unsupported
-from drvfuse.ops.epilogue import Replicated
 
 
 @pytest.mark.gpus(3)
@@ -112,7 +111,7 @@ def test_what_needs_peers_is_refused_without_them(islands):
     bias = islands.ranks[0].zeros(8, "float32")
     with pytest.raises(ArgumentError, match="Replicated"):
         df.allreduce(islands, xs, epilogue=df.Epilogue("x + b[col]", b=bias))
-    copies = Replicated([rank.zeros(8, "float32") for rank in islands])
+    copies = df.Replicated([rank.zeros(8, "float32") for rank in islands])
     df.allreduce(islands, xs, epilogue=df.Epilogue("x + b[col]", b=copies))
     islands.synchronize()
 

@@ -310,7 +310,7 @@ def test_auto_takes_two_stages_for_many_rows(open_group):
 
 
 @pytest.mark.gpus(3)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_any_algorithm(open_group, data):
     group = open_group(3)

@@ -246,7 +246,7 @@ def test_epilogue_arguments(group, xs, refused):
     host = df.Epilogue("x * s[col]", s=np.zeros(32, np.float32))
     refused(lambda: df.allreduce(group, xs, epilogue=host), "epilogue parameter s", "host memory")
     ys = garbage(group, SHAPE, "bfloat16")
-    overlapping = df.Epilogue("x * s[col]", s=df.Replicated(ys) if hasattr(df, "Replicated") else ys)
+    overlapping = df.Epilogue("x * s[col]", s=df.Replicated(ys))
     refused(lambda: df.allreduce(group, xs, ys, epilogue=overlapping), "outputs[0]", "overlapping epilogue parameter s")
 
 

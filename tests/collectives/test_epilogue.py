@@ -11,7 +11,6 @@ import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import ArgumentError
 from drvfuse.ops import plan
-from drvfuse.ops.epilogue import Replicated
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -32,7 +31,7 @@ def hosts(rng):
 def test_scalar_and_array_parameters(group, rng, hosts, algo):
     """The last dimension is no multiple of a pack, so packs cross rows."""
     bias = rng.standard_normal(13).astype(np.float32).astype(hosts[0].dtype)
-    epilogue = df.Epilogue("x * scale + bias[col]", scale=df.float32(0.37), bias=Replicated(replicate(group, bias)))
+    epilogue = df.Epilogue("x * scale + bias[col]", scale=df.float32(0.37), bias=df.Replicated(replicate(group, bias)))
     ys = df.allreduce(group, place(group, hosts), algo=algo, epilogue=epilogue)
     scale = np.float32(0.37)
     expected = reference.allreduce(hosts, epilogue=lambda x: x * scale + bias.astype(np.float32))
