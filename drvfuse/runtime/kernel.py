@@ -151,7 +151,7 @@ class Kernel:
                 max_threads=read("MAX_THREADS_PER_BLOCK"),
             )
             return self._loaded.setdefault(
-                device.index, _Loaded(handle, attributes, _DEFAULT_SHARED - attributes.shared_bytes)
+                device, _Loaded(handle, attributes, _DEFAULT_SHARED - attributes.shared_bytes)
             )
 
     def attributes(self, device: Device) -> FunctionAttributes:

@@ -264,6 +264,17 @@ def test_attributes_and_occupancy(module: Module, device: df.Device) -> None:
     assert module["shared_sum"].occupancy(device, 64, 100 * 1024) <= 2
 
 
+def test_a_kernel_is_loaded_once(module: Module, device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = Module(module.image, module.driver)
+    loads: list[int] = []
+    real = device.driver.cuModuleLoadData
+    monkeypatch.setitem(device.driver.__dict__, "cuModuleLoadData", lambda image: (loads.append(1), real(image))[1])
+    for _ in range(2):
+        fresh["add_one"].load(device)
+        fresh["bounded"].load(device)
+    assert len(loads) == 1 and fresh["add_one"]._on(device) is fresh["add_one"]._on(device)
+
+
 def test_attributes_that_are_no_attributes_or_come_twice(module: Module, device: df.Device) -> None:
     array = device.zeros((32,), "int32")
     with pytest.raises(ArgumentError, match="attrs"):
