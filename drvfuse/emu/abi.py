@@ -142,6 +142,7 @@ class WarpOp(IntEnum):
     REDUX_XOR = 17
     WARP_SYNC = 18
     ELECT = 19
+    ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
 
 
 # Flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) ---------------------------------
@@ -200,7 +201,6 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
-    "rt_activemask": ("i32", ("ptr",)),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
 }
 

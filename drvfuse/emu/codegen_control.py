@@ -303,7 +303,9 @@ def elect(op: Opcode) -> Action:
 def activemask(op: Opcode) -> Action:
     op.pick("b32")
 
-    def emit(g: Emitter, ins: Instruction) -> None:
-        g.set_int(ins.operands[0], g.runtime("rt_activemask", "%t") or "0", 32)
+    def before(g: Emitter, ins: Instruction) -> int:
+        g.put(abi.T_OP_KIND, f"i32 {int(abi.WarpOp.ACTIVEMASK)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.WARPOP)
 
-    return Action(emit, pure=False)
+    return Action(_result, before=before, pure=False)

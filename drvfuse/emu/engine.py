@@ -19,7 +19,7 @@ from ..errors import ArgumentError
 from . import abi, faults, native
 from .counters import Counters, collect
 from .faults import Blocked, Fault
-from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, BlockStruct, EngineStruct, LaunchStruct
+from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, EngineStruct, LaunchStruct
 from .window import Kind, Window
 
 EngineModule = native.NativeModule
@@ -186,6 +186,7 @@ class EngineLaunch:
         self.grid, self.block = grid, block
         self.fault: Fault | None = None
         self._counters: Counters | None = None
+        self._allowed: int | None = None
         window = engine.window
         threads = block[0] * block[1] * block[2]
         blocks = grid[0] * grid[1] * grid[2]
@@ -254,8 +255,6 @@ class EngineLaunch:
             access_base=window.access_address,
             owner_class=(ctypes.c_uint8 * 256)(*owners),
         )
-        for slot in range(slots):  # borrowed memory remembers its last user
-            BlockStruct.from_address(self._struct.slots + slot * stride).active = 0
 
     def _take(self, kind: Kind, nbytes: int) -> int:
         address, ticket = self.engine._pools.take(kind, nbytes)
@@ -295,6 +294,24 @@ class EngineLaunch:
             return self._counters
         s = self._struct
         return collect(self._rows, self.kernel.sites, int(s.barriers), int(s.warp_ops), int(s.resumes))
+
+    @property
+    def remaining(self) -> int:
+        """Blocks that have not ended, resident or not."""
+        return int(self._struct.blocks - self._struct.finished)
+
+    def allow(self, resident: int) -> None:
+        """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the
+        first call, which comes before the launch is first run.
+        """
+        s = self._struct
+        groups = min(resident // s.cluster_size, len(self._groups))
+        if self._allowed is None:
+            self._allowed = s.free_count = 0
+        more = np.arange(groups - 1, self._allowed - 1, -1, dtype=np.uint32)
+        self._groups[s.free_count : s.free_count + len(more)] = more
+        s.free_count += len(more)
+        self._allowed = max(groups, self._allowed)
 
     def blocked(self) -> list[Blocked]:
         """What each thread of the resident blocks waits for, in the order of blocks and threads."""

@@ -77,6 +77,13 @@ def _place(launch: EngineLaunch, site: int) -> tuple[str | None, int | None]:
     return sites[site].file or None, sites[site].line or sites[site].ptx_line
 
 
+def _callers(launch: EngineLaunch, site: int) -> str:
+    """Where the functions that were inlined around a site were called, innermost first."""
+    sites = launch.kernel.sites
+    calls = sites[site].inlined if site < len(sites) else ()
+    return ", called at " + ", at ".join(f"{file}:{line}" for file, line in calls) if calls else ""
+
+
 def describe(launch: EngineLaunch) -> Fault:
     """The fault that the runtime recorded."""
     f = launch._struct.fault
@@ -85,7 +92,7 @@ def describe(launch: EngineLaunch) -> Fault:
     address = int(f.addr) if 1 <= f.kind <= 8 else None
     return Fault(
         kind,
-        _message(launch, kind, f),
+        _message(launch, kind, f) + _callers(launch, f.site),
         launch.kernel.name,
         file,
         line,
@@ -156,7 +163,6 @@ def _assertion(launch: EngineLaunch, arguments: int) -> str:
 
 # Waiting threads -----------------------------------------------------------------------------------------------------
 
-_WARP_OPS = ("shfl", "shfl", "shfl", "shfl", "vote", "vote", "vote", "vote", "match", "match") + ("redux",) * 8
 _WAITS = (
     ("yielded", "polling"),
     ("warpop", ""),
@@ -197,14 +203,14 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                 if field == "barrier":
                     status = f"at barrier {t.op_a}"
                 elif field == "warpop":
-                    name = _WARP_OPS[t.op_kind] if t.op_kind < len(_WARP_OPS) else "warp operation"
-                    status = f"at {name} with mask 0x{t.op_mask:08x}"
+                    status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
                 elif field == "yielded":
                     address = int(t.op_addr)
                     nbytes = min(int(t.op_size), 16)
                     if launch.engine.window.contains(address, nbytes):
                         seen = int.from_bytes(bytes(launch.engine.window.view(address, nbytes)), "little")
                 index = tuple(block.ctaid), tuple(t.tid)
+                status += _callers(launch, t.site)
                 yield (block.index, t.linear), Blocked(*index, status, file, line, address, seen)
 
 

@@ -140,7 +140,7 @@ const u32 WRITES = 64;
 
 struct Engine {
     u64 seed, pass, clock, clock_reads;
-    u64 progress, quiet, step;
+    u64 progress, quiet, step, resumes;
     u32 probing, writes;
     void* clock_thread;
     u64 clock_run;
@@ -153,7 +153,7 @@ enum { RUNNING, DONE, FAULTED };
 enum { EXIT, YIELD, BARRIER, WARPOP, GDC_WAIT, FAULT, TRAP, SLEEP, CLUSTER_BARRIER };
 enum { B_SYNC, B_ARRIVE, B_POPC, B_AND, B_OR };
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT, MATCH_ANY, MATCH_ALL, REDUX_ADD,
-       REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT };
+       REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED };
 enum { R_EVENT, R_IDLE, R_BUDGET };
@@ -161,7 +161,8 @@ enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
-const u64 QUIET_LIMIT = 1 << 22;  // resumes without a write after which endless polling of ever new words counts as idle
+const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
+const u64 QUIET_LIMIT = 1 << 21;  // resumes without a write after which endless polling of ever new words counts as idle
 
 extern "C" {
 #ifdef __CUDACC_RTC__
@@ -176,7 +177,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2160, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2168, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
@@ -367,8 +368,6 @@ API u64 rt_clock(Thread* t, u32 kind) {
     e->clock += e->clock_run;
     return e->clock;
 }
-
-API u32 rt_activemask(Thread* t) { return t->block->warps[t->warp].live; }
 
 // printf: keeps where the format is, who printed and the argument block; engine.py formats it.
 // Every argument takes 8 bytes at most; how many there are follows from the format.
@@ -606,10 +605,39 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     l->warp_ops++;
 }
 
+// activemask takes the lanes that have come to the same place when none of the warp can run: the most converged answer.
+FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
+    Warp* warp = &b->warps[w];
+    u32 all = 0;
+    u32 lanes = warp->warpop;
+    LOOP while (lanes) {
+        u32 lane = FFS(lanes) - 1;
+        lanes &= lanes - 1;
+        Thread* t = thread_at(l, b, w * 32 + lane);
+        if (t->op_kind != ACTIVEMASK || (all >> lane & 1)) continue;
+        u32 mask = 1u << lane, rest = lanes;
+        LOOP while (rest) {
+            u32 other = FFS(rest) - 1;
+            rest &= rest - 1;
+            Thread* o = thread_at(l, b, w * 32 + other);
+            if (o->op_kind == ACTIVEMASK && o->site == t->site) mask |= 1u << other;
+        }
+        all |= mask;
+        rest = mask;
+        LOOP while (rest) {
+            thread_at(l, b, w * 32 + FFS(rest) - 1)->op_result = mask;
+            rest &= rest - 1;
+        }
+    }
+    warp->warpop &= ~all;
+    return all;
+}
+
 // Completes what can be; the lanes that may go on.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
-    u32 todo = warp->warpop, freed = 0;
+    u32 freed = resolve_activemask(l, b, w);
+    u32 todo = warp->warpop;
     LOOP while (todo) {
         u32 lane = FFS(todo) - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
@@ -679,6 +707,7 @@ FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     }
     e->clock++;
     e->quiet++;
+    e->resumes++;
     l->resumes++;
     u32 status = rt_call(l->function, t);
     t->status = status;
@@ -728,6 +757,8 @@ FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     return 0;
 }
 
+const u32 TURN = 8192;  // resumes after which a warp or block lets others on, even if it could go on for ever
+
 // One turn of a warp: all that its lanes can do now. `force` lets lanes poll that have no reason to.
 FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     Warp* warp = &b->warps[w];
@@ -773,6 +804,10 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
         ready |= warp->ready;
         warp->ready = 0;
         if (!ready) break;
+        if (ran > TURN) {
+            warp->ready = ready;
+            break;
+        }
     }
     return ran;
 }
@@ -788,7 +823,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
             if (l->state != RUNNING) return ran;
         }
         force = 0;
-    } while (b->woken);
+    } while (b->woken && ran < TURN);
     return ran;
 }
 
@@ -871,8 +906,6 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-const u32 DISPATCH = 8192;  // resumes of new blocks in one pass over a launch: bounds the length of a pass
-
 // A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started).
 FAR u32 run_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->high;
@@ -886,12 +919,14 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
         if (!b->live) finish_block(l, b);
     }
     u32 size = l->cluster_size, begun = ran;
-    LOOP while (l->next < l->blocks && l->free_count && ran - begun < DISPATCH) {
+    LOOP while (l->next < l->blocks && l->free_count && ran - begun < TURN) {
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        if (first + size > l->high) l->high = first + size;
+        // borrowed memory remembers its last user
+        LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
         l->engine->progress++;
+        l->engine->quiet = 0;
         ran++;
         LOOP for (u32 i = 0; i < size; i++) start_block(l, first + i, group, i);
         LOOP for (u32 i = 0; i < size; i++) {
@@ -963,16 +998,19 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
-// Lets everything poll up to `rounds` times; 1 as soon as anything came of it.
-FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds) {
+// Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
+// of it. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
+FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
+    u64 before = e->resumes;
+    u32 force = 1, passes = 4 * rounds;
     e->progress = 0;
     e->probing = 1;
-    LOOP for (u32 i = 0; i < rounds && !e->progress; i++) {
-        u32 ran = run_pass(e, launches, n, 1);
-        // Rounds end with all lanes waiting again: a barrier inside a spin loop belongs to the round.
-        LOOP while (ran && !e->progress) ran = run_pass(e, launches, n, 0);
+    LOOP while (rounds && passes-- && !e->progress && e->resumes - before < limit) {
+        u32 ran = run_pass(e, launches, n, force);
         if (has_event(launches, n)) e->progress++;
-        wake_sleepers(e, launches, n);
+        force = !ran || e->quiet > QUIET_LIMIT;
+        rounds -= force;
+        if (force) wake_sleepers(e, launches, n);
     }
     e->probing = 0;
     e->writes = 0;
@@ -984,7 +1022,6 @@ FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds) {
 API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns) {
     u64 deadline = rt_now() + budget_ns;
     u32 slept = 0;
-    e->quiet = 0;
     LOOP while (1) {
         u64 before = e->progress;
         u32 ran = run_pass(e, launches, n, 0);
@@ -998,7 +1035,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns) {
                 slept++;
                 continue;
             }
-            u32 moved = probe(e, launches, n, 1);
+            u32 moved = probe(e, launches, n, 1, ~0ull);
             if (!moved) return R_IDLE;
             if (has_event(launches, n)) return R_EVENT;
             slept = 0;
@@ -1011,13 +1048,13 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns) {
 // anywhere or somebody reads the clock; 0 if not, or if the clock has moved by a virtual day in vain.
 API u32 rt_advance(Engine* e, Launch** launches, u32 n) {
     u64 reads = e->clock_reads;
-    e->step = e->step ? e->step * 2 : 1000000;
+    e->step = e->step ? e->step * 4 : 1000000;
     e->clock += e->step;
-    if (probe(e, launches, n, 2200)) {
+    if (probe(e, launches, n, 2200, ~0ull)) {
         e->step = 0;
         return 1;
     }
-    if (e->clock_reads == reads && probe(e, launches, n, 60000)) {
+    if (e->clock_reads == reads && probe(e, launches, n, 60000, PROBE_LIMIT)) {
         e->step = 0;
         return 1;
     }

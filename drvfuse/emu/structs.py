@@ -152,6 +152,7 @@ class EngineStruct(Structure):
         ("progress", u64),
         ("quiet", u64),
         ("step", u64),
+        ("resumes", u64),
         ("probing", u32),
         ("writes", u32),
         ("clock_thread", u64),
