@@ -147,6 +147,7 @@ class Progress:
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
+        self._make_room()
         moved = self._start_ready()
         if self.running:
             engine = self.machine.engine
@@ -194,13 +195,7 @@ class Progress:
         """Start a kernel with as many resident blocks as the SMs of its device have left; False if none fits."""
         machine = self.machine
         device = command.context.device.index
-        capacity = machine.resident_blocks(command)
-        taken = sum(
-            min(other.room, other.command.blocks) / machine.resident_blocks(other.command)
-            for other in self.running
-            if isinstance(other.command, Launch) and other.command.context.device.index == device
-        )
-        room = int(capacity * max(0.0, 1.0 - taken) + 1e-6)
+        room = self._room(op, command)
         if room < (command.blocks if command.cooperative else 1):
             return False
         function = command.function
@@ -215,11 +210,37 @@ class Progress:
             smem=command.smem,
             params=command.params,
             globals_addr=function.module.globals_address,
-            max_resident=room,
+            max_resident=machine.resident_blocks(command),
         )
+        op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
         self.running.append(op)
         return True
+
+    def _room(self, op: Op, command: Launch) -> int:
+        """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""
+        machine = self.machine
+        free = 1.0
+        for other in self.running:
+            other_command = other.command
+            if other is not op and other_command.context.device is command.context.device:
+                assert isinstance(other_command, Launch)
+                free -= min(other.room, other.launch.remaining) / machine.resident_blocks(other_command)
+        return int(machine.resident_blocks(command) * max(0.0, free) + 1e-6)
+
+    def _make_room(self) -> None:
+        """Blocks have ended: more of the kernels that were short of room may become resident."""
+        for op in self.running:
+            command = op.command
+            assert isinstance(command, Launch)
+            if op.room < min(command.blocks, self.machine.resident_blocks(command)):
+                room = self._room(op, command)
+                if room > op.room:
+                    op.room = room
+                    op.launch.allow(room)
+        for op in self._crowded:
+            heapq.heappush(self._ready, op)
+        self._crowded.clear()
 
     def _settle(self, op: Op) -> bool:
         """Take note of what the engine did to a launch; True if it ended."""
@@ -240,9 +261,6 @@ class Progress:
         for op in [op for op in self.running if op.command.context is context]:
             op.launch.abandon()
             self._finish(op)
-        crowded, self._crowded = self._crowded, []
-        for op in crowded:
-            heapq.heappush(self._ready, op)
 
     def _finish(self, op: Op) -> None:
         op.done = True
@@ -250,9 +268,6 @@ class Progress:
         self._pending -= 1
         if op.launch is not None and op in self.running:
             self.running.remove(op)
-            for waiting in self._crowded:
-                heapq.heappush(self._ready, waiting)
-            self._crowded.clear()
         op.launch = None
         for secondary in op.secondaries:
             secondary.primary = None
@@ -298,7 +313,12 @@ class Progress:
             for op in self.running
             if isinstance(op.command, Launch)
         ]
-        machine.report(reports.deadlock(launches, sorted(active - busy)))
+        crowded = [
+            (op.command.function.name, op.command.context.device.index)
+            for op in self._crowded
+            if isinstance(op.command, Launch)
+        ]
+        machine.report(reports.deadlock(launches, crowded, sorted(active - busy)))
         for context in {op.command.context for op in self.running}:
             self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT)
 

@@ -62,11 +62,14 @@ def from_fault(fault: Any) -> Report:
     )
 
 
-def deadlock(launches: Sequence[tuple[str, int, Any]], without_work: Iterable[int]) -> Report:
+def deadlock(
+    launches: Sequence[tuple[str, int, Any]], crowded: Iterable[tuple[str, int]], without_work: Iterable[int]
+) -> Report:
     """The report of launches of which none can go on.
 
-    `launches` holds (kernel, device, engine launch); `without_work` the devices that have nothing queued while others
-    wait. Threads that wait at the same place for the same thing are one line.
+    `launches` holds (kernel, device, engine launch); `crowded` the kernels (kernel, device) that find no room;
+    `without_work` the devices that have nothing queued. Threads that wait at the same place for the same thing are one
+    line.
     """
     lines: list[str] = []
     first: Any = None
@@ -79,9 +82,11 @@ def deadlock(launches: Sequence[tuple[str, int, Any]], without_work: Iterable[in
         for (status, file, line, address, seen), members in groups.items():
             place = f"{file}:{line}" if file else f"PTX line {line}" if line else "an unknown place"
             waiting = f" on 0x{address:x}, which holds {seen}" if address else ""
-            lines.append(f"device {device}, {kernel}: {_who(members)} at {place}, {status}{waiting}")
+            lines.append(f"device {device}, {kernel}: {_who(members)} {status}{waiting}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")
+    for kernel, device in crowded:
+        lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
     for device in without_work:
         lines.append(f"device {device} has no launch queued")
     text = "nothing can go on:\n  " + "\n  ".join(lines)

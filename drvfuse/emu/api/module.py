@@ -82,6 +82,8 @@ def _module(m: Machine, context: Context, image: EngineModule) -> Module:
         for variable in image.globals:
             start = allocation.base + variable.offset
             m.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
+            for at, target in variable.relocations:
+                m.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
         # variables without an initialiser are zero
         m.window.mark_initialised(allocation.base, image.globals_bytes)
     m.add(module)
