@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import ALL_ALGOS, assert_bits, fill_late, garbage, place, random_inputs, replicate
+from collective_support import (
+    ALL_ALGOS,
+    assert_bits,
+    garbage,
+    helper,
+    place,
+    private_array,
+    random_inputs,
+    replicate,
+)
 
 import drvfuse as df
 from drvfuse import reference
@@ -13,9 +22,13 @@ from drvfuse.comm import workspace
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("seed", range(6))
-def test_schedules(rng, seed):
-    """Every algorithm back to back, launches in another order each time, inputs overwritten right after each rank."""
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_schedules(rng, seed, private):
+    """Every algorithm back to back, ranks in another order each time.
+
+    On each rank the input is written directly before the call and overwritten directly after it.
+    """
     with (
         df.emu.Machine(devices=3, seed=seed) as machine,
         df.Group.local(3, driver=machine, max_blocks=3, workspace_bytes=8192) as group,
@@ -23,38 +36,72 @@ def test_schedules(rng, seed):
         hosts = random_inputs(rng, 3, (40, 136), "bfloat16")
         gamma = np.linspace(-2, 2, 136).astype(np.float32).astype(hosts[0].dtype)
         added = random_inputs(rng, 1, (40, 136), "bfloat16")[0]
-        total = reference.allreduce(hosts)
-        plain = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6)
-        with_residual = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)
+        expected = {
+            "sum": (reference.allreduce(hosts), None),
+            "norm": reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6)[:2],
+            "residual": reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, residual=added)[:2],
+        }
+        source, zeros = place(group, hosts), replicate(group, np.zeros_like(added))
         gammas, residuals = replicate(group, gamma), replicate(group, added)
+        copy = helper(group, "consume")
         runs = []
-        for algo in ("one_stage", "two_stage"):
-            for level in (df.PDLLevel.OFF, df.PDLLevel.OVERLAP_AT_BEGINNING):
-                options = {"algo": algo, "pdl_level": level}
-                for _ in range(3):
-                    runs.append([place(group, hosts)])
-                inputs = [run[0] for run in runs[-3:]]
-                fused = {"epsilon": 1e-6, **options}
-                runs[-3].append(df.allreduce.prepare(group, inputs[0], **options))
-                runs[-2].append(df.allreduce_rmsnorm_fp8.prepare(group, inputs[1], gammas, **fused))
-                runs[-1].append(
-                    df.allreduce_rmsnorm_fp8.prepare(group, inputs[2], gammas, residuals=residuals, **fused)
+        for kind in ("sum", "norm", "residual", "sum", "residual", "norm", "norm", "sum"):
+            for algo in ("one_stage", "two_stage"):
+                xs = place(group, [np.zeros_like(added)] * 3)
+                if private:
+                    xs = [private_array(rank.device, np.zeros_like(added))[0] for rank in group]
+                options = {"algo": algo, "pdl_level": df.PDLLevel(2 * (len(runs) // 2 % 2))}
+                if kind == "sum":
+                    call = df.allreduce.prepare(group, xs, **options)
+                else:
+                    call = df.allreduce_rmsnorm_fp8.prepare(
+                        group, xs, gammas, epsilon=1e-6, residuals=residuals if kind == "residual" else None, **options
+                    )
+                before, after = (
+                    [copy.prepare(1, 64, f, x, x.size) for f, x in zip(values, xs, strict=True)]
+                    for values in (source, zeros)
                 )
-        zero = [[fill_late(group, x, 0, ns=0) for x in xs] for xs, _ in runs]
+                runs.append((kind, before, call, after))
         results = []
-        for number, ((_, call), fills) in enumerate(zip(runs, zero, strict=True)):
+        for number, (_, before, call, after) in enumerate(runs):
             for position in np.random.default_rng([seed, number]).permutation(3):
+                stream = group.ranks[position].stream
+                before[position](stream)
                 result = call.launch(rank=int(position))
-                fills[position](group.ranks[position].stream)
+                after[position](stream)
             results.append(result)
         group.synchronize()
-        for first in range(0, len(runs), 3):
-            assert_bits(results[first], total)
-            for offset, expected in ((1, plain), (2, with_residual)):
-                result = results[first + offset]
-                assert_bits(result.output, expected.output)
-                assert_bits(result.scales, expected.scales)
+        for (kind, _, call, _), result in zip(runs, results, strict=True):
+            output, scales = (result, None) if kind == "sum" else result[:2]
+            assert_bits(output, expected[kind][0], f"{kind} {call.algo}")
+            if scales is not None:
+                assert_bits(scales, expected[kind][1], f"{kind} {call.algo}")
         assert machine.reports == []
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("seed", range(4))
+def test_staging_is_not_overwritten_by_the_next_call(rng, seed):
+    """A rank that is through with a call must not fill its staging area while a peer still reads the last call's."""
+    with (
+        df.emu.Machine(devices=3, seed=seed) as machine,
+        df.Group.local(3, driver=machine, max_blocks=2, workspace_bytes=1 << 16) as group,
+    ):
+        gammas = replicate(group, np.ones(64, np.float32).astype(df.dtypes.get("bfloat16").numpy))
+        calls = []
+        for algo in ("one_stage", "two_stage"):
+            for number in range(12):
+                hosts = random_inputs(rng, 3, (30, 64), "bfloat16")
+                xs = [private_array(rank.device, host)[0] for rank, host in zip(group, hosts, strict=True)]
+                if number % 2:
+                    calls.append((df.allreduce.prepare(group, xs, algo=algo), reference.allreduce(hosts)))
+                else:
+                    call = df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=algo)
+                    calls.append((call, reference.allreduce_rmsnorm_fp8(hosts, np.ones(64, np.float32), 1e-6).output))
+        results = [call.launch() for call, _ in calls]
+        group.synchronize()
+        for result, (call, expected) in zip(results, calls, strict=True):
+            assert_bits(result if isinstance(result, list) else result.output, expected, call.algo)
 
 
 @pytest.mark.gpus(3)

@@ -200,12 +200,13 @@ def test_fused_inputs_may_be_overwritten_right_after(open_group, rng, algo, resi
 def test_a_delayed_rank(group, hosts, algo, slow):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     call = df.allreduce.prepare(group, xs, ys, algo=algo)
-    scratch = group.ranks[slow].empty(32, "int16")
-    for _ in range(3):
-        fill_late(group, scratch, 0, ns=2_000_000)(group.ranks[slow].stream)
+    for number in (1, 2, 3):
+        late = np.full(COUNT, number, np.float32).astype(hosts[0].dtype)
+        bits = int(reference.bits(late)[0])
+        fill_late(group, xs[slow], bits, ns=2_000_000)(group.ranks[slow].stream)
         call.launch()
-    group.synchronize()
-    assert_bits(ys, reference.allreduce(hosts))
+        hosts[slow] = late
+        assert_bits(ys, reference.allreduce(hosts))
 
 
 def test_arrays_dropped_at_once_are_freed_in_order(group, hosts):
