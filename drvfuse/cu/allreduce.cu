@@ -4,8 +4,8 @@
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   one_stage  every rank sums every pack.
-//   two_stage  rank k owns a range of packs (balanced: the first V mod n ranks own one more). Chunk by chunk it sums its
-//              own packs, stores the results in its payload and its output, and gathers the others' from their payloads.
+//   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results in
+//              its payload and its output, and gathers the others' from their payloads.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
 // Payload, in chunks of `chunk_packs`:
@@ -25,7 +25,7 @@
 //   Payload halves: a block writes a half again two chunks later, after the barrier of the chunk between, at which the
 //   peers' blocks arrive after reading that half. two_stage staged has two barriers a chunk: staging is rewritten after
 //   the second one (all have summed), results after the first one of the next chunk (all have gathered).
-//   Across calls: a rank arrives at the start barrier after its previous call is complete, so after it the payload is free.
+//   Across calls: a rank arrives at the start barrier after its previous call is complete; after it payloads are free.
 //   In place (output = input): two_stage, staged and local, where each element is last read as input by the thread that
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
@@ -33,6 +33,7 @@
 #include "barrier.cuh"
 #include "epilogue.cuh"
 #include "pack16.cuh"
+#include "partition.cuh"
 #include "pdl.cuh"
 
 using In = DRVFUSE_DTYPE;
@@ -44,6 +45,7 @@ constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;
+using Packs = Partition<i64, RANKS>;
 constexpr i64 IN_BYTES = sizeof(InPack);
 constexpr i64 OUT_BYTES = sizeof(OutPack);
 
@@ -77,20 +79,6 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
 
 __device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
-
-// The ranks' ranges of packs.
-struct Partition {
-    i64 each;
-    int extra;
-    __device__ __forceinline__ explicit Partition(i64 packs) : each(packs / RANKS), extra(int(packs % RANKS)) {}
-    __device__ __forceinline__ i64 start(int rank) const { return rank * each + (rank < extra ? rank : extra); }
-    // How many packs of `rank` lie in the chunk that begins `done` packs into its range.
-    __device__ __forceinline__ i64 in_chunk(int rank, i64 done, i64 chunk) const {
-        i64 left = each + (rank < extra) - done;
-        return left < 0 ? 0 : left < chunk ? left : chunk;
-    }
-    __device__ __forceinline__ i64 largest() const { return each + (extra > 0); }
-};
 
 // Sum B packs: load(pack, source, j) fills one, store(j, sum) takes the fp32 sum. All loads are issued first.
 template <int B, typename Load, typename Store>
@@ -202,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 
 // Copy the chunk's results of all other ranks from their payloads at `results` to the output, beginning with the next
 // rank, so that the ranks do not all read from one.
-__device__ __forceinline__ void gather(const AllreduceParams& p, const Partition& part, i64 results, i64 done) {
+__device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1
     for (i64 j = thread_index(); j < part.in_chunk(0, done, p.chunk_packs); j += thread_count()) {
@@ -224,7 +212,7 @@ __device__ __forceinline__ void gather(const AllreduceParams& p, const Partition
 
 __device__ __forceinline__ void two_stage(const AllreduceParams& p EPILOGUE_REFERENCE) {
     const i64 chunk = p.chunk_packs;
-    const Partition part((p.count + W - 1) / W);
+    const Packs part((p.count + W - 1) / W);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     i64 results = STAGED ? RANKS * chunk * IN_BYTES : 0;
     Barrier<RANKS> barrier(p.call);

@@ -2,7 +2,7 @@
 // All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, in one kernel a rank.
 //
 // Layout. Tensors are [rows, columns], contiguous. A block works on one row at a time and holds it in registers: pack
-// i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED every tensor is
+// i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
 // 16-byte aligned and `columns` is a multiple of the elements of a pack; with it, rows are read and written element by
 // element. Rows in the payload are always whole packs.
 //   one_stage  every rank does every row.
@@ -18,8 +18,8 @@
 //                      chunk input rows (residual_out)
 //   two_stage staged   ranks * chunk input rows, by owner; then one half of results
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
-// each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
+// of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
 // Numerics. x = +0.0f + rank 0 + ... + rank n-1 (+ residual, rounded to the input's type: residual_out);
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
@@ -29,12 +29,13 @@
 // Memory ordering. As in allreduce.cu, with rows for packs: block b reads of a peer only what block b there wrote (all
 // its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
 // frees inputs at completion (end barrier; last chunk's barrier) and the payload's halves. residual_output may be
-// residual: a row's residual is read before residual_out of that row is written by the same block, after a block barrier
-// or by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
+// residual: a row's residual is read before residual_out of that row is written by the same block, after a barrier or
+// by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "barrier.cuh"
 #include "pack16.cuh"
+#include "partition.cuh"
 #include "pdl.cuh"
 #include "reduce.cuh"
 
@@ -48,7 +49,7 @@ constexpr bool RAGGED = DRVFUSE_RAGGED;
 constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool QUANTISE = sizeof(Out) == 1;
-// One stage is for few rows, so gamma is in registers before the row comes. Long rows and two stages need the registers.
+// One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
@@ -100,19 +101,6 @@ __device__ __forceinline__ void store_of_row(void* tensor, int row, int index, c
         store_pack(address, pack);
     }
 }
-
-// The ranks' ranges of rows.
-struct Partition {
-    int each;
-    int extra;
-    __device__ __forceinline__ explicit Partition(int rows) : each(rows / RANKS), extra(rows % RANKS) {}
-    __device__ __forceinline__ int start(int rank) const { return rank * each + (rank < extra ? rank : extra); }
-    // How many rows of `rank` lie in the chunk that begins `done` rows into its range.
-    __device__ __forceinline__ int in_chunk(int rank, int done, int chunk) const {
-        return max(min(each + (rank < extra) - done, chunk), 0);
-    }
-    __device__ __forceinline__ int largest() const { return each + (extra > 0); }
-};
 
 // How a row is quantised: the scale as stored (y ~ q * scale) and what y is multiplied by.
 struct Quantisation {
@@ -279,8 +267,8 @@ public:
     }
 
 private:
-    // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all tensors
-    // are hoisted out of the loop over rows, and take more registers than there are.
+    // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all
+    // tensors are hoisted out of the loop over rows, and take more registers than there are.
     __device__ __forceinline__ void refresh() {
         thread_ = threadIdx.x;
         asm volatile("" : "+r"(thread_));
@@ -440,7 +428,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
     const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
     const u32 scales_offset = chunk * out_stride;
     const u32 half_bytes = scales_offset + (RESIDUAL || !QUANTISE ? 0 : (chunk * u32(sizeof(Scale)) + 15) / 16 * 16);
-    const Partition part(p.rows);
+    const Partition<int, RANKS> part(p.rows);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     u32 results = STAGED ? RANKS * chunk * in_stride : 0;
     Barrier<RANKS> barrier(p.call);

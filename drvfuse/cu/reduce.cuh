@@ -3,11 +3,11 @@
 //
 // The tree of the sum is defined on the row's 16-byte packs, so it depends on the columns and the input's type alone:
 // inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly
-// (xor 16, 8, 4, 2, 1); with the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the
-// 32 lanes ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is a
+// (xor 16, 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over
+// the 32 lanes ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is a
 // warp's packs of one j, and every warp computes the last step for itself.
 //
-// The maximum is of |x| as an integer: for non-negative floats that is the order of the values, with NaN above infinity,
+// The maximum is of |x| as an integer: for non-negative floats that is their order, with NaN above infinity,
 // so a NaN anywhere makes the maximum a NaN.
 //
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
