@@ -44,7 +44,7 @@ def _drop_hints(op: Opcode) -> None:
     op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
 
 
-def _scope_flags(op: Opcode, default: str) -> int:
+def _scope_flags(op: Opcode, default: str | None = None) -> int:
     return int(_SCOPES[op.pick(*_SCOPES, default=default)]) << abi.ACC_SCOPE_SHIFT
 
 
@@ -60,7 +60,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
         order = op.pick(*orders, "weak", default="weak")
         flags = 0
         if order != "weak":
-            flags = abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op, "")
+            flags = abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
     if op.flag("nc"):
         flags |= abi.ACC_NC
     _drop_hints(op)
@@ -278,7 +278,7 @@ def fence(op: Opcode) -> Action:
         flags = abi.FENCE_SC | int(scope) << abi.ACC_SCOPE_SHIFT
     else:
         order = op.pick("sc", "acq_rel", "acquire", "release", default="acq_rel")
-        flags = _scope_flags(op, "") | (abi.FENCE_SC if order == "sc" else 0)
+        flags = _scope_flags(op) | (abi.FENCE_SC if order == "sc" else 0)
         flags |= int(_ORDERS["acq_rel" if order == "sc" else order]) << abi.ACC_ORDER_SHIFT
 
     def emit(g: Emitter, ins: Instruction) -> None:
