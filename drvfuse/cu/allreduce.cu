@@ -4,8 +4,8 @@
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   one_stage  every rank sums every pack.
-//   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results in
-//              its payload and its output, and gathers the others' from their payloads.
+//   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results
+//              in its payload and its output, and gathers the others' from their payloads.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
 // Payload, in chunks of `chunk_packs`:

@@ -3,14 +3,15 @@
 //
 // State, in each rank's workspace: `epoch`, the number of barriers all calls before this one had; flags[block][peer],
 // written by that peer alone with the ordinal of the last barrier it arrived at. Ordinals are epoch + 1, 2, ... and
-// never decrease, so nothing is reset between calls, a grid may change from call to call, and a graph replays unchanged.
+// never decrease, so nothing is reset between calls, a grid may change from call to call, and a graph replays
+// unchanged.
 //
 // Ordering. Thread t < ranks releases (st.release.sys) the ordinal into peer t's flag and acquires (ld.acquire.sys) its
 // own flag of peer t. `publish` puts a block barrier before the release, so that what any thread of this block did
 // before (stores to be read by peers, loads of what peers will overwrite) happens before the release by cumulativity;
-// the block barrier after the acquire hands the peers' writes to every thread of the block. Together: all that the paired blocks
-// did before their arrival happens before all that this block does afterwards. A start barrier needs no `publish`: what
-// it guards was done by earlier kernels of the stream.
+// the block barrier after the acquire hands the peers' writes to every thread of the block. Together: all that the
+// paired blocks did before their arrival happens before all that this block does afterwards. A start barrier needs no
+// `publish`: what it guards was done by earlier kernels of the stream.
 //
 // Progress needs the blocks with one index to be resident together; devices place blocks in index order.
 //

@@ -2,10 +2,10 @@
 // The reduction of one row held by a block: a sum of squares and a maximum at once, with one block barrier a row.
 //
 // The tree of the sum is defined on the row's 16-byte packs, so it depends on the columns and the input's type alone:
-// inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly
-// (xor 16, 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over
-// the 32 lanes ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is a
-// warp's packs of one j, and every warp computes the last step for itself.
+// inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly (xor 16,
+// 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32 lanes
+// ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is a warp's
+// packs of one j, and every warp computes the last step for itself.
 //
 // The maximum is of |x| as an integer: for non-negative floats that is their order, with NaN above infinity,
 // so a NaN anywhere makes the maximum a NaN.
