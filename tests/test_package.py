@@ -98,3 +98,9 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
     for wrong in ("float7", None, object(), "complex64"):
         with pytest.raises(errors.ArgumentError, match="out_dtype"):
             dtypes.get(wrong, "out_dtype")
+
+
+def test_every_setting_is_documented() -> None:
+    page = (ROOT.parent / "docs" / "debugging.md").read_text()
+    for name in config.SETTINGS:
+        assert f"| `DRVFUSE_{name.upper()}` |" in page
