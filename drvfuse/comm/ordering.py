@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream
 
 
+def same(one: Stream, other: Stream) -> bool:
+    """Whether both are one stream. The handle alone does not say: every device's default stream has handle 0."""
+    return one.handle == other.handle and one.device is other.device
+
+
 class RankOrder:
     """The stream that a rank's last call went to, and the order of the next call after it."""
 
@@ -30,7 +35,7 @@ class RankOrder:
     def admit(self, stream: Stream, rank: int) -> None:
         """Order `stream` after the rank's last call, or raise CaptureError before anything is queued."""
         last = self._last
-        if last is None or last.handle == stream.handle:
+        if last is None or same(last, stream):
             return
         now, then = stream.capture_id(), None if last.closed else last.capture_id()
         if now != then or (last.closed and now is not None):
@@ -52,13 +57,12 @@ class RankOrder:
         """Remember that the rank's last call went to `stream`."""
         self._last = stream
 
-    def drain(self) -> None:
-        """Wait for the last call and forget it."""
-        if self._last is not None:
-            if self._last.closed:
-                event = self._last.last_event()
-                if event is not None:
-                    event.synchronize()
-            else:
-                self._last.synchronize()
-            self._last = None
+    def drain(self, synchronised: Stream) -> None:
+        """Wait for the last call and forget it; `synchronised` has just been waited for."""
+        last = self._last
+        if last is not None and not same(last, synchronised):
+            if not last.closed:
+                last.synchronize()
+            elif (event := last.last_event()) is not None:
+                event.synchronize()
+        self._last = None

@@ -62,7 +62,7 @@ class Rank:
     def synchronize(self) -> None:
         """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""
         self.stream.synchronize()
-        self.order.drain()
+        self.order.drain(self.stream)
 
     def __repr__(self) -> str:
         return f"Rank(index={self.index}, device={self.device.index})"

@@ -63,8 +63,10 @@ class Naive:
         self._ready = [Event(rank.device) for rank in group]
         self._copied = [Event(rank.device) for rank in group]
 
-    def check_streams(self, streams: Sequence[Stream]) -> None:
-        """All streams outside a capture, or all in one; else Unsupported: its events cannot cross the border."""
+    def check(self, streams: Sequence[Stream], alone: bool) -> None:
+        """All ranks, and all streams outside a capture or all in one: its events cannot cross the border."""
+        if alone:
+            raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
         if len({stream.capture_id() for stream in streams}) > 1:
             raise Unsupported(
                 'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
@@ -72,7 +74,7 @@ class Naive:
             )
 
     def launch_one(self, position: int, stream: Stream) -> None:
-        raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
+        raise NotImplementedError("check() has refused it")
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         self._meet(self._ready, streams)

@@ -113,8 +113,8 @@ class Direct:
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]
 
-    def check_streams(self, streams: Sequence[Stream]) -> None:
-        """Any streams will do."""
+    def check(self, streams: Sequence[Stream], alone: bool) -> None:
+        """Any streams will do, and one rank at a time."""
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         for (launch,), stream in zip(self.launches, streams, strict=True):

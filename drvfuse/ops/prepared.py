@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from ..errors import ArgumentError, Unsupported
+from ..comm.ordering import same
+from ..errors import ArgumentError
 from ..runtime.graph import capturing
 from ..runtime.memory import launch_group
 from .epilogue_binding import BoundEpilogue, bind
@@ -35,10 +36,10 @@ class Schedule(Protocol):
         """Queue the work of every local rank."""
 
     def launch_one(self, position: int, stream: Stream) -> None:
-        """Queue the work of one local rank, or raise Unsupported."""
+        """Queue the work of one local rank."""
 
-    def check_streams(self, streams: Sequence[Stream]) -> None:
-        """Raise Unsupported if the algorithm cannot run on these streams; nothing is queued yet."""
+    def check(self, streams: Sequence[Stream], alone: bool) -> None:
+        """Raise Unsupported if the algorithm cannot run on these streams, or for one rank alone. Queues nothing."""
 
 
 class Prepared(Generic[R]):
@@ -134,7 +135,7 @@ class Prepared(Generic[R]):
         group.admit(streams)
         if schedule is None:
             return
-        schedule.check_streams(streams)
+        schedule.check(streams, alone)
         captured = [stream.capture_id() is not None for stream in streams]
         for position, stream, in_capture in zip(positions, streams, captured, strict=True):
             self._order(position, stream, in_capture)
@@ -144,8 +145,6 @@ class Prepared(Generic[R]):
                     schedule.launch_one(positions[0], streams[0])
                 else:
                     schedule.launch_all(streams)
-        except Unsupported:
-            raise
         except BaseException:
             group.abandon()
             raise
@@ -161,13 +160,14 @@ class Prepared(Generic[R]):
         rank.order.admit(stream, rank.index)
         if in_capture:
             return
-        for handle, producer in self._producers(position).items():
-            if handle != stream.handle and not producer.closed and producer.capture_id() is None:
+        for producer in self._producers(position):
+            if not same(producer, stream) and not producer.closed and producer.capture_id() is None:
                 stream.follow(producer)
 
-    def _producers(self, position: int) -> dict[int, Stream]:
+    def _producers(self, position: int) -> Iterable[Stream]:
         arrays = (*self._reads[position], *self._writes[position])
-        return {operand.producer.handle: operand.producer for operand in arrays if operand.producer is not None}
+        found = [operand.producer for operand in arrays if operand.producer is not None]
+        return {(stream.device.index, stream.handle): stream for stream in found}.values()
 
     def _launched(self, position: int, stream: Stream, in_capture: bool) -> None:
         self.group.ranks[position].order.launched(stream)
@@ -179,7 +179,7 @@ class Prepared(Generic[R]):
         for operand in (*self._reads[position], *self._writes[position]):
             operand.array.used_on(stream)
             producer = operand.producer
-            if operand.foreign and not in_capture and producer is not None and producer.handle != stream.handle:
+            if operand.foreign and not in_capture and producer is not None and not same(producer, stream):
                 producer.follow(stream)  # its owner may reuse the memory in the order of that stream
 
 
