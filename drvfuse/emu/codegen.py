@@ -15,7 +15,8 @@ from drvfuse.emu.codegen_emitter import Emitter
 from drvfuse.emu.codegen_inline import Inliner, callee_of, variables_of
 from drvfuse.emu.codegen_opcode import RefusedError, decode
 from drvfuse.emu.floats import Helpers
-from drvfuse.emu.ptx import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var, parse
+from drvfuse.emu.ptx import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
+from drvfuse.emu.ptx_parser import parse
 
 _OPCODES = (codegen_control, codegen_convert, codegen_float, codegen_integer, codegen_memory)
 
@@ -312,7 +313,7 @@ class Unit:
             if prototype is None or prototype not in g.fn.prototypes:
                 raise RefusedError("an indirect call needs a prototype")
             declared: Any = g.fn.prototypes[prototype]
-            target = g.op(f"inttoptr i64 {g.int(callee, 64)} to ptr")
+            target = g.op(f"inttoptr i64 {g.word(callee, 64)} to ptr")
         else:
             declared = self.module.functions.get(callee.name)
             if declared is None:

@@ -93,9 +93,9 @@ def argument_pointer(g: Emitter, operand: Any) -> str:
     g.allocas.append(f"{slot} = alloca i64, align 8")
     if isinstance(operand, Reg):
         n = {"f32": 32, "f64": 64}.get(operand.type) or int(operand.type[1:])
-        g.do(f"store i{n} {g.int(operand, n)}, ptr {slot}")
+        g.do(f"store i{n} {g.word(operand, n)}, ptr {slot}")
     else:
-        g.do(f"store i64 {g.int(operand, 64)}, ptr {slot}")
+        g.do(f"store i64 {g.word(operand, 64)}, ptr {slot}")
     return slot
 
 
@@ -155,8 +155,8 @@ def barrier(op: Opcode) -> Action:
         if verb == "red":
             g.put(abi.T_OP_C, f"i32 {g.op(f'zext i1 {g.pred(operands.pop())} to i32')}")
             operands.pop(0)
-        g.put(abi.T_OP_A, f"i32 {g.int(operands[0], 32)}")
-        g.put(abi.T_OP_B, f"i32 {g.int(operands[1], 32) if len(operands) > 1 else 0}")
+        g.put(abi.T_OP_A, f"i32 {g.word(operands[0], 32)}")
+        g.put(abi.T_OP_B, f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
         g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
         g.put(abi.T_SITE, f"i32 {g.site(ins)}")
         return int(abi.Status.BARRIER)
@@ -195,7 +195,7 @@ def nanosleep(op: Opcode) -> Action:
     op.pick("u32")
 
     def before(g: Emitter, ins: Instruction) -> int:
-        g.put(abi.T_OP_A, f"i32 {g.int(ins.operands[0], 32)}")
+        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[0], 32)}")
         g.put(abi.T_SITE, f"i32 {g.site(ins)}")
         return int(abi.Status.SLEEP)
 
@@ -208,7 +208,7 @@ def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> A
 
     def before(g: Emitter, ins: Instruction) -> int:
         operands(g, ins)
-        g.put(abi.T_OP_MASK, f"i32 {g.int(ins.operands[mask_at], 32)}")
+        g.put(abi.T_OP_MASK, f"i32 {g.word(ins.operands[mask_at], 32)}")
         g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
         g.put(abi.T_SITE, f"i32 {g.site(ins)}")
         return int(abi.Status.WARPOP)
@@ -241,7 +241,7 @@ def shfl(op: Opcode) -> Action:
 
     def operands(g: Emitter, ins: Instruction) -> None:
         for offset, operand in zip((abi.T_OP_A, abi.T_OP_B, abi.T_OP_C), ins.operands[1:4], strict=True):
-            g.put(offset, f"i32 {g.int(operand, 32)}")
+            g.put(offset, f"i32 {g.word(operand, 32)}")
 
     return _warp(kind, 4, operands, _result)
 
@@ -274,7 +274,7 @@ def match(op: Opcode) -> Action:
     n = int(op.pick("b32", "b64")[1:])
 
     def operands(g: Emitter, ins: Instruction) -> None:
-        x = g.int(ins.operands[1], n)
+        x = g.word(ins.operands[1], n)
         g.put(abi.T_OP_VALUE, f"i64 {x if n == 64 else g.op(f'zext i32 {x} to i64')}")
 
     return _warp(abi.WarpOp[f"MATCH_{verb.upper()}"], 2, operands, _result)
@@ -288,7 +288,7 @@ def redux(op: Opcode) -> Action:
     name = f"REDUX_{verb.upper()}" + (f"_{t[0].upper()}" if verb in ("min", "max") else "")
 
     def operands(g: Emitter, ins: Instruction) -> None:
-        g.put(abi.T_OP_A, f"i32 {g.int(ins.operands[1], 32)}")
+        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[1], 32)}")
 
     return _warp(abi.WarpOp[name], 2, operands, _result)
 

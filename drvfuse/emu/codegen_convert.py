@@ -19,7 +19,7 @@ _LL = {"f32": "float", "f64": "double"}
 def _source(g: Emitter, operand: Any, kind: str) -> tuple[str, str]:
     """An operand as ("f32"/"f64", value); fp16 and bf16 widen exactly."""
     if kind in ("f16", "bf16"):
-        return "f32", real.unpack(g, kind, g.int(operand, 16))
+        return "f32", real.unpack(g, kind, g.word(operand, 16))
     return kind, g.real(operand, kind)
 
 
@@ -60,7 +60,7 @@ def _integer_to_integer(target: str, source: str, sat: bool) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        x = g.int(a, m)
+        x = g.word(a, m)
         if sat:
             # In 72 bits every source and bound is representable.
             x = g.op(f"{'sext' if is_signed(source) else 'zext'} i{m} {x} to i72")
@@ -111,7 +111,7 @@ def _integer_to_real(target: str, source: str, mode: str, sat: bool) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        x = g.int(a, n)
+        x = g.word(a, n)
         if target in _LL and (mode == "rn" or target == "f64"):
             r = g.op(f"{s}itofp i{n} {x} to {_LL[target]}")
             g.set_real(d, real.saturate(g, r, _LL[target]) if sat else r, target, arithmetic=False)
@@ -207,7 +207,7 @@ def _pairs(op: Opcode) -> Action:
 
         def widen(g: Emitter, ins: Instruction) -> None:
             d, a = ins.operands
-            x = g.int(a, 16)
+            x = g.word(a, 16)
             bytes_ = [g.op(f"trunc i16 {x} to i8"), g.op(f"trunc i16 {g.op(f'lshr i16 {x}, 8')} to i8")]
             halves = [_round(g, "f32", real.unpack(g, source[:-2], b), "f16", "rn") for b in bytes_]
             _join(g, d, halves, 16, relu)
@@ -236,11 +236,11 @@ def _pack_integers(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         parts = []
         for o in ins.operands[1:3]:
-            x = g.intrinsic("llvm.smin", "i32", g.intrinsic("llvm.smax", "i32", g.int(o, 32), str(low)), str(high))
+            x = g.intrinsic("llvm.smin", "i32", g.intrinsic("llvm.smax", "i32", g.word(o, 32), str(low)), str(high))
             parts.append(g.op(f"and i32 {x}, {(1 << n) - 1}"))
         r = g.op(f"or i32 {g.op(f'shl i32 {parts[0]}, {n}')}, {parts[1]}")
         if third and n == 8:
-            r = g.op(f"or i32 {r}, {g.op(f'shl i32 {g.int(ins.operands[3], 32)}, 16')}")
+            r = g.op(f"or i32 {r}, {g.op(f'shl i32 {g.word(ins.operands[3], 32)}, 16')}")
         g.set_int(ins.operands[0], r, 32)
 
     return Action(emit)

@@ -129,8 +129,8 @@ def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool
 def lanes(g: Emitter, operand: Any, kind: str) -> list[str]:
     """The i16 halves of an fp16/bf16 operand."""
     if not kind.endswith("x2"):
-        return [g.int(operand, 16)]
-    x = g.int(operand, 32)
+        return [g.word(operand, 16)]
+    x = g.word(operand, 32)
     return [g.op(f"trunc i32 {x} to i16"), g.op(f"trunc i32 {g.op(f'lshr i32 {x}, 16')} to i16")]
 
 
@@ -323,8 +323,8 @@ def copysign(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands  # the sign of a, the magnitude of b
         top = -(1 << (n - 1))
-        sign = g.op(f"and i{n} {g.int(a, n)}, {top}")
-        g.set_int(d, g.op(f"or i{n} {sign}, {g.op(f'and i{n} {g.int(b, n)}, {~top}')}"), n)
+        sign = g.op(f"and i{n} {g.word(a, n)}, {top}")
+        g.set_int(d, g.op(f"or i{n} {sign}, {g.op(f'and i{n} {g.word(b, n)}, {~top}')}"), n)
 
     return Action(emit)
 
@@ -339,7 +339,7 @@ def testp(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        m = g.op(f"and i{n} {g.int(a, n)}, {(1 << (n - 1)) - 1}")
+        m = g.op(f"and i{n} {g.word(a, n)}, {(1 << (n - 1)) - 1}")
         least = 1 << f.mantissa
         if verb in ("normal", "subnormal"):
             base, size = (least, f.infinity - least) if verb == "normal" else (1, least - 1)

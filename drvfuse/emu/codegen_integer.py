@@ -8,6 +8,7 @@ from typing import Any
 from drvfuse.emu import codegen_float as real
 from drvfuse.emu.codegen_emitter import Emitter
 from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, is_signed, opcode, width
+from drvfuse.emu.codegen_special import special
 from drvfuse.emu.ptx import SINK, Imm, Instruction, Reg, Special, Vec
 
 
@@ -41,7 +42,7 @@ def add(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands
-        x, y = g.int(a, n), g.int(b, n)
+        x, y = g.word(a, n), g.word(b, n)
         if saturate:
             g.set_int(d, g.intrinsic(f"llvm.s{verb}.sat", f"i{n}", x, y), n)
             return
@@ -62,7 +63,7 @@ def add(op: Opcode) -> Action:
 def _halves(g: Emitter, ins: Instruction, verb: str) -> None:
     """A packed operation on two 16-bit halves."""
     d, *sources = ins.operands
-    v = [g.op(f"bitcast i32 {g.int(s, 32)} to <2 x i16>") for s in sources]
+    v = [g.op(f"bitcast i32 {g.word(s, 32)} to <2 x i16>") for s in sources]
     g.set_int(d, g.op(f"bitcast <2 x i16> {g.op(f'{verb} <2 x i16> {v[0]}, {v[1]}')} to i32"), 32)
 
 
@@ -94,9 +95,9 @@ def mul(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands[:3]
-        p, w = product(g, g.int(a, n), g.int(b, n))
+        p, w = product(g, g.word(a, n), g.word(b, n))
         if base.startswith("mad"):
-            c = g.int(ins.operands[3], w)
+            c = g.word(ins.operands[3], w)
             if saturate:
                 p = g.intrinsic("llvm.sadd.sat", f"i{w}", p, c)
             elif set_carry or base == "madc":
@@ -127,7 +128,7 @@ def div(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands
-        x, y = g.int(a, n), g.int(b, n)
+        x, y = g.word(a, n), g.word(b, n)
         constant = isinstance(b, Imm) and b.value not in (0, -1)
         verb = f"{'s' if sign else 'u'}{'rem' if rem else 'div'} i{n}"
         if constant:
@@ -159,7 +160,7 @@ def unary_or_extremum(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         ll = "<2 x i16>" if halves else f"i{n}"
         full = 32 if halves else n
-        v = [g.int(o, full) for o in ins.operands[1:]]
+        v = [g.word(o, full) for o in ins.operands[1:]]
         if halves:
             v = [g.op(f"bitcast i32 {x} to <2 x i16>") for x in v]
         if base == "neg":
@@ -186,9 +187,9 @@ def sad(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        x, y = g.int(a, n), g.int(b, n)
+        x, y = g.word(a, n), g.word(b, n)
         hi, lo = g.intrinsic(f"llvm.{s}max", f"i{n}", x, y), g.intrinsic(f"llvm.{s}min", f"i{n}", x, y)
-        g.set_int(d, g.op(f"add i{n} {g.op(f'sub i{n} {hi}, {lo}')}, {g.int(c, n)}"), n)
+        g.set_int(d, g.op(f"add i{n} {g.op(f'sub i{n} {hi}, {lo}')}, {g.word(c, n)}"), n)
 
     return Action(emit)
 
@@ -207,7 +208,7 @@ def dot(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        x, y, total = g.int(a, 32), g.int(b, 32), g.int(c, 32)
+        x, y, total = g.word(a, 32), g.word(b, 32), g.word(c, 32)
         for i in range(4 if four else 2):
             p = part(g, x, i, 8 if four else 16, is_signed(ta))
             q = part(g, y, i + (2 if high else 0), 8, is_signed(tb))
@@ -227,7 +228,7 @@ def logic(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, sources = ins.operands[0], ins.operands[1:]
-        v = [g.pred(s) if t == "pred" else g.int(s, n) for s in sources]
+        v = [g.pred(s) if t == "pred" else g.word(s, n) for s in sources]
         if base == "not":
             r = g.op(f"xor i{n} {v[0]}, {'true' if t == 'pred' else -1}")
         elif base == "cnot":
@@ -253,7 +254,7 @@ def shift(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands
-        x = g.int(a, n)
+        x = g.word(a, n)
         verb = "shl" if left else "ashr" if sign else "lshr"
         if isinstance(b, Imm):
             amount = b.value & 0xFFFFFFFF
@@ -262,7 +263,7 @@ def shift(op: Opcode) -> Action:
             else:
                 g.set_int(d, g.op(f"{verb} i{n} {x}, {min(amount, n - 1)}"), n)
             return
-        y = g.int(b, 32)
+        y = g.word(b, 32)
         big = g.op(f"icmp ugt i32 {y}, {n - 1}")
         safe = g.op(f"select i1 {big}, i32 {n - 1}, i32 {y}")
         if n != 32:
@@ -280,7 +281,7 @@ def funnel(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        lo, hi, amount = g.int(a, 32), g.int(b, 32), g.int(c, 32)
+        lo, hi, amount = g.word(a, 32), g.word(b, 32), g.word(c, 32)
         if wrap:
             amount = g.op(f"and i32 {amount}, 31")
         else:
@@ -304,7 +305,7 @@ def lop3(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c, table = ins.operands[:5]
-        v = [g.int(o, 32) for o in (a, b, c)]
+        v = [g.word(o, 32) for o in (a, b, c)]
         inverse = [g.op(f"xor i32 {x}, -1") for x in v]
         total = "0"
         for row in range(8):
@@ -331,7 +332,7 @@ def count(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        x, ll = g.int(a, n), f"i{n}"
+        x, ll = g.word(a, n), f"i{n}"
         if base == "brev":
             g.set_int(d, g.intrinsic("llvm.bitreverse", ll, x), n)
             return
@@ -352,7 +353,7 @@ def count(op: Opcode) -> Action:
 
 
 def _byte(g: Emitter, operand: Any) -> str:
-    return g.op(f"and i32 {g.int(operand, 32)}, 255")
+    return g.op(f"and i32 {g.word(operand, 32)}, 255")
 
 
 @opcode("bfe")
@@ -364,7 +365,7 @@ def bfe(op: Opcode) -> Action:
         d, a, b, c = ins.operands
         # In 128 bits, the sign fills what is above the operand; a field past its end reads that.
         wide = "i128"
-        x = g.op(f"{'sext' if sign else 'zext'} i{n} {g.int(a, n)} to {wide}")
+        x = g.op(f"{'sext' if sign else 'zext'} i{n} {g.word(a, n)} to {wide}")
         start = g.intrinsic("llvm.umin", "i32", _byte(g, b), str(n))
         length = g.intrinsic("llvm.umin", "i32", _byte(g, c), str(n))
         x = g.op(f"{'ashr' if sign else 'lshr'} {wide} {x}, {g.op(f'zext i32 {start} to {wide}')}")
@@ -390,9 +391,9 @@ def bfi(op: Opcode) -> Action:
         length = g.op(f"zext i32 {g.intrinsic('llvm.umin', 'i32', _byte(g, e), str(n))} to {wide}")
         ones = g.op(f"sub {wide} {g.op(f'shl {wide} 1, {length}')}, 1")
         mask = g.op(f"trunc {wide} {g.op(f'shl {wide} {ones}, {start}')} to i{n}")
-        field = g.op(f"shl {wide} {g.op(f'zext i{n} {g.int(a, n)} to {wide}')}, {start}")
+        field = g.op(f"shl {wide} {g.op(f'zext i{n} {g.word(a, n)} to {wide}')}, {start}")
         field = g.op(f"and i{n} {g.op(f'trunc {wide} {field} to i{n}')}, {mask}")
-        kept = g.op(f"and i{n} {g.int(b, n)}, {g.op(f'xor i{n} {mask}, -1')}")
+        kept = g.op(f"and i{n} {g.word(b, n)}, {g.op(f'xor i{n} {mask}, -1')}")
         g.set_int(d, g.op(f"or i{n} {kept}, {field}"), n)
 
     return Action(emit)
@@ -406,7 +407,7 @@ def mask(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b = ins.operands
-        x, y = g.int(a, 32), g.int(b, 32)
+        x, y = g.word(a, 32), g.word(b, 32)
         x64 = g.op(f"zext i32 {x} to i64")
 
         def amount(v: str) -> str:
@@ -434,7 +435,7 @@ def prmt(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        lo, hi = g.int(a, 32), g.int(b, 32)
+        lo, hi = g.word(a, 32), g.word(b, 32)
         pair = g.op(f"shl i64 {g.op(f'zext i32 {hi} to i64')}, 32")
         pair = g.op(f"or i64 {pair}, {g.op(f'zext i32 {lo} to i64')}")
         if mode:
@@ -451,7 +452,7 @@ def prmt(op: Opcode) -> Action:
             }[mode]
             c = Imm(sum(p << (4 * k) for k, p in enumerate(picks)), "int")
         total = ""
-        selector = "" if isinstance(c, Imm) else g.int(c, 32)
+        selector = "" if isinstance(c, Imm) else g.word(c, 32)
         for k in range(4):
             if isinstance(c, Imm):
                 pick = c.value >> (4 * k) & 15
@@ -487,7 +488,7 @@ def selp(op: Opcode) -> Action:
             if not raw:
                 g.set_real(d, g.op(f"select i1 {p}, {ll} {g.real(a, t)}, {ll} {g.real(b, t)}"), t, arithmetic=False)
                 return
-        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.int(a, n)}, i{n} {g.int(b, n)}"), n)
+        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.word(a, n)}, i{n} {g.word(b, n)}"), n)
 
     return Action(emit)
 
@@ -503,13 +504,13 @@ def slct(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
         if tc == "s32":
-            p = g.op(f"icmp sge i32 {g.int(c, 32)}, 0")
+            p = g.op(f"icmp sge i32 {g.word(c, 32)}, 0")
         else:
             x = g.real(c, "f32")
             if ftz:
                 x = g.call(g.helpers.flush("f32"), "float", f"float {x}")
             p = g.op(f"fcmp oge float {x}, 0.0")
-        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.int(a, n)}, i{n} {g.int(b, n)}"), n)
+        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.word(a, n)}, i{n} {g.word(b, n)}"), n)
 
     return Action(emit)
 
@@ -556,7 +557,7 @@ def compare(op: Opcode) -> Action:
         code = _UNSIGNED.get(verb) or _COMPARE[verb].format("s" if is_signed(t) else "u")
 
         def test(g: Emitter, a: Any, b: Any) -> list[str]:
-            return [g.op(f"icmp {code} i{n} {g.int(a, n)}, {g.int(b, n)}")]
+            return [g.op(f"icmp {code} i{n} {g.word(a, n)}, {g.word(b, n)}")]
 
     if (
         not sets_predicate
@@ -604,7 +605,7 @@ def mov(op: Opcode) -> Action:
             g.set_pred(d, g.pred(a))
         elif isinstance(d, Vec):
             part = n // len(d.items)
-            x = g.int(a, n)
+            x = g.word(a, n)
             values = []
             for i in range(len(d.items)):
                 v = x if i == 0 else g.op(f"lshr i{n} {x}, {i * part}")
@@ -615,12 +616,12 @@ def mov(op: Opcode) -> Action:
             part = n // len(a.items)
             total = ""
             for i, item in enumerate(a.items):
-                v = g.op(f"zext i{part} {g.int(item, part)} to i{n}")
+                v = g.op(f"zext i{part} {g.word(item, part)} to i{n}")
                 v = v if i == 0 else g.op(f"shl i{n} {v}, {i * part}")
                 total = v if i == 0 else g.op(f"or i{n} {total}, {v}")
             g.set_int(d, total, n)
         elif isinstance(a, Special):
-            v, w = g.special(a.name)
+            v, w = special(g, a.name)
             if w > n:
                 v = g.op(f"trunc i{w} {v} to i{n}")
             elif w < n:
@@ -629,6 +630,6 @@ def mov(op: Opcode) -> Action:
         elif isinstance(a, Reg) and isinstance(d, Reg) and width(a.type) == n:
             g.copy(d, a, n)
         else:
-            g.set_int(d, g.int(a, n), n)
+            g.set_int(d, g.word(a, n), n)
 
     return Action(emit)

@@ -157,7 +157,7 @@ def st(op: Opcode) -> Action:
 
     def after(g: Emitter, ins: Instruction) -> None:
         items = _elements(ins.operands[1], count)
-        values = [g.int(item, n) for item in items]
+        values = [g.word(item, n) for item in items]
         at = _place(g, ins.operands[0], space, n // 8 * count, flags | abi.ACC_WRITE, ins)
         for i, value in enumerate(values):
             g.do(f"store i{n} {value}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}")
@@ -251,7 +251,7 @@ def atom(op: Opcode) -> Action:
     def after(g: Emitter, ins: Instruction) -> None:
         dst = _elements(ins.operands[0], count) if returns else (SINK,) * count
         address, *sources = ins.operands[1 if returns else 0 :]
-        columns = [[g.int(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
+        columns = [[g.word(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
         at = _place(g, address, space, n // 8 * count, flags, ins)
         olds = []
         for i in range(count):
@@ -298,7 +298,7 @@ def cvta(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        x = g.int(a, 64)
+        x = g.word(a, 64)
         if space == "shared":
             x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %shared")
         g.set_int(d, x, 64)
@@ -312,7 +312,7 @@ def isspacep(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
-        x = g.int(a, 64)
+        x = g.word(a, 64)
         if g.mode == "raw":
             g.set_pred(d, "true" if space == "global" else "false")
             return

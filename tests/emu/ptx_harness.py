@@ -23,7 +23,9 @@ class Program:
 
     def __init__(self, ptx: str, raw: bool = False):
         self.code = translate(ptx, raw=raw)
-        ir = "\n".join(line for line in self.code.ir.splitlines() if not line.startswith("declare") or "@rt_" not in line)
+        ir = "\n".join(
+            line for line in self.code.ir.splitlines() if not line.startswith("declare") or "@rt_" not in line
+        )
         for name, (result, types) in abi.RUNTIME_FUNCTIONS.items():
             if f"@{name}(" in ir:
                 value = RESULTS.get(name, "void" if result == "void" else f"{result} 0")

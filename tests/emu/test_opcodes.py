@@ -18,7 +18,14 @@ import pytest
 pytest.importorskip("llvmlite")
 from ptx_harness import Program, pointers  # noqa: E402
 
-FORMATS = {"f64": (64, 11, 52), "f32": (32, 8, 23), "f16": (16, 5, 10), "bf16": (16, 8, 7), "e4m3": (8, 4, 3), "e5m2": (8, 5, 2)}
+FORMATS = {
+    "f64": (64, 11, 52),
+    "f32": (32, 8, 23),
+    "f16": (16, 5, 10),
+    "bf16": (16, 8, 7),
+    "e4m3": (8, 4, 3),
+    "e5m2": (8, 5, 2),
+}
 CANONICAL = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF, "e4m3": 0x7F, "e5m2": 0x7F}
 COUNT = 48
 
@@ -54,7 +61,12 @@ def encode(value: Fraction | float, fmt: str, mode: str = "rn", saturate: bool =
     sign, v = value < 0, abs(value)
     if v == 0:
         return 0
-    e = max(math.floor(math.log2(float(v))) if 1e-300 < v < 1e300 else v.numerator.bit_length() - v.denominator.bit_length(), 1 - bias)
+    e = max(
+        math.floor(math.log2(float(v)))
+        if 1e-300 < v < 1e300
+        else v.numerator.bit_length() - v.denominator.bit_length(),
+        1 - bias,
+    )
     while Fraction(2) ** (e + 1) <= v:
         e += 1
     while Fraction(2) ** e > v and e > 1 - bias:
@@ -78,7 +90,14 @@ def exact(operation: Callable[..., Fraction], *values: Fraction | float, mode: s
     """`operation` on finite values exactly; special values and zero signs by Python's own doubles (same rules)."""
     if any(isinstance(v, float) and not (v == 0) for v in values):
         with np.errstate(all="ignore"):
-            return float(operation(*(np.float64(float(v) if isinstance(v, float) else math.copysign(2.0, v) if v else 0.0) for v in values)))
+            return float(
+                operation(
+                    *(
+                        np.float64(float(v) if isinstance(v, float) else math.copysign(2.0, v) if v else 0.0)
+                        for v in values
+                    )
+                )
+            )
     try:
         result = operation(*(Fraction(0) if isinstance(v, float) else v for v in values))
     except ZeroDivisionError:
@@ -86,7 +105,9 @@ def exact(operation: Callable[..., Fraction], *values: Fraction | float, mode: s
             return float(operation(*(np.float64(v) for v in values)))
     if result == 0:
         with np.errstate(all="ignore"):
-            zero = operation(*(np.float64(v if isinstance(v, float) else math.copysign(1, v) * bool(v)) for v in values))
+            zero = operation(
+                *(np.float64(v if isinstance(v, float) else math.copysign(1, v) * bool(v)) for v in values)
+            )
         if zero == 0:
             sums = operation in (ADD, SUB, FMA)
             if mode == "rm" and sums and not math.copysign(1, zero) < 0:
@@ -118,9 +139,24 @@ def samples(kind: str, seed: int, count: int = COUNT) -> np.ndarray:
         width, eb, mb = FORMATS[kind]
         top, bias = ((1 << eb) - 1) << mb, (1 << (eb - 1)) - 1
         one = bias << mb
-        edges = [0, 1, (1 << mb) - 1, 1 << mb, one, one + 1, one - 1, one + (1 << mb) // 2, top - 1, top, top | 1 << (mb - 1)]
+        edges = [
+            0,
+            1,
+            (1 << mb) - 1,
+            1 << mb,
+            one,
+            one + 1,
+            one - 1,
+            one + (1 << mb) // 2,
+            top - 1,
+            top,
+            top | 1 << (mb - 1),
+        ]
         edges = [e & ((1 << (width - 1)) - 1) for e in edges]
-        near = [int(x) for x in rng.integers(one - (6 << mb if eb > 4 else 1 << mb), one + (6 << mb if eb > 4 else 1 << mb), count)]
+        near = [
+            int(x)
+            for x in rng.integers(one - (6 << mb if eb > 4 else 1 << mb), one + (6 << mb if eb > 4 else 1 << mb), count)
+        ]
         pool = edges + [e | 1 << (width - 1) for e in edges] + near + [n | 1 << (width - 1) for n in near[: count // 2]]
     else:
         width = int(kind[1:])
@@ -149,7 +185,9 @@ class Case:
         out += [".reg .b64 %p<4>; .reg .b64 %i<4>; .reg .pred p, q; .reg .b32 %t<4>; .reg .b64 %l<4>; .reg .b16 %h<4>;"]
         out += ["mov.u32 %t0, %tid.x; cvt.u64.u32 %i0, %t0;"]
         for register, kind, i in zip("xyz", self.sources, (1, 2, 3), strict=False):
-            out.append(f".reg .{_register(kind)} {register}; {_address(name, i, kind)} ld.global.{_memory(kind)} {register}, [%i1];")
+            out.append(
+                f".reg .{_register(kind)} {register}; {_address(name, i, kind)} ld.global.{_memory(kind)} {register}, [%i1];"
+            )
         out.append(f".reg .{_register(self.result)} r; {self.body}")
         out.append(f"{_address(name, 0, self.result)} st.global.{_memory(self.result)} [%i1], r; ret; }}")
         return "\n".join(out)
@@ -189,7 +227,12 @@ def _integers() -> None:
             case(f"mul.hi.{s}{n} r, x, y;", f"u{n} u{n}", f"u{n}", lambda a, b, v=v, n=n, m=m: v(a) * v(b) >> n & m)
             case(f"min.{s}{n} r, x, y;", f"u{n} u{n}", f"u{n}", lambda a, b, v=v, m=m: min(v(a), v(b)) & m)
             case(f"max.{s}{n} r, x, y;", f"u{n} u{n}", f"u{n}", lambda a, b, v=v, m=m: max(v(a), v(b)) & m)
-            case(f"sad.{s}{n} r, x, y, z;", f"u{n} u{n} u{n}", f"u{n}", lambda a, b, c, v=v, m=m: abs(v(a) - v(b)) + c & m)
+            case(
+                f"sad.{s}{n} r, x, y, z;",
+                f"u{n} u{n} u{n}",
+                f"u{n}",
+                lambda a, b, c, v=v, m=m: abs(v(a) - v(b)) + c & m,
+            )
 
             def quotient(a: int, b: int, v: Callable = v, m: int = m) -> int:
                 if not b:
@@ -295,7 +338,12 @@ def _integers() -> None:
                 lambda a, b, c, n=n, m=m: (a * b >> n) + 3 + ((a * b & m) + c >> n) & m,
             )
     M = 0xFFFFFFFF
-    case("add.sat.s32 r, x, y;", "u32 u32", "u32", lambda a, b: max(-1 << 31, min((1 << 31) - 1, signed(a, 32) + signed(b, 32))) & M)
+    case(
+        "add.sat.s32 r, x, y;",
+        "u32 u32",
+        "u32",
+        lambda a, b: max(-1 << 31, min((1 << 31) - 1, signed(a, 32) + signed(b, 32))) & M,
+    )
     case("mul24.lo.u32 r, x, y;", "u32 u32", "u32", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) & M)
     case("mul24.hi.s32 r, x, y;", "u32 u32", "u32", lambda a, b: signed(a, 24) * signed(b, 24) >> 16 & M)
     case("shf.l.wrap.b32 r, x, y, z;", "u32 u32 u32", "u32", lambda a, b, c: ((b << 32 | a) << (c & 31)) >> 32 & M)
@@ -325,13 +373,33 @@ def _integers() -> None:
     )
     case("bmsk.clamp.b32 r, x, y;", "u32 u32", "u32", lambda a, b: ((1 << min(b, 32)) - 1 << min(a, 32)) & M)
     case("szext.wrap.s32 r, x, y;", "u32 u32", "u32", lambda a, b: signed(a, b & 31) & M if b & 31 else 0)
-    case("setp.lt.and.s32 p|q, x, y, q0; selp.u32 r, 1, 0, p; @q add.u32 r, r, 2;".replace("q0", "1"), "u32 u32", "u32", lambda a, b: 1 if signed(a, 32) < signed(b, 32) else 2)
-    case("setp.hi.u32 p, x, y; setp.ne.xor.b32 p, x, z, p; selp.u32 r, 1, 0, p;", "u32 u32 u32", "u32", lambda a, b, c: (a > b) ^ (a != c))
+    case(
+        "setp.lt.and.s32 p|q, x, y, q0; selp.u32 r, 1, 0, p; @q add.u32 r, r, 2;".replace("q0", "1"),
+        "u32 u32",
+        "u32",
+        lambda a, b: 1 if signed(a, 32) < signed(b, 32) else 2,
+    )
+    case(
+        "setp.hi.u32 p, x, y; setp.ne.xor.b32 p, x, z, p; selp.u32 r, 1, 0, p;",
+        "u32 u32 u32",
+        "u32",
+        lambda a, b, c: (a > b) ^ (a != c),
+    )
     case("set.le.u32.s32 r, x, y;", "u32 u32", "u32", lambda a, b: M if signed(a, 32) <= signed(b, 32) else 0)
     case("mov.b32 {%h0, %h1}, x; mov.b32 r, {%h1, %h0};", "u32", "u32", lambda a: a >> 16 | (a & 0xFFFF) << 16)
     case("mov.b64 {%t1, %t2}, x; mov.b64 r, {%t2, %t1};", "u64", "u64", lambda a: a >> 32 | (a & M) << 32)
-    case("setp.gt.u32 p, x, y; mov.u32 r, 7; @p mov.u32 r, x; @!p add.u32 r, r, y;", "u32 u32", "u32", lambda a, b: a if a > b else 7 + b & M)
-    case("vote0;".replace("vote0", "setp.gt.u32 p, x, 9; not.pred q, p; xor.pred p, p, q; selp.b32 r, x, 1, p"), "u32", "u32", lambda a: a)
+    case(
+        "setp.gt.u32 p, x, y; mov.u32 r, 7; @p mov.u32 r, x; @!p add.u32 r, r, y;",
+        "u32 u32",
+        "u32",
+        lambda a, b: a if a > b else 7 + b & M,
+    )
+    case(
+        "vote0;".replace("vote0", "setp.gt.u32 p, x, 9; not.pred q, p; xor.pred p, p, q; selp.b32 r, x, 1, p"),
+        "u32",
+        "u32",
+        lambda a: a,
+    )
 
 
 def _floats() -> None:
@@ -345,7 +413,14 @@ def _floats() -> None:
         case(f"rcp.{mode}.f32 r, x;", "f32", "f32", rounded(lambda a: 1 / a, "f32", mode))
         case(f"sqrt.{mode}.f32 r, x;", "f32", "f32", functools.partial(_root, mode=mode))
         for fmt in ("f16", "bf16"):
-            case(f"cvt.{mode}.{fmt}.f32 r, x;" if mode == "rn" or fmt == "f16" else f"cvt.rz.{fmt}.f32 r, x;", "f32", fmt, lambda a, fmt=fmt, mode=mode if mode == "rn" or fmt == "f16" else "rz": encode(decode(a, "f32"), fmt, mode))
+            case(
+                f"cvt.{mode}.{fmt}.f32 r, x;" if mode == "rn" or fmt == "f16" else f"cvt.rz.{fmt}.f32 r, x;",
+                "f32",
+                fmt,
+                lambda a, fmt=fmt, mode=mode if mode == "rn" or fmt == "f16" else "rz": encode(
+                    decode(a, "f32"), fmt, mode
+                ),
+            )
         case(f"cvt.{mode}.f32.f64 r, x;", "f64", "f32", lambda a, mode=mode: encode(decode(a, "f64"), "f32", mode))
         for kind in ("u32", "s32", "u64", "s64"):
             n = int(kind[1:])
@@ -361,47 +436,139 @@ def _floats() -> None:
         elif base == "sqrt":
             case("sqrt.approx.f32 r, x;", "f32", "f32", _root)
         else:
-            case(f"{op}.f32 r, {'x, y' if base == 'div' else 'x'};", "f32 f32" if base == "div" else "f32", "f32", rounded(DIV if base == "div" else lambda a: 1 / a, "f32"))
+            case(
+                f"{op}.f32 r, {'x, y' if base == 'div' else 'x'};",
+                "f32 f32" if base == "div" else "f32",
+                "f32",
+                rounded(DIV if base == "div" else lambda a: 1 / a, "f32"),
+            )
     case("add.ftz.f32 r, x, y;", "f32 f32", "f32", lambda a, b: _ftz(rounded(ADD, "f32")(_ftz(a), _ftz(b))))
     case("mul.sat.f32 r, x, y;", "f32 f32", "f32", lambda a, b: _clamp(rounded(MUL, "f32")(a, b)))
     for fmt, both in (("f32", "f32"), ("f16", "f16"), ("bf16", "bf16")):
         top = 1 << (FORMATS[fmt][0] - 1)
         for op in ("min", "max"):
             for nan in ("", ".NaN"):
-                case(f"{op}{nan}.{fmt} r, x, y;", f"{both} {both}", fmt, functools.partial(_extremum, op=op, nan=bool(nan), fmt=fmt))
+                case(
+                    f"{op}{nan}.{fmt} r, x, y;",
+                    f"{both} {both}",
+                    fmt,
+                    functools.partial(_extremum, op=op, nan=bool(nan), fmt=fmt),
+                )
         canon = lambda a, fmt=fmt: CANONICAL[fmt] if fmt == "f32" and _is_nan(a, fmt) else a  # noqa: E731
         case(f"abs.{fmt} r, x;", fmt, fmt, lambda a, top=top, c=canon: c(a & ~top))
         case(f"neg.{fmt} r, x;", fmt, fmt, lambda a, top=top, c=canon: c(a ^ top))
-        for verb, truth in {"lt": (1, 0, 0, 0), "le": (1, 1, 0, 0), "eq": (0, 1, 0, 0), "ne": (1, 0, 1, 0), "gt": (0, 0, 1, 0), "ge": (0, 1, 1, 0)}.items():
+        for verb, truth in {
+            "lt": (1, 0, 0, 0),
+            "le": (1, 1, 0, 0),
+            "eq": (0, 1, 0, 0),
+            "ne": (1, 0, 1, 0),
+            "gt": (0, 0, 1, 0),
+            "ge": (0, 1, 1, 0),
+        }.items():
             for u in ("", "u"):
-                case(f"setp.{verb}{u}.{fmt} p, x, y; selp.u32 r, 1, 2, p;", f"{fmt} {fmt}", "u32", functools.partial(_compare, truth=truth, unordered=bool(u), fmt=fmt))
-        case(f"setp.nan.{fmt} p, x, y; selp.u32 r, 1, 2, p;", f"{fmt} {fmt}", "u32", functools.partial(_compare, truth=(0, 0, 0, 0), unordered=True, fmt=fmt))
+                case(
+                    f"setp.{verb}{u}.{fmt} p, x, y; selp.u32 r, 1, 2, p;",
+                    f"{fmt} {fmt}",
+                    "u32",
+                    functools.partial(_compare, truth=truth, unordered=bool(u), fmt=fmt),
+                )
+        case(
+            f"setp.nan.{fmt} p, x, y; selp.u32 r, 1, 2, p;",
+            f"{fmt} {fmt}",
+            "u32",
+            functools.partial(_compare, truth=(0, 0, 0, 0), unordered=True, fmt=fmt),
+        )
     for fmt in ("f16", "bf16"):
         for op, f in (("add", ADD), ("sub", SUB), ("mul", MUL)):
             case(f"{op}.rn.{fmt} r, x, y;", f"{fmt} {fmt}", fmt, rounded(f, fmt))
-            case(f"{op}{'.rn' if fmt == 'bf16' else ''}.{fmt}x2 r, x, y;", "u32 u32", "u32", functools.partial(_packed, f=rounded(f, fmt)))
+            case(
+                f"{op}{'.rn' if fmt == 'bf16' else ''}.{fmt}x2 r, x, y;",
+                "u32 u32",
+                "u32",
+                functools.partial(_packed, f=rounded(f, fmt)),
+            )
         case(f"fma.rn.{fmt} r, x, y, z;", f"{fmt} {fmt} {fmt}", fmt, rounded(FMA, fmt))
         case(f"fma.rn.{fmt}x2 r, x, y, z;", "u32 u32 u32", "u32", functools.partial(_packed, f=rounded(FMA, fmt)))
-        case(f"fma.rn.relu.{fmt} r, x, y, z;", f"{fmt} {fmt} {fmt}", fmt, lambda *v, f=rounded(FMA, fmt): 0 if f(*v) >> 15 else f(*v))
-        case(f"max.{fmt}x2 r, x, y;", "u32 u32", "u32", functools.partial(_packed, f=functools.partial(_extremum, op="max", nan=False, fmt=fmt)))
-        case(f"cvt.f32.{fmt} r, x;", fmt, "f32", lambda a, fmt=fmt: a << 16 if fmt == "bf16" else encode(decode(a, fmt), "f32"))
-        case(f"cvt.rn.{fmt}x2.f32 r, x, y;", "f32 f32", "u32", lambda a, b, fmt=fmt: encode(decode(a, "f32"), fmt) << 16 | encode(decode(b, "f32"), fmt))
-        case(f"cvt.rn.relu.{fmt}x2.f32 r, x, y;", "f32 f32", "u32", lambda a, b, fmt=fmt: _relu(encode(decode(a, "f32"), fmt)) << 16 | _relu(encode(decode(b, "f32"), fmt)))
+        case(
+            f"fma.rn.relu.{fmt} r, x, y, z;",
+            f"{fmt} {fmt} {fmt}",
+            fmt,
+            lambda *v, f=rounded(FMA, fmt): 0 if f(*v) >> 15 else f(*v),
+        )
+        case(
+            f"max.{fmt}x2 r, x, y;",
+            "u32 u32",
+            "u32",
+            functools.partial(_packed, f=functools.partial(_extremum, op="max", nan=False, fmt=fmt)),
+        )
+        case(
+            f"cvt.f32.{fmt} r, x;",
+            fmt,
+            "f32",
+            lambda a, fmt=fmt: a << 16 if fmt == "bf16" else encode(decode(a, fmt), "f32"),
+        )
+        case(
+            f"cvt.rn.{fmt}x2.f32 r, x, y;",
+            "f32 f32",
+            "u32",
+            lambda a, b, fmt=fmt: encode(decode(a, "f32"), fmt) << 16 | encode(decode(b, "f32"), fmt),
+        )
+        case(
+            f"cvt.rn.relu.{fmt}x2.f32 r, x, y;",
+            "f32 f32",
+            "u32",
+            lambda a, b, fmt=fmt: _relu(encode(decode(a, "f32"), fmt)) << 16 | _relu(encode(decode(b, "f32"), fmt)),
+        )
     for fmt in ("e4m3", "e5m2"):
-        case(f"cvt.rn.satfinite.{fmt}x2.f32 r, x, y;", "f32 f32", "u16", lambda a, b, fmt=fmt: encode(decode(a, "f32"), fmt, "rn", True) << 8 | encode(decode(b, "f32"), fmt, "rn", True))
-        case(f"cvt.rn.satfinite.{fmt}x2.f16x2 r, x;", "u32", "u16", lambda a, fmt=fmt: encode(decode(a >> 16, "f16"), fmt, "rn", True) << 8 | encode(decode(a & 0xFFFF, "f16"), fmt, "rn", True))
-        case(f"cvt.rn.f16x2.{fmt}x2 r, x;", "u16", "u32", lambda a, fmt=fmt: encode(decode(a >> 8, fmt), "f16") << 16 | encode(decode(a & 255, fmt), "f16"))
+        case(
+            f"cvt.rn.satfinite.{fmt}x2.f32 r, x, y;",
+            "f32 f32",
+            "u16",
+            lambda a, b, fmt=fmt: (
+                encode(decode(a, "f32"), fmt, "rn", True) << 8 | encode(decode(b, "f32"), fmt, "rn", True)
+            ),
+        )
+        case(
+            f"cvt.rn.satfinite.{fmt}x2.f16x2 r, x;",
+            "u32",
+            "u16",
+            lambda a, fmt=fmt: (
+                encode(decode(a >> 16, "f16"), fmt, "rn", True) << 8
+                | encode(decode(a & 0xFFFF, "f16"), fmt, "rn", True)
+            ),
+        )
+        case(
+            f"cvt.rn.f16x2.{fmt}x2 r, x;",
+            "u16",
+            "u32",
+            lambda a, fmt=fmt: encode(decode(a >> 8, fmt), "f16") << 16 | encode(decode(a & 255, fmt), "f16"),
+        )
     for op, f in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
         case(f"{op}.rn.f64 r, x, y;", "f64 f64", "f64", functools.partial(_loose64, f=rounded(f, "f64")))
     case("fma.rn.f64 r, x, y, z;", "f64 f64 f64", "f64", functools.partial(_loose64, f=rounded(FMA, "f64")))
     case("cvt.f64.f32 r, x;", "f32", "f64", functools.partial(_loose64, f=lambda a: encode(decode(a, "f32"), "f64")))
     case("copysign.f32 r, x, y;", "f32 f32", "f32", lambda a, b: (a & 0x80000000) | (b & 0x7FFFFFFF))
-    case("testp.subnormal.f32 p, x; testp.normal.f32 q, x; selp.u32 r, 1, 0, p; @q add.u32 r, r, 2;", "f32", "u32", lambda a: 0 if _special(a) else 2 if a & 0x7F800000 else 1)
+    case(
+        "testp.subnormal.f32 p, x; testp.normal.f32 q, x; selp.u32 r, 1, 0, p; @q add.u32 r, r, 2;",
+        "f32",
+        "u32",
+        lambda a: 0 if _special(a) else 2 if a & 0x7F800000 else 1,
+    )
     case("cvt.sat.f32.f32 r, x;", "f32", "f32", _clamp)
     case("mov.f32 r, 0f3FC00000;", "f32", "f32", lambda a: 0x3FC00000)
     case("mov.b32 %t1, x; mov.b32 r, %t1;", "f32", "f32", lambda a: a)
-    case("setp.gt.f32 p, x, 0f00000000; selp.f32 r, x, y, p;", "f32 f32", "f32", lambda a, b: a if _compare(a, 0, truth=(0, 0, 1, 0), unordered=False, fmt="f32") == 1 else b)
-    case("set.lt.f32.f32 r, x, y;", "f32 f32", "f32", lambda a, b: 0x3F800000 if _compare(a, b, truth=(1, 0, 0, 0), unordered=False, fmt="f32") == 1 else 0)
+    case(
+        "setp.gt.f32 p, x, 0f00000000; selp.f32 r, x, y, p;",
+        "f32 f32",
+        "f32",
+        lambda a, b: a if _compare(a, 0, truth=(0, 0, 1, 0), unordered=False, fmt="f32") == 1 else b,
+    )
+    case(
+        "set.lt.f32.f32 r, x, y;",
+        "f32 f32",
+        "f32",
+        lambda a, b: 0x3F800000 if _compare(a, b, truth=(1, 0, 0, 0), unordered=False, fmt="f32") == 1 else 0,
+    )
 
 
 def _integer_conversions() -> None:
@@ -413,12 +580,22 @@ def _integer_conversions() -> None:
             v = (lambda a, m=m: signed(a, m)) if source[0] == "s" else (lambda a: a)
             case(f"cvt.{target}.{source} r, x;", f"u{m}", f"u{n}", lambda a, v=v, n=n: v(a) & (1 << n) - 1)
             if target != source:
-                case(f"cvt.sat.{target}.{source} r, x;", f"u{m}", f"u{n}", lambda a, v=v, n=n, low=low, high=high: max(low, min(high, v(a))) & (1 << n) - 1)
+                case(
+                    f"cvt.sat.{target}.{source} r, x;",
+                    f"u{m}",
+                    f"u{n}",
+                    lambda a, v=v, n=n, low=low, high=high: max(low, min(high, v(a))) & (1 << n) - 1,
+                )
         for source in ("f32", "f64", "f16"):
             for mode, f in (("rni", round), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil)):
                 if source == "f16" and mode != "rzi":
                     continue
-                case(f"cvt.{mode}.{target}.{source} r, x;", source, f"u{n}", functools.partial(_to_integer, target=target, source=source, f=f))
+                case(
+                    f"cvt.{mode}.{target}.{source} r, x;",
+                    source,
+                    f"u{n}",
+                    functools.partial(_to_integer, target=target, source=source, f=f),
+                )
     for mode, f in (("rni", round), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil)):
         case(f"cvt.{mode}.f32.f32 r, x;", "f32", "f32", functools.partial(_integral, f=f))
 
@@ -572,4 +749,6 @@ st.global.v2.f32 [%d0], {%f0, %f1}; st.global.f32 [%d0+8], %f2; st.global.f64 [%
     )
     out = np.zeros(6, np.uint32)
     program.run("k", pointers(out))
-    assert [hex(x) for x in out] == [hex(x) for x in (0x7FC12345, 0x3FC00000, 0xFF800000, 0, *struct.unpack("<II", struct.pack("<d", math.pi)))]
+    assert [hex(x) for x in out] == [
+        hex(x) for x in (0x7FC12345, 0x3FC00000, 0xFF800000, 0, *struct.unpack("<II", struct.pack("<d", math.pi)))
+    ]

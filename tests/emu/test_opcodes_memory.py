@@ -16,9 +16,7 @@ from drvfuse.emu import abi  # noqa: E402
 from drvfuse.emu.ptx import PtxError  # noqa: E402
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
-REGISTERS = (
-    ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<12>; .reg .b64 %d<8>; .reg .f32 %f<8>; .reg .f64 %g<4>; .reg .b128 %q<2>;"
-)
+REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<12>; .reg .b64 %d<8>; .reg .f32 %f<8>; .reg .f64 %g<4>; .reg .b128 %q<2>;"
 
 
 def program(body: str, head: str = "", raw: bool = False) -> Program:
@@ -262,14 +260,18 @@ def _call(name: str, argument: str, result: str) -> str:
 
 
 def test_functions_are_called_and_may_recur():
-    p = program(_call("twice", "21", "%r1") + _call("fact", "6", "%r2") + "st.global.v2.u32 [%d0], {%r1, %r2};", FUNCTIONS)
+    p = program(
+        _call("twice", "21", "%r1") + _call("fact", "6", "%r2") + "st.global.v2.u32 [%d0], {%r1, %r2};", FUNCTIONS
+    )
     out = np.zeros(2, np.uint32)
     p.run("k", pointers(out, out))
     assert out.tolist() == [42, 720]
 
 
 def test_a_function_that_suspends_is_inlined():
-    p = program(_call("meet", "33", "%r1") + _call("meet", "101", "%r2") + "st.global.v2.u32 [%d0], {%r1, %r2};", FUNCTIONS)
+    p = program(
+        _call("meet", "33", "%r1") + _call("meet", "101", "%r2") + "st.global.v2.u32 [%d0], {%r1, %r2};", FUNCTIONS
+    )
     out = np.zeros(2, np.uint32)
     t = p.thread("k", pointers(out, out))
     assert t.resume() == abi.Status.BARRIER
@@ -284,7 +286,9 @@ def test_a_function_that_suspends_cannot_recur():
 
 
 def test_exit_in_a_function_ends_the_thread():
-    p = program(_call("leave", "1", "%r1") + "st.global.u32 [%d0], 9;", ".func (.param .b32 r) leave(.param .b32 x) { exit; }")
+    p = program(
+        _call("leave", "1", "%r1") + "st.global.u32 [%d0], 9;", ".func (.param .b32 r) leave(.param .b32 x) { exit; }"
+    )
     out = np.zeros(1, np.uint32)
     p.run("k", pointers(out, out))
     assert out[0] == 0

@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("llvmlite")
 from drvfuse.emu.codegen import translate  # noqa: E402
-from drvfuse.emu.ptx import Addr, Imm, Instruction, PtxError, Reg, Sym, parse  # noqa: E402
+from drvfuse.emu.ptx import Addr, Imm, Instruction, PtxError, Reg, Sym  # noqa: E402
+from drvfuse.emu.ptx_parser import parse  # noqa: E402
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 
@@ -43,7 +44,7 @@ def test_a_branch_out_of_a_scope_finds_the_outer_label():
 
 
 def test_local_is_not_mistaken_for_loc():
-    module = parse(kernel('.local .align 8 .b8 depot[24];\n.loc 1 7 3\nmov.u64 %d0, depot;', head='.file 1 "k.cu"'))
+    module = parse(kernel(".local .align 8 .b8 depot[24];\n.loc 1 7 3\nmov.u64 %d0, depot;", head='.file 1 "k.cu"'))
     fn = module.functions["k"]
     assert [(v.name, v.size, v.align) for v in fn.variables] == [("depot", 24, 8)]
     assert module.locations[fn.body[0].loc].line == 7
@@ -61,7 +62,11 @@ add.u32 %r0, %r0, 1;"""
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("0f3FC00000", (0x3FC00000, "f32")), ("-0f3FC00000", (0xBFC00000, "f32")), ("0d3FF8000000000000", (0x3FF8 << 48, "f64"))]
+    [
+        ("0f3FC00000", (0x3FC00000, "f32")),
+        ("-0f3FC00000", (0xBFC00000, "f32")),
+        ("0d3FF8000000000000", (0x3FF8 << 48, "f64")),
+    ]
     + [("0x1F", (31, "int")), ("-17", (-17, "int")), ("017", (15, "int")), ("0b101", (5, "int")), ("7U", (7, "int"))]
     + [("1.5", (1.5, "dec"))],
 )
