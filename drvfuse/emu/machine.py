@@ -9,7 +9,10 @@ import logging
 import os
 import re
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import config
@@ -23,14 +26,16 @@ from .objects import Context, Device, Object, Pool, Stream
 from .progress import MachineLock, Progress
 from .reports import Report
 from .window import Window
-from .work import Command, Launch, Op
+from .work import Command, Dim, Launch, Op
 
 if TYPE_CHECKING:
-    from .engine import Engine, EngineModule
+    from .counters import Counters
+    from .engine import Engine, EngineLaunch, EngineModule
 
 log = logging.getLogger("drvfuse")
 
 MAX_DEVICES = 8
+LAUNCHES_KEPT = 4096
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -42,6 +47,17 @@ _ARCHES = {
     "sm_103": residency.Limits(2048, 32, 228 << 10, 227 << 10),
     "sm_120": residency.Limits(1536, 24, 100 << 10, 99 << 10),
 }
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A kernel that ended, completed or not, and its counts."""
+
+    kernel: str
+    device: int
+    grid: Dim
+    block: Dim
+    counters: Counters
 
 
 class Machine:
@@ -57,7 +73,8 @@ class Machine:
     sm_count  multiprocessors a device, which bounds how many blocks are resident
     memory_bytes  device memory of each device
 
-    `reports` holds what was found, oldest first. Every call takes the machine's lock; nothing runs between calls.
+    `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
+    Every call takes the machine's lock; nothing runs between calls.
     `close()` gives the memory back; using a handle or pointer of a closed machine is an error.
     """
 
@@ -84,10 +101,13 @@ class Machine:
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count = seed, sm_count
         self.reports: list[Report] = []
+        self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
         self.initialised = False
         self.closed = False
         self.window = Window(config.get("emu_window_gib"))
+        self._finalizer = weakref.finalize(self, self.window.close)
+        self._finalizer.atexit = False
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
@@ -120,7 +140,7 @@ class Machine:
             self.closed = True
             self.handles.clear()
             if self.pid == os.getpid():
-                self.window.close()
+                self._finalizer()
 
     def __enter__(self) -> Machine:
         return self
@@ -135,6 +155,12 @@ class Machine:
         """Keep a finding and log it."""
         self.reports.append(report)
         log.error("%s", report)
+
+    def note(self, command: Command, launch: EngineLaunch) -> None:
+        """Keep what a kernel that ended has asked of memory."""
+        assert isinstance(command, Launch)
+        device = command.context.device.index
+        self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
 
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""

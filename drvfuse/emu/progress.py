@@ -244,6 +244,8 @@ class Progress:
 
     def _settle(self, op: Op) -> bool:
         """Take note of what the engine did to a launch; True if it ended."""
+        if not op.launch.running:
+            op.launch.settle()  # an interrupt may have come between its end and this
         if op.launch.fault is not None:
             fault = op.launch.fault
             self.machine.report(reports.from_fault(fault))
@@ -268,6 +270,7 @@ class Progress:
         self._pending -= 1
         if op.launch is not None and op in self.running:
             self.running.remove(op)
+            self.machine.note(op.command, op.launch)
         op.launch = None
         for secondary in op.secondaries:
             secondary.primary = None

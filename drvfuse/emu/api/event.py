@@ -17,7 +17,7 @@ _DISABLE_TIMING, _INTERPROCESS = 2, 4
 _RECORD_EXTERNAL = 1
 
 
-@entry(1, unsafe=True)
+@entry(1)
 def cuEventCreate(m: Machine, Flags: int) -> Any:
     flags = int(Flags)
     check(0 <= flags < 8)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..objects import Function
 from ..work import Dim, Launch
 from .entry import Failure, check, entry, host_address, pointers
-from .module import max_dynamic, resolve
+from .function import max_dynamic
+from .module import resolve
 from .types import R, T
 
 if TYPE_CHECKING:

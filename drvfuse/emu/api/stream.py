@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _STATUS = T.CUstreamCaptureStatus
 
 
-@entry(1, unsafe=True)
+@entry(1)
 def cuStreamCreate(m: Machine, Flags: int) -> Any:
     return _create(m, Flags, 0)
 
 
-@entry(1, unsafe=True)
+@entry(1)
 def cuStreamCreateWithPriority(m: Machine, flags: int, priority: int) -> Any:
     return _create(m, flags, priority)
 
@@ -31,6 +31,8 @@ def _create(m: Machine, flags: int, priority: int) -> Any:
     context = m.current()
     flags = int(flags)
     check(flags in (0, 1))
+    gone = [s for s in context.streams if s.destroyed and all(op.done for op in s.tail)]
+    context.streams.difference_update(gone)
     stream = m.add(Stream(context, flags, max(-5, min(0, priority))))
     context.streams.add(stream)
     return T.CUstream(stream.handle)
@@ -48,10 +50,7 @@ def cuStreamDestroy(m: Machine, hStream: Any) -> None:
     stream = _own(m, hStream)
     if stream.capture is not None:
         stream.capture.invalidate()
-    # unfinished work still counts for cuCtxSynchronize and for the order of the legacy stream
-    stream.context.legacy.tail.extend(op for op in stream.tail if not op.done)
-    stream.destroyed = True
-    stream.context.streams.discard(stream)
+    stream.destroyed = True  # it stays among its context's streams until its work is done
     m.remove(stream)
 
 
