@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers shared by the translator (which emits them), the native runtime (`runtime.cu`, which has the same structs) and the engine.
+"""Numbers shared by the translator, which emits them, the native runtime (`runtime.cu` has the same structs), the engine.
 
-A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB granule an
-access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's generated function is
-`i32 symbol(ptr frame)`: it runs one GPU thread until that suspends and returns a `Status`.
+A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB
+granule an access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's
+generated function is `i32 symbol(ptr frame)`: it runs one GPU thread until that suspends and returns a `Status`.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ class Trap(IntEnum):
     """op_kind of TRAP."""
 
     TRAP = 0
-    ASSERT = (
-        1  # op_value: address of {message, file, line: u32, function} as the local argument block of `__assertfail`
-    )
+    ASSERT = 1  # of `__assertfail`: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2
 
 
@@ -145,7 +143,7 @@ class WarpOp(IntEnum):
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
 
 
-# Flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) ---------------------------------
+# Flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) ------------------------------
 ACC_WRITE = 1 << 0
 ACC_ATOMIC = 1 << 1  # reads and writes
 ACC_STRONG = 1 << 2

@@ -57,7 +57,7 @@ def collect(rows: np.ndarray[Any, Any], sites: Sequence[Site], barriers: int, wa
     """Counters from the native rows, one a site: size, reads and writes by whose memory it was, as in `runtime.cu`."""
     total = Count()
     lines: dict[tuple[str, int], Count] = {}
-    for i in np.flatnonzero(rows[: len(sites), 0]):
+    for i in np.flatnonzero(rows[: len(sites), 0]).tolist():
         key = (sites[i].file or "", int(sites[i].line or sites[i].ptx_line))
         size, *counts = (int(v) for v in rows[i, :9])
         reads, writes = counts[:4], counts[4:]

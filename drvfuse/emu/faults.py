@@ -127,9 +127,9 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     if kind == "foreign_local":
         return f"{what}: outside of the thread's {launch._struct.local_bytes} bytes of local memory"
     if kind == "assert":
-        return _assertion(launch, f.value)
+        return _assertion(window, ThreadStruct.from_address(f.value))
     if kind == "trap":
-        return "breakpoint" if f.size else "trap"
+        return "breakpoint" if f.flags == abi.Trap.BREAKPOINT else "trap"
     if kind == "warp_lanes":
         lanes = f.value & ~f.flags & 0xFFFFFFFF
         if lanes:
@@ -153,12 +153,9 @@ def _text(window: Window, address: int, limit: int = 4096) -> str:
     return raw.split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _assertion(launch: EngineLaunch, arguments: int) -> str:
-    window = launch.engine.window
-    if not window.contains(arguments, 32):
-        return "assertion failed"
-    message, file, line, function = struct.unpack("<QQI4xQ", bytes(window.view(arguments, 32)))
-    return f"{_text(window, file)}:{line}: {_text(window, function)}: assertion `{_text(window, message)}` failed"
+def _assertion(window: Window, t: ThreadStruct) -> str:
+    file, function, message = (_text(window, address) for address in (t.op_addr, t.op_seen, t.op_value))
+    return f"{file}:{t.op_a}: {function}: assertion `{message}` failed"
 
 
 # Waiting threads -----------------------------------------------------------------------------------------------------

@@ -225,45 +225,6 @@ FAR void note_write(Engine* e, u64 addr, u32 size) {
     w->high = high_of(addr, size);
 }
 
-FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
-    Launch* l = t->launch;
-    u64 off = addr - l->window_base;
-    u32 kind = F_OUT_OF_BOUNDS;
-    u64 where = addr;
-    if (off < l->window_bytes) {
-        u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
-        u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
-        u32 type = word >> 24 & 0x3F;
-        u32 whole = word >> 24 & K_FULL;
-        u32 start = (u32)(addr & 0xFFFF);
-        if (type == K_FREED) kind = F_FREED;
-        else if (type && start + size <= 0x10000) {
-            u32 inside = 1;
-            u32 written = 1;
-            LOOP for (u32 i = 0; i < size; i++) {
-                u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
-                if (!whole && type < K_SHARED && !(s & 1)) {
-                    if (inside) where = addr + i;
-                    inside = 0;
-                } else if (written && !(s & 2)) {
-                    if (inside) where = addr + i;
-                    written = 0;
-                }
-            }
-            if (!inside) kind = F_OUT_OF_BOUNDS;
-            else if (addr & (size - 1)) kind = F_MISALIGNED;
-            else if (type == K_SHARED) kind = written ? F_FOREIGN_SHARED : F_UNINITIALISED;
-            else if (type == K_LOCAL) kind = F_FOREIGN_LOCAL;
-            else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
-            else if (((word >> l->device) & bits) != bits)
-                kind = (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
-            else kind = F_UNINITIALISED;
-        }
-    }
-    fault(l, t, kind, site, where, size, flags, 0);
-    return 1;
-}
-
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
@@ -278,6 +239,46 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
     u64 base = type == K_LOCAL ? t->local_base : l->params;
     u32 bytes = type == K_LOCAL ? l->local_bytes : l->param_bytes;
     return addr - base < bytes && addr - base + size <= bytes;
+}
+
+FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    u64 off = addr - l->window_base;
+    u32 kind = F_OUT_OF_BOUNDS;
+    u64 where = addr;
+    if (off < l->window_bytes) {
+        u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
+        u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
+        u32 type = word >> 24 & 0x3F;
+        u32 whole = word >> 24 & K_FULL;
+        u32 start = (u32)(addr & 0xFFFF);
+        if (type == K_FREED) kind = F_FREED;
+        else if (type && start + size <= 0x10000) {
+            u32 inside = 1, written = 1;
+            u64 outside = addr, unwritten = addr;
+            LOOP for (u32 i = 0; i < size; i++) {
+                u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
+                if (!whole && type < K_SHARED && !(s & 1)) {
+                    if (inside) outside = addr + i;
+                    inside = 0;
+                } else if (!(s & 2)) {
+                    if (written) unwritten = addr + i;
+                    written = 0;
+                }
+            }
+            if (!inside) kind = F_OUT_OF_BOUNDS;
+            else if (addr & (size - 1)) kind = F_MISALIGNED;
+            else if (type == K_SHARED) kind = own_range(t, type, addr, size) ? F_UNINITIALISED : F_FOREIGN_SHARED;
+            else if (type == K_LOCAL) kind = F_FOREIGN_LOCAL;
+            else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
+            else if (((word >> l->device) & bits) != bits)
+                kind = (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
+            else kind = F_UNINITIALISED;
+            where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
+        }
+    }
+    fault(l, t, kind, site, where, size, flags, 0);
+    return 1;
 }
 
 // What the shadow must hold: addressable unless the granule is whole, initialised for what is read. Marks what is written.
@@ -750,7 +751,7 @@ FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         }
         warp->cluster |= bit;
     } else if (status == TRAP) {
-        fault(l, t, t->op_kind == 1 ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, t->op_value);
+        fault(l, t, t->op_kind == 1 ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, (u64)t);
     } else if (status != FAULT || !l->fault.kind) {
         fault(l, t, F_UNSUPPORTED, t->site, 0, 0, status, 0);
     }

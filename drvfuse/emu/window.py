@@ -24,6 +24,7 @@ import errno
 import logging
 import mmap
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,8 +36,6 @@ from ..errors import ArgumentError, DrvfuseError
 from . import abi
 
 GRANULE = 1 << abi.GRANULE_SHIFT
-_SLOT = abi.WINDOW_GIB << 30  # windows of one process start at multiples of this
-_SLOTS = (abi.SHADOW_OFFSET) // _SLOT
 _LARGEST_GAP = 16 << 20
 _REMEMBERED = 4096  # freed allocations kept for fault messages
 _ALIGNMENT = 256
@@ -174,12 +173,12 @@ class Window:
 
     Where the process may not reserve so much (`ulimit -v`, strict overcommit), takes half, and half again, down to
     256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
-    process. It spans `[base, end)`.
+    process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
     """
 
     def __init__(self, gib: int = abi.WINDOW_GIB) -> None:
-        if not 1 <= gib <= _SLOTS * abi.WINDOW_GIB:
-            raise ArgumentError("gib", gib, f"between 1 and {_SLOTS * abi.WINDOW_GIB}")
+        if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
+            raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
         self.base, self.nbytes = _reserve(asked)
         if self.nbytes < asked:
@@ -192,9 +191,8 @@ class Window:
         self.end = self.base + self.nbytes
         self.access_address = _access_address(self.base)
         self._addresses = _Ranges(self.base + GRANULE, self.end)
-        self._access = np.frombuffer(
-            (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address), np.uint32
-        )
+        words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
+        self._access = np.ctypeslib.as_array(words)
         self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
         self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
         self._file = _Ranges(0, 1 << 42)
@@ -205,17 +203,12 @@ class Window:
         self._reservations: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._mapping_starts: list[int] = []
-        self._closed = False
+        self._release = weakref.finalize(self, _unmap, self.base, self.nbytes, self._data_fd, self._shadow_fd)
+        self._release.atexit = False
 
     def close(self) -> None:
         """Give the addresses back. Every pointer into the window is dead afterwards. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        for address, nbytes in _areas(self.base, self.nbytes):
-            _libc.munmap(address, nbytes)
-        os.close(self._data_fd)
-        os.close(self._shadow_fd)
+        self._release()
 
     def contains(self, address: int, nbytes: int = 1) -> bool:
         """True if the range lies in the window, allocated or not."""
@@ -414,7 +407,9 @@ class Window:
 
     def view(self, address: int, nbytes: int) -> np.ndarray:
         """The bytes themselves, as a writable uint8 array. Writing through it does not mark them initialised."""
-        return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+        memory = (ctypes.c_uint8 * nbytes).from_address(address)
+        memory.window = self  # type: ignore[attr-defined]
+        return np.ctypeslib.as_array(memory)
 
     def mark_initialised(self, address: int, nbytes: int) -> None:
         """The host wrote this range, all of which is allocated."""
@@ -492,8 +487,8 @@ def _reserve(asked: int) -> tuple[int, int]:
     refusal: OSError | None = None
     nbytes = asked
     while nbytes >= 256 << 20:
-        for slot in range(0, _SLOTS * _SLOT - asked + 1, _SLOT):
-            base, done = abi.WINDOW_BASE + slot, []
+        for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
+            done = []
             try:
                 for address, size in _areas(base, nbytes):
                     _mmap(address, size, _ANONYMOUS | _MAP_FIXED_NOREPLACE)
@@ -506,4 +501,13 @@ def _reserve(asked: int) -> tuple[int, int]:
                 if error.errno != errno.EEXIST:
                     break
         nbytes //= 2
+    if refusal is not None and refusal.errno == errno.EEXIST:
+        raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
     raise WindowError(f"no address space for the emulated driver: {refusal}")
+
+
+def _unmap(base: int, nbytes: int, *files: int) -> None:
+    for address, size in _areas(base, nbytes):
+        _libc.munmap(address, size)
+    for file in files:
+        os.close(file)

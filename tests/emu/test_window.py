@@ -174,6 +174,29 @@ def test_windows_lie_side_by_side():
     third.close()
 
 
+def test_a_window_that_is_dropped_goes_with_its_last_view():
+    window = Window(64)
+    base, view = window.base, window.view(window.alloc(8, 0, 1, 1), 8)
+    del window
+    view[:] = 3
+    other = Window(64)
+    assert other.base != base
+    other.close()
+    del view
+    other = Window(64)
+    assert other.base == base
+    other.close()
+
+
+def test_too_many_windows_say_so():
+    windows = []
+    with pytest.raises(WindowError, match="close some machines"):
+        for _ in range(17):
+            windows.append(Window(64))
+    for window in windows:
+        window.close()
+
+
 def test_a_window_too_large_for_the_process_shrinks_and_says_so():
     program = """
 import logging, sys
