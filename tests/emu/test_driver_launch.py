@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import signal
 import struct
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -652,3 +655,65 @@ def test_a_launch_without_the_attribute_never_overlaps() -> None:
         for f in (first, second):
             ok(cuda.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, params, 0))
         assert list(_host(cuda, log, np.zeros(16, np.uint32))[:5]) == [4, 10, 11, 20, 21]
+
+
+# The machine --------------------------------------------------------------------------------------------------------
+
+BUSY = """
+extern "C" __global__ void busy(unsigned* p, long n) { for (long i = 0; i < n; i++) atomicAdd(p, 1u); }
+"""
+
+
+def test_a_wait_can_be_interrupted_and_taken_up_again(cuda: Any) -> None:
+    primary(cuda)
+    f, count = function(cuda, BUSY, "busy"), _zeros(cuda, 1)
+    ok(cuda.cuLaunchKernel(f, 1, 1, 1, 64, 1, 1, 0, 0, ((count, 20000), (None, ctypes.c_long)), 0))
+    timer = threading.Timer(0.06, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            ok(cuda.cuCtxSynchronize())
+    timer.join()
+    assert _host(cuda, count, np.zeros(1, np.uint32))[0] == 64 * 20000
+
+
+def test_the_machine_counts_what_its_launches_asked_for(machine: Machine, cuda: Any) -> None:
+    primary(cuda, 2)
+    x, y = _device(cuda, np.ones(100, np.float32)), _device(cuda, np.ones(100, np.float32))
+    ok(_launch(cuda, function(cuda, AXPY, "axpy"), 2, 64, (2.0, x, y, 100)))
+    ok(cuda.cuCtxSynchronize())
+    (record,) = machine.launches
+    assert (record.kernel, record.device, record.grid, record.block) == ("axpy", 2, (2, 1, 1), (64, 1, 1))
+    total = record.counters.total
+    assert (total.local_read, total.local_written, total.remote_read) == (800, 400, 0)
+
+
+def test_a_machine_that_is_dropped_gives_its_addresses_back() -> None:
+    machine = Machine(devices=1)
+    window = weakref.ref(machine.window)
+    ok(machine.driver.cuInit(0))
+    primary(machine.driver)
+    out = _zeros(machine.driver, 128)
+    ok(_launch(machine.driver, function(machine.driver, SHARED, "shared"), 1, 32, (out,), smem=128))
+    ok(machine.driver.cuCtxSynchronize())
+    del machine
+    gc.collect()
+    assert window() is None
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_the_same_seed_gives_the_same_run(seed: int) -> None:
+    def run() -> list[int]:
+        with Machine(devices=1, seed=seed) as machine:
+            cuda = machine.driver
+            ok(cuda.cuInit(0))
+            primary(cuda)
+            log = _zeros(cuda, 64)
+            for value in (30, 31):
+                stream = ok(cuda.cuStreamCreate(1))
+                f = function(cuda, CHAIN.replace("30", str(value)), "third")
+                ok(cuda.cuLaunchKernel(f, 12, 1, 1, 1, 1, 1, 0, stream, ((log,), (None,)), 0))
+            ok(cuda.cuCtxSynchronize())
+            return list(_host(cuda, log, np.zeros(64, np.uint32)))
+
+    assert run() == run()
