@@ -17,8 +17,14 @@ from drvfuse.emu.window import Window
 FILE = "test.cu"
 PRELUDE = """
 typedef unsigned u32; typedef unsigned long long u64;
-__device__ u32 load(const u32* p) { u32 v; asm volatile("ld.acquire.sys.global.u32 %0,[%1];":"=r"(v):"l"(p):"memory"); return v; }
-__device__ void store(u32* p, u32 v) { asm volatile("st.release.sys.global.u32 [%0],%1;"::"l"(p),"r"(v):"memory"); }
+__device__ u32 load(const u32* p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ void store(u32* p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0],%1;" :: "l"(p), "r"(v) : "memory");
+}
 __device__ u64 timer() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;":"=l"(v)); return v; }
 #define KERNEL extern "C" __global__ void
 """

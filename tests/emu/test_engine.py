@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_harness import Rig, line_of
 
 import drvfuse.emu
 from drvfuse.emu import abi, native, structs
-from engine_harness import Rig, line_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_structures_agree_with_the_abi():
     assert structs.LaunchStruct.engine.offset == abi.L_ENGINE
 
 
-# Blocks and barriers ------------------------------------------------------------------------------------------------------
+# Blocks and barriers -------------------------------------------------------------------------------------------------
 
 REDUCE = """
 KERNEL k(const int* in, int* out) {
@@ -124,7 +124,7 @@ def test_threads_that_left_do_not_hold_up_a_barrier(rig):
     assert rig.read(out, np.int32, 64).sum() == 32
 
 
-# Warps ------------------------------------------------------------------------------------------------------------------
+# Warps ---------------------------------------------------------------------------------------------------------------
 
 WARP = """
 KERNEL k(const int* in, int* out, int n) {
@@ -151,7 +151,7 @@ KERNEL k(const int* in, int* out, int n) {
         ("__reduce_min_sync(all, v)", lambda v, t: np.full(32, v.min())),
         ("(int)__reduce_max_sync(all, (u32)v)", lambda v, t: np.full(32, v.view(np.uint32).max())),
         ("__reduce_xor_sync(all, (u32)v)", lambda v, t: np.full(32, np.bitwise_xor.reduce(v))),
-        ("__match_any_sync(all, t / 5)", lambda v, t: sum(((t // 5 == i // 5) * np.int64(1)) << i for i in range(32))),
+        ("__match_any_sync(all, t / 5)", lambda v, t: sum((t // 5 == i // 5).astype(int) << i for i in range(32))),
         ("__match_all_sync(all, n, &r)", lambda v, t: np.full(32, -1)),
         ("__activemask()", lambda v, t: np.full(32, -1)),
     ],
@@ -189,7 +189,7 @@ def test_lanes_of_one_warp_make_progress_independently(rig):
     assert rig.read(out, np.uint32, 1)[0] == 7
 
 
-# Spins ------------------------------------------------------------------------------------------------------------------
+# Spins ---------------------------------------------------------------------------------------------------------------
 
 ALLREDUCE = """
 struct Table { const float* in[4]; u32* flags[4]; };
@@ -300,7 +300,8 @@ SPINS = {
     "plain": "while (!load(flag));",
     "two words": "int i = 0; while (!load(flag)) if (++i % 32 == 0 && load(flag + 1)) break;",
     "vote": "while (!__all_sync(0xffffffffu, load(flag)));",
-    "block": """__shared__ int go; do { __syncthreads(); if (!threadIdx.x) go = load(flag); __syncthreads(); } while (!go);""",
+    "block": """__shared__ int go;
+        do { __syncthreads(); if (!threadIdx.x) go = load(flag); __syncthreads(); } while (!go);""",
     "sleep": "while (!load(flag)) __nanosleep(100);",
     "vector": """uint4 v; do asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3},[%4];"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(flag)); while (!v.x || v.w);""",
@@ -311,8 +312,13 @@ SPINS = {
 
 @pytest.mark.parametrize("kind", SPINS)
 def test_every_kind_of_spin_is_released(rig, kind):
-    waiter = "KERNEL k(u32* flag, int* out) { %s out[threadIdx.x] = 5; }" % SPINS[kind]
-    setter = "KERNEL k(u32* flag, u32* data) { u32 s = 0; for (int i = 0; i < 300; i++) s += load(data + i); store(flag, s); }"
+    waiter = f"KERNEL k(u32* flag, int* out) {{ {SPINS[kind]} out[threadIdx.x] = 5; }}"
+    setter = """
+    KERNEL k(u32* flag, u32* data) {
+        u32 s = 0;
+        for (int i = 0; i < 300; i++) s += load(data + i);
+        store(flag, s);
+    }"""
     flag, out = rig.array(np.zeros(64, np.uint32)), rig.array(np.zeros(32, np.int32), 1)
     first = rig.launch(waiter, flag, out, device=1)
     while not rig.engine.idle:
@@ -325,7 +331,8 @@ def test_every_kind_of_spin_is_released(rig, kind):
 
 @pytest.mark.parametrize("kind", SPINS)
 def test_every_kind_of_endless_spin_is_a_deadlock(rig, kind):
-    waiter = "KERNEL k(u32* flag, int* out) {\n %s // spin\n out[threadIdx.x] = 5; }" % SPINS[kind].replace("\n", " ")
+    spin = SPINS[kind].replace("\n", " ")
+    waiter = f"KERNEL k(u32* flag, int* out) {{\n {spin} // spin\n out[threadIdx.x] = 5; }}"
     flag = rig.array(np.zeros(64, np.uint32))
     launch = rig.launch(waiter, flag, rig.empty(128))
     start = time.monotonic()
@@ -352,7 +359,7 @@ def test_a_bounded_loop_over_one_word_is_no_deadlock(rig):
     assert (rig.read(out, np.uint32, 32) == 15000).all()
 
 
-# Waiting for ever, and time ---------------------------------------------------------------------------------------------
+# Waiting for ever, and time ------------------------------------------------------------------------------------------
 
 
 def test_a_deadlock_lists_who_waits_where(rig):
@@ -408,7 +415,12 @@ def test_a_spin_bounded_by_time_times_out_soon(rig):
 
 
 def test_a_kernel_that_only_watches_the_clock_ends(rig):
-    source = "KERNEL k(u64* out) { u64 start = timer(), now; do now = timer(); while (now - start < 5000000000ull); *out = now - start; }"
+    source = """
+    KERNEL k(u64* out) {
+        u64 start = timer(), now;
+        do now = timer(); while (now - start < 5000000000ull);
+        *out = now - start;
+    }"""
     out = rig.empty(8)
     rig.run(source, out, block=1)
     assert 5 * 10**9 <= rig.read(out, np.uint64, 1)[0] < 6 * 10**9
@@ -438,7 +450,7 @@ def test_a_run_returns_when_its_time_is_up(rig):
     launch.abandon()
 
 
-# Dependent launches -------------------------------------------------------------------------------------------------------
+# Dependent launches --------------------------------------------------------------------------------------------------
 
 PRIMARY = """
 KERNEL k(u32* data, u32* flag) {
@@ -480,7 +492,7 @@ def test_a_kernel_without_a_trigger_triggers_by_ending(rig):
     assert launch.triggered
 
 
-# printf -------------------------------------------------------------------------------------------------------------------
+# printf --------------------------------------------------------------------------------------------------------------
 
 
 def test_printf_reaches_standard_output(rig, capsys):
