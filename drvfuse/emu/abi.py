@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers shared by the translator, which emits them, the native runtime (`runtime.cu` has the same structs), the engine.
+"""Numbers shared by the translator, which emits them, the native runtime (`runtime.cu` has the structs) and the engine.
 
 A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB
 granule an access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
 
-`translate` is the one entry. Opcodes live in `codegen_integer`, `codegen_float`, `codegen_convert`, `codegen_memory` and
-`codegen_control`, which register themselves; one function is emitted by `codegen_emitter.Emitter`.
+`translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
+emitted by `codegen_emitter.Emitter`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from drvfuse.emu import abi, codegen_control, codegen_convert, codegen_float, codegen_integer, codegen_memory
+from drvfuse.emu import (
+    abi,
+    codegen_bits,
+    codegen_control,
+    codegen_convert,
+    codegen_float,
+    codegen_integer,
+    codegen_memory,
+    codegen_select,
+)
 from drvfuse.emu.codegen_emitter import Emitter
 from drvfuse.emu.codegen_inline import Inliner, callee_of, variables_of
 from drvfuse.emu.codegen_opcode import RefusedError, decode
@@ -18,7 +27,15 @@ from drvfuse.emu.floats import Helpers
 from drvfuse.emu.ptx import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
 from drvfuse.emu.ptx_parser import parse
 
-_OPCODES = (codegen_control, codegen_convert, codegen_float, codegen_integer, codegen_memory)
+OPCODE_MODULES = (
+    codegen_bits,
+    codegen_control,
+    codegen_convert,
+    codegen_float,
+    codegen_integer,
+    codegen_memory,
+    codegen_select,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,8 @@ class KernelCode:
 class GlobalVar:
     """A `.global` or `.const` variable at `offset` of the globals blob.
 
-    init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there is blob + that.
+    init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
+    is the blob's address plus that.
     """
 
     name: str
@@ -120,7 +138,7 @@ class Unit:
         self.text: list[str] = []
         self._layout_globals()
 
-    # Layout -----------------------------------------------------------------------------------------------------------
+    # Layout ---------------------------------------------------------------------------------------------------------
     def _layout_globals(self) -> None:
         offset = 0
         variables = [v for v in self.module.variables.values() if v.space in ("global", "const") and not v.extern]
@@ -208,7 +226,7 @@ class Unit:
             self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined))
         return index
 
-    # Functions called by kernels ----------------------------------------------------------------------------------------
+    # Functions called by kernels ------------------------------------------------------------------------------------
     def device_function(self, name: str) -> str:
         fn = self.module.functions.get(name)
         if fn is None or fn.body is None:
@@ -282,7 +300,7 @@ class Unit:
         self.text.append(g.function(signature, list(self._PROLOGUE)))
         return g
 
-    # Raw modules: C functions ---------------------------------------------------------------------------------------------
+    # Raw modules: C functions ---------------------------------------------------------------------------------------
     def _raw_symbol(self, name: str) -> str:
         fn = self.module.functions[name]
         return name if fn.body is None else self.prefix + name

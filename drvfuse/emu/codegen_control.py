@@ -59,7 +59,7 @@ def nothing(op: Opcode) -> Action:
     return Action(lambda g, ins: None)
 
 
-# Calls ------------------------------------------------------------------------------------------------------------------
+# Calls --------------------------------------------------------------------------------------------------------------
 @opcode("call")
 def call(op: Opcode) -> Action:
     op.flag("uni")
@@ -134,7 +134,7 @@ def _system_call(g: Emitter, ins: Instruction, name: str, returns: tuple[Any, ..
     g.leave(int(abi.Status.TRAP))
 
 
-# Block barriers -----------------------------------------------------------------------------------------------------------
+# Block barriers -----------------------------------------------------------------------------------------------------
 @opcode("bar", "barrier")
 def barrier(op: Opcode) -> Action:
     if op.flag("warp"):
@@ -202,7 +202,7 @@ def nanosleep(op: Opcode) -> Action:
     return Action(lambda g, ins: None, before=before, pure=False)
 
 
-# Warp-wide operations -------------------------------------------------------------------------------------------------------
+# Warp-wide operations -----------------------------------------------------------------------------------------------
 def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> Action:
     """`operands(g, ins)` stores op_a..; the member mask is operand `mask_at`; `after` reads the results."""
 

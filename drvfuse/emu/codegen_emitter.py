@@ -20,7 +20,7 @@ EXITED = -1  # status by which a device function says that its thread has exited
 
 
 class Emitter(Registers):
-    """Emits `fn`. `mode`: "kernel" (resumable), "device" (called by kernels: checks, no suspends), "raw" (a C function)."""
+    """Emits `fn`. `mode`: "kernel" (resumable), "device" (called by kernels: no suspends), "raw" (a C function)."""
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
         super().__init__(fn, helpers)

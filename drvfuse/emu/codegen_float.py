@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point instructions: fp32 and fp64 as LLVM does them (IEEE, no contraction), directed roundings exactly through double,
-fp16 and bf16 exactly through fp32 or double with one rounding, approximate functions as the rounded double result.
+"""Floating-point instructions.
+
+fp32 and fp64 are LLVM's (IEEE, no contraction), directed roundings exact through double, fp16 and bf16 exact through
+fp32 or double with one rounding, approximate functions the rounded double result.
 """
 
 from __future__ import annotations
@@ -193,7 +195,7 @@ def map_halves(kind: str, compute: Compute) -> Action:
     return Action(emit)
 
 
-# Handlers ---------------------------------------------------------------------------------------------------------------
+# Handlers -----------------------------------------------------------------------------------------------------------
 def arithmetic(op: Opcode) -> Action:
     """add sub mul mad fma neg abs min max."""
     verb = op.base
@@ -352,7 +354,7 @@ def testp(op: Opcode) -> Action:
     return Action(emit)
 
 
-# Comparison -------------------------------------------------------------------------------------------------------------
+# Comparison ---------------------------------------------------------------------------------------------------------
 def comparison(verb: str, kind: str, ftz: bool) -> Callable[[Emitter, Any, Any], list[str]]:
     """Tests of `setp`/`set`: one i1, or two for packed types."""
     if verb in ("num", "nan"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inlining of `.func` bodies at PTX level: of functions that suspend, or that have local or shared memory, since neither can be
-behind an LLVM call. The rest stay calls.
+"""Inlining of `.func` bodies at PTX level.
+
+Only of functions that suspend, or that have local or shared memory, since neither can be behind an LLVM call.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Inliner:
                 return Pair(rename(o.first), rename(o.second))
             return Not(rename(o.reg)) if isinstance(o, Not) else o
 
-        end, out = f"$end{tag}", []
+        end = f"$end{tag}"
+        out: list[Any] = []
         for item in callee.body or ():
             if isinstance(item, str):
                 out.append(item + tag)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads, stores, atomics, fences and address conversion. Every access asks the runtime first; strong loads and atomics suspend before."""
+"""Loads, stores, atomics, fences and address conversion.
+
+Every access asks the runtime first; strong loads and atomics suspend before.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +168,7 @@ def st(op: Opcode) -> Action:
     return Action(after, pure=False)
 
 
-# Atomics ----------------------------------------------------------------------------------------------------------------
+# Atomics ------------------------------------------------------------------------------------------------------------
 def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]], str]:
     """(old bits, operand bits) -> new bits."""
     n = width(t)
@@ -266,7 +269,7 @@ def atom(op: Opcode) -> Action:
     return Action(after, before=_announce(space, n // 8 * count), rereads=True, pure=False)
 
 
-# Fences -------------------------------------------------------------------------------------------------------------------
+# Fences -------------------------------------------------------------------------------------------------------------
 @opcode("fence", "membar")
 def fence(op: Opcode) -> Action:
     if op.flag("proxy"):
@@ -288,7 +291,7 @@ def fence(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
-# Addresses ----------------------------------------------------------------------------------------------------------------
+# Addresses ----------------------------------------------------------------------------------------------------------
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
     """Only shared memory has addresses of its own: offsets in the block's."""

@@ -23,7 +23,7 @@ class RefusedError(Exception):
 class Action:
     """How to emit one opcode. `before` suspends (None: it does not), `after` follows the resume (or is all there is).
 
-    rereads: `after` reads the source operands again. pure: it may run with a false guard, its result then being dropped.
+    rereads: `after` reads the source operands again. pure: it may run with a false guard, its result dropped.
     `before` returns the status to suspend with.
     """
 
@@ -101,6 +101,14 @@ def is_float(type_: str) -> bool:
 
 def is_signed(type_: str) -> bool:
     return type_[0] == "s"
+
+
+def integer_type(op: Opcode, *allowed: str) -> str:
+    """The one type of `op`, which must be `allowed` (by default a signed or unsigned integer of 16 bits or more)."""
+    t = op.type()
+    if t not in (allowed or ("u16", "u32", "u64", "s16", "s32", "s64")):
+        raise RefusedError(f"unsupported type .{t}")
+    return t
 
 
 _cache: dict[str, Action] = {}

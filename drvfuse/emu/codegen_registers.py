@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registers of one function while it is emitted.
 
-Inside a block a register is an SSA value, kept in its integer or its float form. It reaches other blocks through a stack
-slot (which LLVM promotes) and the other side of a suspend through the thread's frame. The NaN of fp32 arithmetic is made
-canonical only where its bits can be seen: in the integer form, in memory, in another block.
+Inside a block a register is an SSA value, kept in its integer or its float form. It reaches other blocks through a
+stack slot (which LLVM promotes) and the other side of a suspend through the thread's frame. The NaN of fp32 arithmetic
+is made canonical only where its bits can be seen: in the integer form, in memory, in another block.
 """
 
 from __future__ import annotations
@@ -278,10 +278,7 @@ class Registers:
     def restore(self, live: int) -> None:
         for reg, offset in self._frame_layout(live):
             t = storage(reg.type)
-            if t == "i1":
-                v = self.op(f"trunc i8 {self.get(offset, 'i8')} to i1")
-            else:
-                v = self.get(offset, t)
+            v = self.op(f"trunc i8 {self.get(offset, 'i8')} to i1") if t == "i1" else self.get(offset, t)
             if t in ("float", "double"):
                 self.values[reg.index] = _Value(None, v, reg.type, True, False)
             else:

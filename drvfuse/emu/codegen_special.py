@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Special registers (`%tid.x`, `%globaltimer`, ...): fields of the thread, block and launch, and the runtime's clock."""
+"""Special registers (`%tid.x`, ...): fields of the thread, block and launch, and the runtime's clock."""
 
 from __future__ import annotations
 

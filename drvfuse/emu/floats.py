@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Number formats as LLVM IR: rounding to small floats, exact directed rounding, unpacking.
 
-LLVM's own `half` and `bfloat` conversions are library calls on some hosts and flush denormals on others, so every conversion
-here is integer code. A `Helpers` collects the functions one module needs.
+LLVM's own `half` and `bfloat` conversions are library calls on some hosts and flush denormals on others, so every
+conversion here is integer code. A `Helpers` collects the functions one module needs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Format:
-    """`width` bits, `exponent` and `mantissa` field widths, the bits of the largest finite value, of infinity and of a NaN result."""
+    """`width`, `exponent`, `mantissa` are widths in bits; the rest are bits of values, `nan` that of a NaN result."""
 
     width: int
     exponent: int
@@ -183,7 +183,7 @@ class Helpers:
         return f"@{name}"
 
     def odd(self) -> str:
-        """`i64 @odd(double s, double e)`: bits of s + e rounded to odd, |e| below half an ulp of s: a later rounding is exact."""
+        """`i64 @odd(double s, double e)`: s + e, |e| below half an ulp of s, rounded to odd: safe to round again."""
         self.functions["odd"] = """define internal i64 @odd(double %s, double %e) {
   %b = bitcast double %s to i64
   %z = fcmp one double %e, 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control-flow graph of one PTX function and liveness of its registers.
 
-A suspending instruction is cut in two: its block ends with the part before the suspend, and a new block, reached only by
-resuming, begins with the part after it. Liveness into that second block is what the frame must keep.
+A suspending instruction is cut in two: its block ends with the part before the suspend, and a new block, reached only
+by resuming, begins with the part after it. Liveness into that second block is what the frame must keep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from drvfuse.emu.ptx import NO_DESTINATION, Addr, Function, Instruction, Not, Pa
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """`resumed` starts the block, `suspended` ends it; `branch` is (register, negated) where the successors are (taken, not taken)."""
+    """`resumed` starts the block, `suspended` ends it.
+
+    branch: (register, negated) where the successors are (taken, not taken).
+    """
 
     index: int
     instructions: list[Instruction] = field(default_factory=list)
@@ -31,7 +34,7 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """What flow needs to know of an instruction: does it suspend, does it re-read its sources after that, may it run unguarded."""
+    """Of an instruction: does it suspend, does it read its sources again after that, may it run unguarded."""
 
     suspends: bool
     rereads: bool
@@ -91,7 +94,7 @@ def uses_defs(ins: Instruction) -> tuple[int, int]:
 
 
 class Graph:
-    """Blocks of `fn` in order, entry first; unreachable ones are dropped. `traits(instruction)` classifies instructions."""
+    """Blocks of `fn` in order, entry first, without unreachable ones. `traits(instruction)` classifies instructions."""
 
     def __init__(self, fn: Function, traits: Callable[[Instruction], Traits]):
         self.fn = fn
@@ -109,7 +112,7 @@ class Graph:
     def _build(self) -> None:
         labels: dict[str, Block] = {}
         fixups: list[tuple[Block, Instruction, tuple[str, ...], Block | None]] = []
-        block = self._new()
+        block: Block = self._new()
         open_ = True  # control can fall out of `block`
         for item in self.fn.body or ():
             if isinstance(item, str):
@@ -135,7 +138,7 @@ class Graph:
                     open_ = False
                 continue
             traits = self.traits(item)
-            after_guard = None
+            after_guard: Block | None = None
             if item.guard and not traits.pure:
                 inner, after_guard = self._new(), self._new()
                 block.branch = item.guard
@@ -164,13 +167,13 @@ class Graph:
                 if open_:
                     block.successors = [after_guard]
                 block, open_ = after_guard, True
-        for source, item, names, after in fixups:
+        for source, item, names, fallthrough in fixups:
             for name in names:
                 if name not in labels:
                     raise item.error(f"label {name!r} is not defined")
                 source.successors.append(labels[name])
-            if after is not None:
-                source.successors.append(after)
+            if fallthrough is not None:
+                source.successors.append(fallthrough)
 
     def _reach(self) -> None:
         seen = {self.blocks[0].index}

@@ -45,7 +45,7 @@ class Reg:
 
 @dataclass(slots=True, frozen=True)
 class Imm:
-    """An immediate: `value` is an int (bits of a 0f/0d literal, `kind` "f32"/"f64"; kind "int"), or a float of kind "dec"."""
+    """An immediate of `kind` "int", "f32" or "f64" (bits of a 0f/0d literal), or "dec" (`value` is a float)."""
 
     value: Any
     kind: str

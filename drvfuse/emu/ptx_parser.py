@@ -42,13 +42,15 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s](?:[^,]*[^,\s])?")
 _NUMBER = re.compile(r"(-?)(?:0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})|(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?)\Z")
 _OFFSET = re.compile(r"([\w$%.]+?)\s*([+-])\s*(-?\w+)\Z")
 _IDENT = re.compile(r"[A-Za-z_$%][\w$]*\Z")
+_POINTEE = re.compile(r"\.ptr\b\s*(?:\.(?:global|const|shared|local)\s*)?(?:\.align\s+\d+\s*)?")
 _VARIABLE = re.compile(
     r"(?P<mods>(?:\.(?:extern|visible|weak|common|global|const|shared|local|param)\s*)+)"
-    r"(?P<attr>(?:\.align\s+\d+\s*|\.attribute\s*\([^)]*\)\s*|\.ptr\s*(?:\.(?:global|const|shared|local)\s*)?)*)"
-    r"(?:\.(?P<vec>v[248])\s*)?\.(?P<type>\w+)\s*(?P<attr2>(?:\.ptr\s*(?:\.(?:global|const|shared|local)\s*)?|\.align\s+\d+\s*)*)"
-    r"(?P<name>[\w$%]+)\s*(?P<dims>(?:\[\s*\w*\s*\])*)\s*(?:=\s*(?P<init>.*))?\Z",
+    r"(?:\.attribute\s*\([^)]*\)\s*)?(?:\.align\s+(?P<align>\d+)\s*)?(?:\.attribute\s*\([^)]*\)\s*)?"
+    r"(?:\.(?P<vec>v[248])\s*)?\.(?P<type>\w+)\s*(?P<name>[\w$%]+)\s*(?P<dims>(?:\[\s*\w*\s*\])*)\s*"
+    r"(?:=\s*(?P<init>.*))?\Z",
     re.S,
 )
+_WORD = re.compile(r"[^\s;]")
 _DIRECTIVE = re.compile(r"\s*\.(\w+)([^.{;\n]*)")
 SPECIALS = frozenset(
     {f"%{n}{d}.{a}" for n in ("", "n") for d in ("tid", "ctaid", "clusterid") for a in "xyz"}
@@ -103,20 +105,20 @@ class _Parser:
         for m in re.finditer(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M):
             self.files[int(m[1])] = m[2]
         while True:
-            start = re.compile(r"[\s;]*").match(text, self.pos).end()  # type: ignore[union-attr]
-            if start >= len(text):
+            found = _WORD.search(text, self.pos)
+            if found is None:
                 break
-            self.pos = start
-            m = re.compile(r"\.(\w+)").match(text, start)
-            if m is None:
+            start = self.pos = found.start()
+            directive = re.compile(r"\.(\w+)").match(text, start)
+            if directive is None:
                 raise self.error(start, "a directive is expected here")
-            word = m[1]
+            word = directive[1]
             end_line = text.find("\n", start)
             end_line = len(text) if end_line < 0 else end_line
             if word in ("version", "address_size", "file", "loc"):
                 self.pos = end_line
             elif word == "target":
-                self.module.target = text[m.end() : end_line].split(",")[0].strip()
+                self.module.target = text[directive.end() : end_line].split(",")[0].strip()
                 self.pos = end_line
             elif word == "section":
                 self.pos = text.index("}", start) + 1
@@ -187,8 +189,8 @@ class _Parser:
         return tuple(out)
 
     def variable(self, text: str, start: int) -> Var:
-        m = _VARIABLE.match(text.strip())
-        if m is None or (m["vec"] is None and m["type"] not in TYPE_BYTES):
+        m = _VARIABLE.match(_POINTEE.sub("", text.strip()))
+        if m is None or m["type"] not in TYPE_BYTES:
             raise self.error(start, "unsupported declaration")
         mods = m["mods"].replace(".", " ").split()
         spaces = [x for x in mods if x in ("global", "const", "shared", "local", "param")]
@@ -197,14 +199,8 @@ class _Parser:
         count = 1
         for d in dims:
             count *= int(d, 0) if d else 0
-        attrs = m["attr"] + m["attr2"]
-        align = re.search(r"(?<!\.ptr )\.align\s+(\d+)", attrs) if ".ptr" not in attrs else None
-        if ".ptr" in m["attr2"] or ".ptr" in m["attr"]:
-            before = (m["attr"] + m["attr2"]).split(".ptr")[0]
-            align = re.search(r"\.align\s+(\d+)", before)
-        var = Var(
-            m["name"], spaces[0] if spaces else "param", m["type"], element * count, int(align[1]) if align else element
-        )
+        align = int(m["align"] or element)
+        var = Var(m["name"], spaces[0] if spaces else "param", m["type"], element * count, align)
         var.extern = "extern" in mods
         var.array = bool(dims)
         var.line = self.line(start)
@@ -246,7 +242,8 @@ class _Parser:
     # Function bodies ------------------------------------------------------------------------------------------------
     def body(self, fn: Function) -> None:
         text, match, newlines = self.text, _BODY.match, self.newlines
-        fn.body = body = []
+        body: list[Any] = []
+        fn.body = body
         scope = _Scope("")
         for v in (*fn.returns, *fn.params):
             scope.names[v.name] = v
@@ -337,14 +334,13 @@ class _Parser:
             var = self.variable(text, start)
             local_name, var.name = var.name, var.name + scope.tag
             scope.names[local_name] = var
-            (fn.variables if var.space in ("local", "param") else self._static(var)).append(var)
+            if var.space in ("local", "param"):
+                fn.variables.append(var)
+            else:
+                self.module.variables[var.name] = var
             self.operands = {}
         elif word != "pragma":
             raise self.error(start, f"unsupported directive .{word}")
-
-    def _static(self, var: Var) -> list[Var]:
-        self.module.variables[var.name] = var
-        return []
 
     def location(self, text: str) -> int:
         index = self.loc_index.get(text)

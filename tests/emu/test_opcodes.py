@@ -30,7 +30,7 @@ CANONICAL = {"f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FFF, "e4m3": 0x7F, "e5
 COUNT = 48
 
 
-# Exact reference ------------------------------------------------------------------------------------------------------
+# Exact reference ----------------------------------------------------------------------------------------------------
 def decode(bits: int, fmt: str) -> Fraction | float:
     """The value: a Fraction, or a float for inf, nan and -0."""
     width, eb, mb = FORMATS[fmt]
@@ -88,7 +88,7 @@ def encode(value: Fraction | float, fmt: str, mode: str = "rn", saturate: bool =
 
 def exact(operation: Callable[..., Fraction], *values: Fraction | float, mode: str = "rn") -> Fraction | float:
     """`operation` on finite values exactly; special values and zero signs by Python's own doubles (same rules)."""
-    if any(isinstance(v, float) and not (v == 0) for v in values):
+    if any(isinstance(v, float) and v != 0 for v in values):
         with np.errstate(all="ignore"):
             return float(
                 operation(
@@ -186,7 +186,8 @@ class Case:
         out += ["mov.u32 %t0, %tid.x; cvt.u64.u32 %i0, %t0;"]
         for register, kind, i in zip("xyz", self.sources, (1, 2, 3), strict=False):
             out.append(
-                f".reg .{_register(kind)} {register}; {_address(name, i, kind)} ld.global.{_memory(kind)} {register}, [%i1];"
+                f".reg .{_register(kind)} {register}; {_address(name, i, kind)} "
+                f"ld.global.{_memory(kind)} {register}, [%i1];"
             )
         out.append(f".reg .{_register(self.result)} r; {self.body}")
         out.append(f"{_address(name, 0, self.result)} st.global.{_memory(self.result)} [%i1], r; ret; }}")
@@ -493,7 +494,7 @@ def _floats() -> None:
             f"fma.rn.relu.{fmt} r, x, y, z;",
             f"{fmt} {fmt} {fmt}",
             fmt,
-            lambda *v, f=rounded(FMA, fmt): 0 if f(*v) >> 15 else f(*v),
+            lambda *v, fmt=fmt: _relu(rounded(FMA, fmt)(*v)),
         )
         case(
             f"max.{fmt}x2 r, x, y;",
@@ -744,7 +745,8 @@ def test_float_immediates_have_the_written_bits() -> None:
     program = Program(
         """.version 8.8\n.target sm_90a\n.address_size 64
 .visible .entry k(.param .u64 o) { .reg .b64 %d<2>; .reg .f32 %f<4>; .reg .f64 %g;
-ld.param.u64 %d0, [o]; mov.f32 %f0, 0f7FC12345; mov.f32 %f1, 1.5; mov.f32 %f2, 0fFF800000; mov.f64 %g, 0d400921FB54442D18;
+ld.param.u64 %d0, [o]; mov.f32 %f0, 0f7FC12345; mov.f32 %f1, 1.5;
+mov.f32 %f2, 0fFF800000; mov.f64 %g, 0d400921FB54442D18;
 st.global.v2.f32 [%d0], {%f0, %f1}; st.global.f32 [%d0+8], %f2; st.global.f64 [%d0+16], %g; ret; }"""
     )
     out = np.zeros(6, np.uint32)

@@ -16,7 +16,7 @@ from drvfuse.emu import abi  # noqa: E402
 from drvfuse.emu.ptx import PtxError  # noqa: E402
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
-REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<12>; .reg .b64 %d<8>; .reg .f32 %f<8>; .reg .f64 %g<4>; .reg .b128 %q<2>;"
+REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<12>; .reg .b64 %d<8>; .reg .f32 %f<8>; .reg .f64 %g<4>;"
 
 
 def program(body: str, head: str = "", raw: bool = False) -> Program:
@@ -71,7 +71,8 @@ def test_a_load_may_overwrite_its_own_address():
 def test_shared_and_local_addresses_convert_to_generic_ones():
     p = program(
         """mov.u64 %d2, sm; add.u64 %d2, %d2, 8; mov.u32 %r1, 77; st.shared.u32 [%d2], %r1;
-cvta.shared.u64 %d3, %d2; ld.u32 %r2, [%d3]; cvta.to.shared.u64 %d4, %d3; cvt.u32.u64 %r3, %d4; ld.shared.u32 %r4, [%r3];
+cvta.shared.u64 %d3, %d2; ld.u32 %r2, [%d3]; cvta.to.shared.u64 %d4, %d3; cvt.u32.u64 %r3, %d4;
+ld.shared.u32 %r4, [%r3];
 .local .align 8 .b8 lo[8]; mov.u64 %d5, lo; cvta.local.u64 %d6, %d5; st.u32 [%d6+4], %r1; ld.local.u32 %r5, [lo+4];
 isspacep.shared %p0, %d3; isspacep.local %p1, %d6; isspacep.global %p2, %d1; selp.u32 %r6, 1, 0, %p0;
 @%p1 add.u32 %r6, %r6, 2; @%p2 add.u32 %r6, %r6, 4;
@@ -167,10 +168,12 @@ def test_a_strong_load_yields_first_and_tells_what_it_saw():
 
 def test_registers_of_every_kind_survive_a_suspend():
     p = program(
-        """ld.global.f32 %f1, [%d1]; ld.global.f64 %g1, [%d1+8]; ld.global.u16 %h1, [%d1+4]; setp.gt.f32 %p1, %f1, 0f00000000;
+        """ld.global.f32 %f1, [%d1]; ld.global.f64 %g1, [%d1+8]; ld.global.u16 %h1, [%d1+4];
+setp.gt.f32 %p1, %f1, 0f00000000;
 bar.sync 3, 64; mov.b64 %d5, 1; selp.u32 %r1, 1, 2, %p1;
 shfl.sync.bfly.b32 %r2|%p2, %r1, 5, 31, -1; selp.u32 %r3, 1, 2, %p2;
-st.global.f32 [%d0], %f1; st.global.u16 [%d0+4], %h1; st.global.f64 [%d0+8], %g1; st.global.v4.u32 [%d0+16], {%r1, %r2, %r3, %r0};"""
+st.global.f32 [%d0], %f1; st.global.u16 [%d0+4], %h1; st.global.f64 [%d0+8], %g1;
+st.global.v4.u32 [%d0+16], {%r1, %r2, %r3, %r0};"""
     )
     a = np.zeros(16, np.uint8)
     a[:4].view("f4")[:], a[4:6].view("u2")[:], a[8:].view("f8")[:] = -1.5, 513, 2.75
@@ -241,12 +244,14 @@ A: mov.u32 %r1, 10; bra.uni END; B: mov.u32 %r1, 20; C: add.u32 %r1, %r1, 1; END
 
 FUNCTIONS = """.func (.param .b32 r) twice(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, %a;
  setp0: st.param.b32 [r+0], %a; ret; }
-.func (.param .b32 r) fact(.param .b32 x) { .reg .b32 %a<3>; .reg .pred %p; ld.param.b32 %a0, [x]; setp.lt.u32 %p, %a0, 2;
+.func (.param .b32 r) fact(.param .b32 x) { .reg .b32 %a<3>; .reg .pred %p; ld.param.b32 %a0, [x];
+setp.lt.u32 %p, %a0, 2;
  mov.u32 %a1, 1; @%p bra DONE; sub.u32 %a2, %a0, 1;
  { .param .b32 p0; .param .b32 r0; st.param.b32 [p0], %a2; call (r0), fact, (p0); ld.param.b32 %a1, [r0]; }
  mul.lo.u32 %a1, %a1, %a0; DONE: st.param.b32 [r+0], %a1; ret; }
 .func (.param .b32 r) meet(.param .b32 x) { .reg .b32 %a<4>; .local .align 4 .b8 lo[8]; .reg .pred %p;
- ld.param.b32 %a0, [x]; setp.gt.u32 %p, %a0, 100; @%p bra BIG; st.local.u32 [lo+4], %a0; bar.sync 0; ld.local.u32 %a1, [lo+4];
+ ld.param.b32 %a0, [x]; setp.gt.u32 %p, %a0, 100; @%p bra BIG; st.local.u32 [lo+4], %a0; bar.sync 0;
+ld.local.u32 %a1, [lo+4];
  { .param .b32 p0; .param .b32 r0; st.param.b32 [p0], %a1; call (r0), twice, (p0); ld.param.b32 %a1, [r0]; }
  st.param.b32 [r], %a1; ret; BIG: st.param.b32 [r], 5; ret; }
 """
@@ -298,8 +303,10 @@ def test_a_failed_assertion_traps_with_its_texts():
     head = """.extern .func __assertfail (.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);
 .global .align 1 .b8 text[4] = {97, 98, 99, 0};"""
     body = """mov.u64 %d2, text; cvta.global.u64 %d3, %d2;
-{ .param .b64 p0; st.param.b64 [p0+0], %d3; .param .b64 p1; st.param.b64 [p1+0], 11; .param .b32 p2; st.param.b32 [p2+0], 42;
-.param .b64 p3; st.param.b64 [p3+0], 13; .param .b64 p4; st.param.b64 [p4+0], 1; call.uni __assertfail, (p0, p1, p2, p3, p4); }"""
+{ .param .b64 p0; st.param.b64 [p0+0], %d3; .param .b64 p1; st.param.b64 [p1+0], 11; .param .b32 p2;
+st.param.b32 [p2+0], 42;
+.param .b64 p3; st.param.b64 [p3+0], 13; .param .b64 p4; st.param.b64 [p4+0], 1;
+call.uni __assertfail, (p0, p1, p2, p3, p4); }"""
     p = program(body, head)
     out = np.zeros(1, np.uint32)
     t = p.thread("k", pointers(out, out))
@@ -309,8 +316,9 @@ def test_a_failed_assertion_traps_with_its_texts():
 
 
 def test_special_registers():
-    names = "tid.x ntid.x ctaid.x ctaid.y nctaid.x nctaid.y laneid lanemask_lt lanemask_ge clusterid.x cluster_nctaid.x is_explicit_cluster"
-    body = "".join(f"mov.u32 %r1, %{n}; st.global.u32 [%d0+{4 * i}], %r1;" for i, n in enumerate(names.split()))
+    names = ["tid.x", "ntid.x", "ctaid.x", "ctaid.y", "nctaid.x", "nctaid.y", "laneid", "lanemask_lt", "lanemask_ge"]
+    names += ["clusterid.x", "cluster_nctaid.x", "is_explicit_cluster"]
+    body = "".join(f"mov.u32 %r1, %{n}; st.global.u32 [%d0+{4 * i}], %r1;" for i, n in enumerate(names))
     out = np.zeros(12, np.uint32)
     p = program(body)
     t = p.thread("k", pointers(out, out), tid=37)
@@ -322,13 +330,15 @@ def test_raw_functions_are_c_functions():
     ptx = f"""{HEAD}
 .global .align 4 .b8 table[8] = {{1, 0, 0, 0, 9}};
 .extern .func (.param .b64 r) given(.param .b64 x, .param .b32 y);
-.func (.param .align 8 .b8 r[24]) pair(.param .align 8 .b8 x[24]) {{ .reg .b64 %a<3>; ld.param.v2.u64 {{%a0, %a1}}, [x]; ld.param.u64 %a2, [x+16];
+.func (.param .align 8 .b8 r[24]) pair(.param .align 8 .b8 x[24]) {{ .reg .b64 %a<3>;
+ld.param.v2.u64 {{%a0, %a1}}, [x]; ld.param.u64 %a2, [x+16];
  st.param.v2.b64 [r], {{%a1, %a0}}; st.param.b64 [r+16], %a2; ret; }}
 .visible .func (.param .b64 r) f(.param .b64 p, .param .b32 n, .param .b32 x) {{ {REGISTERS} .local .align 8 .b8 lo[16];
  ld.param.u64 %d0, [p]; ld.param.s32 %r0, [n]; ld.param.f32 %f0, [x]; add.f32 %f0, %f0, 0f3F800000; st.f32 [%d0], %f0;
  ld.global.u32 %r1, [table+4]; st.u32 [%d0+4], %r1; atom.add.u32 %r2, [%d0+4], 3;
  mov.u64 %d1, lo; cvta.local.u64 %d2, %d1; st.u64 [%d2+8], 5; ld.local.u64 %d3, [lo+8];
- {{ .param .align 8 .b8 q[24]; .param .align 8 .b8 s[24]; st.param.b64 [q], %d3; st.param.b64 [q+8], 7; st.param.b64 [q+16], 8;
+ {{ .param .align 8 .b8 q[24]; .param .align 8 .b8 s[24]; st.param.b64 [q], %d3; st.param.b64 [q+8], 7;
+st.param.b64 [q+16], 8;
    call (s), pair, (q); ld.param.b64 %d4, [s]; ld.param.b64 %d5, [s+16]; }}
  mad.lo.u64 %d4, %d4, 100, %d5; cvt.s64.s32 %d6, %r0; add.u64 %d4, %d4, %d6; st.param.b64 [r+0], %d4; ret; }}
 """
@@ -342,7 +352,8 @@ def test_raw_functions_are_c_functions():
 
 def test_raw_indirect_calls_use_the_prototype():
     ptx = f"""{HEAD}
-.visible .func (.param .b32 r) go(.param .b64 f, .param .b64 x) {{ .reg .b64 %d<2>; .reg .b32 %r0; ld.param.u64 %d0, [f]; ld.param.u64 %d1, [x];
+.visible .func (.param .b32 r) go(.param .b64 f, .param .b64 x) {{ .reg .b64 %d<2>; .reg .b32 %r0;
+ld.param.u64 %d0, [f]; ld.param.u64 %d1, [x];
  {{ .param .b64 p0; st.param.b64 [p0], %d1; .param .b32 r0;
    proto: .callprototype (.param .b32 _) _ (.param .b64 _); call (r0), %d0, (p0), proto; ld.param.b32 %r0, [r0]; }}
  st.param.b32 [r], %r0; ret; }}"""
