@@ -163,6 +163,7 @@ def _assertion(window: Window, t: ThreadStruct) -> str:
 _WAITS = (
     ("yielded", "polling"),
     ("warpop", ""),
+    ("asking", "at activemask"),
     ("barrier", ""),
     ("gdc", "at griddepcontrol.wait"),
     ("sleeping", "sleeping"),

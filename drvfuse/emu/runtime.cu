@@ -74,12 +74,15 @@ struct Poll {
 };
 
 struct Warp {
-    u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster;
-    u32 pad[7];
+    u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster, asking;
+    // While all lanes in `warpop` came with one operation and one mask: these, and alike = 1.
+    u32 alike, alike_mask, alike_kind;
+    u32 pad[3];
 };
 
 struct Barrier {
-    u32 arrived, expected, count, every;
+    u32 arrived, expected, count;
+    u32 every;  // RED_AND so far; PLAIN while all came to wait and nobody reduces
 };
 
 struct Block {
@@ -143,11 +146,13 @@ struct Engine {
     u64 progress, quiet, step, resumes;
     u32 probing, writes;
     void* clock_thread;
-    u64 clock_run;
+    u64 clock_run, clock_read;
     u64 printed_limit, printed, print_lost;
     u8* print_buffer;
     Write write[WRITES];
 };
+
+const u32 PLAIN = 2, MIXED = 3;
 
 enum { RUNNING, DONE, FAULTED };
 enum { EXIT, YIELD, BARRIER, WARPOP, GDC_WAIT, FAULT, TRAP, SLEEP, CLUSTER_BARRIER };
@@ -177,7 +182,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2168, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2176, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
@@ -360,13 +365,14 @@ API void rt_trigger(Thread* t) {
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;
-    if (e->clock_thread == t) {
+    if (e->clock_thread == t && e->clock == e->clock_read) {
         if (e->clock_run < (1 << 20)) e->clock_run *= 2;
     } else {
         e->clock_thread = t;
         e->clock_run = 32;
     }
     e->clock += e->clock_run;
+    e->clock_read = e->clock;
     return e->clock;
 }
 
@@ -469,9 +475,15 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     l->barriers++;
+    u32 all = r->every == PLAIN && r->arrived == b->live;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         Warp* warp = &b->warps[w];
         u32 lanes = warp->barrier;
+        if (all) {
+            warp->ready |= lanes;
+            warp->barrier = 0;
+            continue;
+        }
         LOOP while (lanes) {
             u32 lane = FFS(lanes) - 1;
             lanes &= lanes - 1;
@@ -501,15 +513,16 @@ FAR void arrive(Launch* l, Block* b, Thread* t) {
     if (!r->arrived) {
         r->expected = t->op_b;
         r->count = 0;
-        r->every = 1;
+        r->every = PLAIN;
     } else if (r->expected != t->op_b) {
         fault(l, t, F_BARRIER_COUNT, t->site, 0, 0, r->expected, t->op_b);
         return;
     }
     r->arrived++;
+    if (t->op_kind == B_ARRIVE && r->every == PLAIN) r->every = MIXED;
     if (t->op_kind >= B_POPC) {
         r->count += t->op_c != 0;
-        if (!t->op_c) r->every = 0;
+        r->every = (r->every != 0) & (t->op_c != 0);
     }
     try_barrier(l, b, id);
 }
@@ -523,8 +536,8 @@ FN void try_cluster(Launch* l, Block* leader) {
 
 // Warp operations ----------------------------------------------------------------------------------------------------------
 
-FAR void shuffle(Launch* l, Block* b, u32 w, u32 mask, Thread* t) {
-    u32 lane = t->lane, delta = t->op_b & 31, clamp = t->op_c & 31, segment = t->op_c >> 8 & 31;
+FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
+    u32 delta = t->op_b & 31, clamp = t->op_c & 31, segment = t->op_c >> 8 & 31;
     u32 last = (lane & segment) | (clamp & ~segment);
     u32 first = lane & segment;
     s32 j;
@@ -543,12 +556,22 @@ FAR void shuffle(Launch* l, Block* b, u32 w, u32 mask, Thread* t) {
 }
 
 FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
+    u32 rest = mask;
+    l->warp_ops++;
+    if (kind <= SHFL_IDX) {
+        LOOP while (rest) {
+            u32 lane = FFS(rest) - 1;
+            rest &= rest - 1;
+            shuffle(l, b, w, mask, lane, thread_at(l, b, w * 32 + lane));
+        }
+        return;
+    }
     u32 ballot = 0, sum = 0, low = 0xFFFFFFFFu, high = 0, each = 0xFFFFFFFFu, any = 0, odd = 0;
     s32 slow = 0x7FFFFFFF, shigh = -0x7FFFFFFF - 1;
     u32 equal = 1;
     u32 leader = FFS(mask) - 1;
     u64 first = thread_at(l, b, w * 32 + leader)->op_value;
-    u32 rest = mask;
+    rest = mask;
     LOOP while (rest) {
         u32 lane = FFS(rest) - 1;
         rest &= rest - 1;
@@ -571,10 +594,6 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
         rest &= rest - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
         u32 r = 0;
-        if (kind <= SHFL_IDX) {
-            shuffle(l, b, w, mask, t);
-            continue;
-        }
         if (kind == VOTE_ALL) r = ballot == mask;
         else if (kind == VOTE_ANY) r = ballot != 0;
         else if (kind == VOTE_UNI) r = ballot == mask || ballot == 0;
@@ -603,42 +622,44 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
         }
         t->op_result = r;
     }
-    l->warp_ops++;
 }
 
 // activemask takes the lanes that have come to the same place when none of the warp can run: the most converged answer.
 FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
-    u32 all = 0;
-    u32 lanes = warp->warpop;
+    u32 lanes = warp->asking;
     LOOP while (lanes) {
         u32 lane = FFS(lanes) - 1;
         lanes &= lanes - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
-        if (t->op_kind != ACTIVEMASK || (all >> lane & 1)) continue;
         u32 mask = 1u << lane, rest = lanes;
         LOOP while (rest) {
             u32 other = FFS(rest) - 1;
             rest &= rest - 1;
             Thread* o = thread_at(l, b, w * 32 + other);
-            if (o->op_kind == ACTIVEMASK && o->site == t->site) mask |= 1u << other;
+            if (o->site == t->site) mask |= 1u << other;
         }
-        all |= mask;
+        lanes &= ~mask;
         rest = mask;
         LOOP while (rest) {
             thread_at(l, b, w * 32 + FFS(rest) - 1)->op_result = mask;
             rest &= rest - 1;
         }
     }
-    warp->warpop &= ~all;
+    u32 all = warp->asking;
+    warp->asking = 0;
     return all;
 }
 
 // Completes what can be; the lanes that may go on.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
-    u32 freed = resolve_activemask(l, b, w);
-    u32 todo = warp->warpop;
+    u32 todo = warp->warpop, freed = 0;
+    if (warp->alike && todo == warp->alike_mask) {
+        warp->warpop = 0;
+        warp_operation(l, b, w, todo, warp->alike_kind);
+        return todo;
+    }
     LOOP while (todo) {
         u32 lane = FFS(todo) - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
@@ -692,7 +713,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
 }
 
 // Runs one thread until it suspends; 1 if it may be run again at once.
-FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
+FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     Engine* e = l->engine;
     u32 bit = 1u << t->lane;
     u32 watched = 0;
@@ -719,12 +740,22 @@ FAR u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         }
     }
     if (e->writes) settle_writes(e);
-    if (e->clock_thread != t) e->clock_thread = 0;
     if (status == YIELD) {
         look_up(b, t);
         warp->yielded |= bit;
     } else if (status == WARPOP) {
-        warp->warpop |= bit;
+        if (t->op_kind == ACTIVEMASK) {
+            warp->asking |= bit;
+        } else {
+            if (!warp->warpop) {
+                warp->alike = 1;
+                warp->alike_mask = t->op_mask;
+                warp->alike_kind = t->op_kind;
+            } else if (warp->alike_mask != t->op_mask || warp->alike_kind != t->op_kind) {
+                warp->alike = 0;
+            }
+            warp->warpop |= bit;
+        }
     } else if (status == BARRIER) {
         if (t->op_kind == B_ARRIVE) {
             arrive(l, b, t);
@@ -802,6 +833,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
             ready |= resolve(l, b, w);
             if (l->state != RUNNING) return ran;
         }
+        if (warp->asking) ready |= resolve_activemask(l, b, w);
         ready |= warp->ready;
         warp->ready = 0;
         if (!ready) break;
@@ -862,7 +894,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         Warp* p = &b->warps[w];
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
-        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = 0;
+        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);

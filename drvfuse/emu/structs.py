@@ -12,8 +12,19 @@ class WarpStruct(Structure):
     """One warp of a resident block: masks of lanes."""
 
     _fields_ = [
-        (name, u32) for name in ("lanes", "live", "ready", "yielded", "warpop", "barrier", "gdc", "sleeping", "cluster")
-    ] + [("pad", u32 * 7)]
+        ("lanes", u32),
+        ("live", u32),
+        ("ready", u32),
+        ("yielded", u32),
+        ("warpop", u32),
+        ("barrier", u32),
+        ("gdc", u32),
+        ("sleeping", u32),
+        ("cluster", u32),
+        ("asking", u32),
+        ("alike", u32 * 3),
+        ("pad", u32 * 3),
+    ]
 
 
 class ThreadStruct(Structure):
@@ -157,6 +168,7 @@ class EngineStruct(Structure):
         ("writes", u32),
         ("clock_thread", u64),
         ("clock_run", u64),
+        ("clock_read", u64),
         ("printed_limit", u64),
         ("printed", u64),
         ("print_lost", u64),
