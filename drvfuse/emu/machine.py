@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,8 +105,6 @@ class Machine:
         self.initialised = False
         self.closed = False
         self.window = Window(config.get("emu_window_gib"))
-        self._finalizer = weakref.finalize(self, self.window.close)
-        self._finalizer.atexit = False
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
@@ -140,7 +137,7 @@ class Machine:
             self.closed = True
             self.handles.clear()
             if self.pid == os.getpid():
-                self._finalizer()
+                self.window.close()
 
     def __enter__(self) -> Machine:
         return self

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 import subprocess
@@ -175,6 +176,7 @@ def test_windows_lie_side_by_side():
 
 
 def test_a_window_that_is_dropped_goes_with_its_last_view():
+    gc.collect()  # windows of other tests
     window = Window(64)
     base, view = window.base, window.view(window.alloc(8, 0, 1, 1), 8)
     del window
