@@ -8,7 +8,6 @@ kernel, grid and number of barriers. The structures match those of the `.cu` fil
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..comm import workspace
 from ..dtypes import DType
 from ..errors import ArgumentError
 
-CU = Path(os.environ.get("K1CU") or Path(__file__).parent.parent / "cu")
+CU = Path(__file__).parent.parent / "cu"
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ALGOS = ("one_stage", "two_stage")
 INPUT_DTYPES = ("bfloat16", "float16", "float32")

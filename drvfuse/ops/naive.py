@@ -96,13 +96,9 @@ class Naive:
     def _copy(self, chunk: Chunk, position: int, stream: Stream) -> None:
         device = self._group.ranks[position].device
         with device.use():
-            for peer, rank in enumerate(self._group):
+            for peer, source in enumerate(self._inputs):
                 if peer != position:
-                    device.driver.cuMemcpyPeerAsync(
-                        self._slots[position][peer],
-                        device.context,
-                        self._inputs[peer] + chunk.offset,
-                        rank.device.context,
-                        chunk.nbytes,
-                        stream.handle,
+                    # cuMemcpyPeerAsync is refused while a stream is being captured.
+                    device.driver.cuMemcpyDtoDAsync(
+                        self._slots[position][peer], source + chunk.offset, chunk.nbytes, stream.handle
                     )

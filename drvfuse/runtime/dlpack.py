@@ -106,7 +106,9 @@ def export(
 ) -> Any:
     """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
 
-    `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering.
+    `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering. The
+    consumer drops its tensor when its work on the memory is ordered before later work of the array's stream: the
+    consumer's stream may be gone by then, so the free is not ordered after it.
     """
     if dl_device is not None and tuple(dl_device) != device_of(array):
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
@@ -115,9 +117,7 @@ def export(
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
-        consumer = Stream.wrap(array.device, 1 if stream is None else stream)
-        consumer.follow(array.stream)
-        array.used_on(consumer)
+        Stream.wrap(array.device, 1 if stream is None else stream).follow(array.stream)
     versioned = max_version is not None and max_version[0] >= 1
     managed: Any = (_ManagedVersioned if versioned else _Managed)()
     if versioned:

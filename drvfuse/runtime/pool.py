@@ -19,7 +19,7 @@ from ..errors import CaptureError, DrvfuseError
 from .device import Device
 from .driver import Driver
 from .lifetime import Owned
-from .stream import Stream
+from .stream import Event, Stream
 from .vmm import access_descriptors
 
 _log = logging.getLogger("drvfuse.memory")
@@ -42,18 +42,26 @@ def launch_group() -> Iterator[None]:
 
 
 class Block:
-    """An allocation: its address and the streams that its free must come after; `home` is where it is freed."""
+    """An allocation: its address and the streams that its free must come after; `home` is where it is freed.
 
-    __slots__ = ("home", "nbytes", "ptr", "users")
+    A stream that may be destroyed before the block is freed, as nothing keeps it alive, is represented by an event.
+    """
+
+    __slots__ = ("events", "home", "nbytes", "ptr", "users")
 
     def __init__(self, ptr: int, nbytes: int, home: Stream) -> None:
         self.ptr, self.nbytes, self.home = ptr, nbytes, home
         self.users: dict[object, Stream] = {}
+        self.events: dict[object, Event] = {}
 
     def used_on(self, stream: Stream) -> None:
         if stream is self.home:
             return
         key = (stream.device.index, stream.handle)  # not the object: a foreign stream is wrapped anew by each launch
+        if not stream.kept_alive:
+            if stream.capture_id() is None:  # else the graph keeps the array
+                self.events[key] = stream.record(self.events.get(key))
+            return
         known = self.users.get(key)
         if known is not None and known is not stream and known.closed:
             self.users[id(known)] = known  # the driver gave its handle to a new stream; both count
@@ -125,8 +133,7 @@ class Pool(Owned):
         streams = [stream for stream in (block.home, *block.users.values()) if stream is not home]
         if any(not stream.closed and stream.capture_id() is not None for stream in (home, *streams)):
             raise CaptureError("in use by a capture")
-        for stream in streams:
-            event = stream.last_event()
+        for event in (*block.events.values(), *(stream.last_event() for stream in streams)):
             if event is not None:
                 home.wait(event)
         with self.device.use():
