@@ -34,6 +34,7 @@ KINDS = (
     "warp_mismatch",
     "barrier_count",
     "unsupported",
+    "endless",
 )
 """Fault kinds, in the order of `runtime.cu`."""
 
@@ -89,7 +90,7 @@ def describe(launch: EngineLaunch) -> Fault:
     f = launch._struct.fault
     kind = KINDS[f.kind]
     file, line = _place(launch, f.site)
-    address = int(f.addr) if 1 <= f.kind <= 8 else None
+    address = int(f.addr) if f.size else None
     return Fault(
         kind,
         _message(launch, kind, f) + _callers(launch, f.site),
@@ -142,6 +143,8 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
         if f.value > 15 and not f.flags:
             return f"barrier {f.value}; there are barriers 0 to 15"
         return f"barrier of {f.value or 'all'} threads, at which others wait for {f.flags or 'all'}"
+    if kind == "endless":
+        return f"{what}: the thread loops over plain accesses for ever; what others write must be read by a strong load"
     return f"status {f.flags} is not supported"
 
 

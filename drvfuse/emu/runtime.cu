@@ -144,7 +144,7 @@ const u32 WRITES = 64;
 struct Engine {
     u64 seed, pass, clock, clock_reads;
     u64 progress, quiet, step, resumes;
-    u32 probing, writes;
+    u32 probing, writes, fuel, pad;
     void* clock_thread;
     u64 clock_run, clock_read;
     u64 printed_limit, printed, print_lost;
@@ -160,12 +160,13 @@ enum { B_SYNC, B_ARRIVE, B_POPC, B_AND, B_OR };
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT, MATCH_ANY, MATCH_ALL, REDUX_ADD,
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
-       F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED };
+       F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED, F_ENDLESS };
 enum { R_EVENT, R_IDLE, R_BUDGET };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
+const u32 FUEL = 1 << 28;  // accesses of one thread without a suspend: no kernel means that
 const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
 const u64 QUIET_LIMIT = 1 << 21;  // resumes without a write after which endless polling of ever new words counts as idle
 
@@ -182,7 +183,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2176, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2184, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
@@ -322,12 +323,16 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         LOOP for (u32 i = 0; i < size; i += 8) refused |= shadow_refuses<u64>(shadow + i, kind, read, write);
     }
     if (refused) return bad_access(t, addr, size, flags, site);
+    Engine* e = l->engine;
+    if (!--e->fuel) {
+        fault(l, t, F_ENDLESS, site, addr, size, flags, 0);
+        return 1;
+    }
     Site* c = &l->sites[site];
     u32 owner = l->owner_class[word >> 16 & 0xFF];
     c->size = size;
     if (read) c->reads[owner]++;
     if (write) {
-        Engine* e = l->engine;
         c->writes[owner]++;
         if (!(flags & A_ATOMIC)) {
             if (!(flags & A_STRONG) && type != K_SHARED) t->polls = 0;
@@ -729,6 +734,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     }
     e->clock++;
     e->quiet++;
+    e->fuel = FUEL;
     e->resumes++;
     l->resumes++;
     u32 status = rt_call(l->function, t);

@@ -166,6 +166,8 @@ class EngineStruct(Structure):
         ("resumes", u64),
         ("probing", u32),
         ("writes", u32),
+        ("fuel", u32),
+        ("pad", u32),
         ("clock_thread", u64),
         ("clock_run", u64),
         ("clock_read", u64),

@@ -205,6 +205,17 @@ def test_a_barrier_with_two_ideas_of_how_many(rig):
     assert fault.message == "barrier of 96 threads, at which others wait for 64"
 
 
+def test_a_plain_load_that_waits_for_ever(rig):
+    source = """
+    KERNEL k(const u32* flag) {
+        u32 v;
+        do asm volatile("ld.global.u32 %0,[%1];" : "=r"(v) : "l"(flag) : "memory"); // here
+        while (!v);
+    }"""
+    flag = rig.array(np.zeros(1, np.uint32))
+    assert fault_of(rig, rig.launch(source, flag, block=1), source, "endless").address == flag
+
+
 def test_the_first_fault_ends_the_launch_and_no_other(rig):
     out = rig.empty(400)
     good = rig.array(np.arange(100, dtype=np.int32))
