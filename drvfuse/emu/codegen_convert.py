@@ -101,17 +101,21 @@ def _real_to_integer(target: str, source: str, mode: str, ftz: bool) -> Action:
 
 
 def _integer_to_real(target: str, source: str, mode: str, sat: bool) -> Action:
-    if (
-        mode not in ("rn", "rz", "rm", "rp")
-        or target == "tf32"
-        or (target == "f64" and width(source) == 64 and mode != "rn")
-    ):
+    if mode not in ("rn", "rz", "rm", "rp") or target == "tf32":
         raise RefusedError("unsupported rounding of an integer")
     n, s = width(source), "s" if is_signed(source) else "u"
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         x = g.word(a, n)
+        if target == "f64" and n == 64 and mode != "rn":
+            # The halves are exact; their sum rounds once.
+            shifted = g.op(f"{'ashr' if s == 's' else 'lshr'} i64 {x}, 32")
+            high = g.op(f"{s}itofp i64 {shifted} to double")
+            high = g.op(f"fmul double {high}, 4294967296.0")
+            low = g.op(f"uitofp i64 {g.op(f'and i64 {x}, 4294967295')} to double")
+            g.set_real(d, real.directed_sum(g, "add", mode, [high, low]), "f64", arithmetic=False)
+            return
         if target in _LL and (mode == "rn" or target == "f64"):
             r = g.op(f"{s}itofp i{n} {x} to {_LL[target]}")
             g.set_real(d, real.saturate(g, r, _LL[target]) if sat else r, target, arithmetic=False)

@@ -88,6 +88,12 @@ def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
     return g.op(f"bitcast i32 {pack(g, 'f64', 'f32', mode, odd)} to float")
 
 
+def directed_sum(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
+    """An fp64 sum or difference rounded by rz, rm or rp, exactly."""
+    second = g.op(f"fneg double {v[1]}") if verb == "sub" else v[1]
+    return g.call(g.helpers.add_directed(mode), "double", f"double {v[0]}", f"double {second}")
+
+
 def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> str:
     """One operation in round-to-nearest."""
     kind = "f32" if ll == "float" else "f64"
@@ -111,14 +117,17 @@ def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> st
 def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool, nan: bool) -> Action:
     """fp32 or fp64."""
     ll = "float" if kind == "f32" else "double"
-    if kind == "f64" and (mode not in ("rn", "approx") or ftz and verb not in ("rcp", "rsqrt") or sat):
-        raise RefusedError(f"unsupported modifier of .f64: .{mode}{' .ftz' if ftz else ''}")
+    if kind == "f64" and (mode != "rn" and verb not in ("add", "sub") or ftz and verb != "rcp" or sat):
+        raise RefusedError(f"unsupported modifier of {verb}.f64: .{mode}{' .ftz' if ftz else ''}{' .sat' if sat else ''}")
 
     def emit(g: Emitter, ins: Instruction) -> None:
         v = [g.real(o, kind) for o in ins.operands[1:]]
         if ftz and kind == "f32":
             v = [flush(g, x) for x in v]
-        r = directed(g, verb, mode, v) if mode in ("rz", "rm", "rp") else plain(g, verb, v, ll, nan)
+        if mode == "rn":
+            r = plain(g, verb, v, ll, nan)
+        else:
+            r = directed(g, verb, mode, v) if kind == "f32" else directed_sum(g, verb, mode, v)
         if ftz and kind == "f32" and verb not in ("neg", "abs", "min", "max"):
             r = flush(g, r)
         if sat:

@@ -227,6 +227,59 @@ class Helpers:
 }}"""
         return f"@{name}"
 
+    def add_directed(self, mode: str) -> str:
+        """`double @f(double a, double b)`: a + b rounded by rz, rm or rp."""
+        name = f"add_f64_{mode}"
+        if name not in self.functions:
+            largest, infinity = FORMATS["f64"].largest, FORMATS["f64"].infinity
+            # Steps from the nearest double (of bits %b) where the exact sum lies on the other side of it.
+            step = {
+                "rz": "%m = xor i1 %sn, %en\n  %step = select i1 %m, i64 -1, i64 0",
+                "rp": "%u = select i1 %sn, i64 -1, i64 1\n  %step = select i1 %en, i64 0, i64 %u",
+                "rm": "%u = select i1 %sn, i64 1, i64 -1\n  %step = select i1 %en, i64 %u, i64 0",
+            }[mode]
+            keeps = {"rz": "and i1 false, %sn", "rp": "xor i1 %sn, true", "rm": "and i1 true, %sn"}[mode]
+            zero = -(1 << 63) if mode == "rm" else 0
+            self.functions[name] = f"""define internal double @{name}(double %a, double %b0) {{
+  %s = fadd double %a, %b0
+  %bb = fsub double %s, %a
+  %d1 = fsub double %s, %bb
+  %e1 = fsub double %a, %d1
+  %e2 = fsub double %b0, %bb
+  %e = fadd double %e1, %e2
+  %b = bitcast double %s to i64
+  %mag = and i64 %b, {largest | infinity}
+  %sn = icmp slt i64 %b, 0
+  %en = fcmp olt double %e, 0.0
+  {step}
+  %inexact = fcmp one double %e, 0.0
+  %by = select i1 %inexact, i64 %step, i64 0
+  %r0 = add i64 %b, %by
+  %ai = bitcast double %a to i64
+  %bi = bitcast double %b0 to i64
+  %am = and i64 %ai, {infinity}
+  %bm = and i64 %bi, {infinity}
+  %af = icmp ne i64 %am, {infinity}
+  %bf = icmp ne i64 %bm, {infinity}
+  %finite = and i1 %af, %bf
+  %huge = icmp eq i64 %mag, {infinity}
+  %over = and i1 %finite, %huge
+  %keep = {keeps}
+  %om = select i1 %keep, i64 {infinity}, i64 {largest}
+  %os = and i64 %b, {-(1 << 63)}
+  %o = or i64 %om, %os
+  %r1a = select i1 %huge, i64 %b, i64 %r0
+  %r1 = select i1 %over, i64 %o, i64 %r1a
+  %same = xor i64 %ai, %bi
+  %differ = icmp slt i64 %same, 0
+  %iszero = icmp eq i64 %mag, 0
+  %cancel = and i1 %differ, %iszero
+  %r2 = select i1 %cancel, i64 {zero}, i64 %r1
+  %r = bitcast i64 %r2 to double
+  ret double %r
+}}"""
+        return f"@{name}"
+
     def div_odd(self) -> str:
         """`i64 @div_odd(double a, double b)`: the quotient of two floats, rounded to odd."""
         if "div_odd" not in self.functions:

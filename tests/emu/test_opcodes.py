@@ -410,6 +410,8 @@ def _floats() -> None:
     for mode in ("rn", "rz", "rm", "rp"):
         for op, f in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
             case(f"{op}.{mode}.f32 r, x, y;", "f32 f32", "f32", rounded(f, "f32", mode))
+        for op, f in (("add", ADD), ("sub", SUB)):
+            case(f"{op}.{mode}.f64 r, x, y;", "f64 f64", "f64", functools.partial(_loose64, f=rounded(f, "f64", mode)))
         case(f"fma.{mode}.f32 r, x, y, z;", "f32 f32 f32", "f32", rounded(FMA, "f32", mode))
         case(f"rcp.{mode}.f32 r, x;", "f32", "f32", rounded(lambda a: 1 / a, "f32", mode))
         case(f"sqrt.{mode}.f32 r, x;", "f32", "f32", functools.partial(_root, mode=mode))
@@ -427,8 +429,14 @@ def _floats() -> None:
             n = int(kind[1:])
             v = (lambda a, n=n: Fraction(signed(a, n))) if kind[0] == "s" else Fraction
             case(f"cvt.{mode}.f32.{kind} r, x;", f"u{n}", "f32", lambda a, v=v, mode=mode: encode(v(a), "f32", mode))
+            case(
+                f"cvt.{mode}.f64.{kind} r, x;",
+                f"u{n}",
+                "f64",
+                lambda a, v=v, mode=mode: encode(v(a), "f64", mode),
+            )
             if mode == "rn":
-                for fmt in ("f16", "bf16", "f64"):
+                for fmt in ("f16", "bf16"):
                     case(f"cvt.rn.{fmt}.{kind} r, x;", f"u{n}", fmt, lambda a, v=v, fmt=fmt: encode(v(a), fmt))
     for op in ("div.full", "div.approx", "rcp.approx", "sqrt.approx", "rsqrt.approx"):
         base = op.split(".")[0]
