@@ -71,6 +71,7 @@ class Machine:
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
     sm_count  multiprocessors a device, which bounds how many blocks are resident
     memory_bytes  device memory of each device
+    check_initialised  a kernel that reads memory nobody has written is a fault; else such memory is zero
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
@@ -86,6 +87,7 @@ class Machine:
         peers: Peers = None,
         sm_count: int = 132,
         memory_bytes: int = 16 << 30,
+        check_initialised: bool = True,
     ) -> None:
         if not isinstance(devices, int) or not 1 <= devices <= MAX_DEVICES:
             raise ArgumentError("devices", repr(devices), f"between 1 and {MAX_DEVICES}")
@@ -104,7 +106,7 @@ class Machine:
         self.pid = os.getpid()
         self.initialised = False
         self.closed = False
-        self.window = Window(config.get("emu_window_gib"))
+        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised)
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}

@@ -174,9 +174,10 @@ class Window:
     Where the process may not reserve so much (`ulimit -v`, strict overcommit), takes half, and half again, down to
     256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
     process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
+    Without `check_initialised` all memory counts as written from the start.
     """
 
-    def __init__(self, gib: int = abi.WINDOW_GIB) -> None:
+    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True) -> None:
         if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
             raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
@@ -189,6 +190,7 @@ class Window:
                 self.nbytes >> 20,
             )
         self.end = self.base + self.nbytes
+        self._check_initialised = check_initialised
         self.access_address = _access_address(self.base)
         self._addresses = _Ranges(self.base + GRANULE, self.end)
         words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
@@ -235,7 +237,7 @@ class Window:
         address = self._addresses.take(span + gap, max(alignment, GRANULE))
         if address is None:
             raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
-        bits = KIND_INITIALISED if initialised else 0
+        bits = KIND_INITIALISED if initialised or not self._check_initialised else 0
         whole = nbytes & ~(GRANULE - 1)
         self._set_access(address, span, device, read_mask, write_mask, kind | bits)
         self._set_access(address, whole, device, read_mask, write_mask, kind | bits | KIND_FULL)
@@ -323,7 +325,8 @@ class Window:
         physical.mappings += 1
         self._mappings[address] = _Mapping(nbytes, physical)
         bisect.insort(self._mapping_starts, address)
-        self._set_access(address, nbytes, physical.device, 0, 0, Kind.MAPPED | KIND_FULL)
+        bits = 0 if self._check_initialised else KIND_INITIALISED
+        self._set_access(address, nbytes, physical.device, 0, 0, Kind.MAPPED | KIND_FULL | bits)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Unmap every mapping that lies in the range; one that lies in it only partly is refused."""

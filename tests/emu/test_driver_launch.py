@@ -390,6 +390,17 @@ def test_reading_what_nobody_wrote_is_found(machine: Machine, cuda: Any) -> None
     assert machine.reports[-1].kind == "uninitialised"
 
 
+def test_unwritten_memory_is_zero_where_it_is_not_checked() -> None:
+    with Machine(devices=1, check_initialised=False) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        f, out = function(cuda, FAULTS, "reads"), _device(cuda, np.full(1, 9, np.uint32))
+        ok(_launch(cuda, f, 1, 1, (ok(cuda.cuMemAlloc(4)), out)))
+        assert _host(cuda, out, np.zeros(1, np.uint32))[0] == 0
+        assert machine.reports == []
+
+
 def test_memory_of_a_peer_needs_access(machine: Machine, cuda: Any) -> None:
     peer = primary(cuda, 1)
     pointer = _device(cuda, np.array([42], np.uint32))
