@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import reports
 from .api.types import R
 from .objects import Context, Stream
+from .window import WindowError
 from .work import Command, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
@@ -201,17 +202,24 @@ class Progress:
         function = command.function
         assert function.module is not None
         op.room = room
-        op.launch = machine.engine.launch(
-            function.image,
-            function.name,
-            device=device,
-            grid=command.grid,
-            block=command.block,
-            smem=command.smem,
-            params=command.params,
-            globals_addr=function.module.globals_address,
-            max_resident=machine.resident_blocks(command),
-        )
+        try:
+            op.launch = machine.engine.launch(
+                function.image,
+                function.name,
+                device=device,
+                grid=command.grid,
+                block=command.block,
+                smem=command.smem,
+                params=command.params,
+                globals_addr=function.module.globals_address,
+                max_resident=machine.resident_blocks(command),
+            )
+        except WindowError as error:
+            message = f"no room for the shared and local memory of its resident blocks: {error}"
+            machine.report(reports.Report("memory", message, function.name, device=device))
+            self._finish(op)
+            self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+            return True
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
         self.running.append(op)

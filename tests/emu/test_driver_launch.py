@@ -16,6 +16,7 @@ import pytest
 from cuda.bindings import driver as types
 from driver_helpers import R, code, function, ok, primary, ptx
 
+from drvfuse import config
 from drvfuse.emu import Machine
 
 F = types.CUfunction_attribute
@@ -437,6 +438,27 @@ def test_freeing_waits_for_the_work_that_uses_it(cuda: Any) -> None:
     ok(_launch(cuda, f, 1, 1, (pointer, out), stream))
     ok(cuda.cuMemFree(pointer))
     assert _host(cuda, out, np.zeros(1, np.uint32))[0] == 9
+
+
+LOCAL = """
+extern "C" __global__ void local(unsigned* out, int i) {
+  volatile unsigned mine[1 << 14];
+  mine[i] = 1; out[threadIdx.x] = mine[i];
+}
+"""
+
+
+def test_a_window_too_small_for_local_memory_ends_the_launch() -> None:
+    with config.override(emu_window_gib=1), Machine(devices=1) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        f, out = function(cuda, LOCAL, "local"), _zeros(cuda, 256)
+        ok(_launch(cuda, f, 1, 256, (out, 5)))
+        ok(cuda.cuCtxSynchronize())
+        ok(_launch(cuda, f, 1000, 256, (out, 5)))
+        assert code(cuda.cuCtxSynchronize()) == R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+        assert machine.reports[-1].kind == "memory"
 
 
 # Order and progress -------------------------------------------------------------------------------------------------
