@@ -205,7 +205,8 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                     status = f"at barrier {t.op_a}"
                 elif field == "warpop":
                     status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
-                elif field == "yielded":
+                elif field == "yielded" or (field == "sleeping" and t.polls & 0xFF):
+                    status = "polling" if field == "yielded" else "polling, asleep at the moment"
                     address = int(t.op_addr)
                     nbytes = min(int(t.op_size), 16)
                     if launch.engine.window.contains(address, nbytes):

@@ -168,7 +168,8 @@ const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
 const u32 FUEL = 1 << 28;  // accesses of one thread without a suspend: no kernel means that
 const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
-const u64 QUIET_LIMIT = 1 << 21;  // resumes without a write after which endless polling of ever new words counts as idle
+const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
 
 extern "C" {
 #ifdef __CUDACC_RTC__
@@ -733,7 +734,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         remember(l, b, t, low, high);
     }
     e->clock++;
-    e->quiet++;
+    e->quiet += watched;
     e->fuel = FUEL;
     e->resumes++;
     l->resumes++;
@@ -1041,13 +1042,15 @@ FAR u32 has_event(Launch** launches, u32 n) {
 // of it. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     u64 before = e->resumes;
-    u32 force = 1, passes = 4 * rounds;
+    u32 force = 1, streak = 0;
     e->progress = 0;
     e->probing = 1;
-    LOOP while (rounds && passes-- && !e->progress && e->resumes - before < limit) {
+    LOOP while (rounds && !e->progress && e->resumes - before < limit) {
         u32 ran = run_pass(e, launches, n, force);
         if (has_event(launches, n)) e->progress++;
         force = !ran || e->quiet > QUIET_LIMIT;
+        streak = force ? 0 : streak + 1;
+        if (streak > STREAK) e->progress++;
         rounds -= force;
         if (force) wake_sleepers(e, launches, n);
     }

@@ -512,3 +512,18 @@ def test_runtime_source_names_every_fault():
     names = re.search(r"enum \{ F_NONE,(.*?)\};", text, re.S)[1]
     spelled = [n.strip().removeprefix("F_").lower() for n in names.split(",")]
     assert ["use_after_free" if n == "freed" else n for n in spelled] == list(KINDS[1:])
+
+
+def test_long_work_without_a_store_is_no_deadlock(rig):
+    source = """
+    KERNEL k(const u32* word, u32* out) {
+        u32 s = load(word) + load(word);
+        for (u32 i = 0; i < 100000; i++) s = __shfl_xor_sync(0xffffffffu, s, 1) + 1;
+        out[threadIdx.x] = s;
+    }"""
+    out = rig.empty(128)
+    launch = rig.launch(source, rig.array(np.ones(1, np.uint32)), out)
+    while not launch.done:
+        rig.engine.run([launch])
+        assert not rig.engine.idle
+    assert (rig.read(out, np.uint32, 32) == 100002).all()
