@@ -44,7 +44,7 @@ def launch_group() -> Iterator[None]:
 class Block:
     """An allocation: its address and the streams that its free must come after; `home` is where it is freed.
 
-    A stream that may be destroyed before the block is freed, as nothing keeps it alive, is represented by an event.
+    A foreign stream may be destroyed before the block is freed, so it is represented by an event.
     """
 
     __slots__ = ("events", "home", "nbytes", "ptr", "users")
@@ -57,8 +57,8 @@ class Block:
     def used_on(self, stream: Stream) -> None:
         if stream is self.home:
             return
-        key = (stream.device.index, stream.handle)  # not the object: a foreign stream is wrapped anew by each launch
-        if not stream.kept_alive:
+        key = (stream.device.index, stream.handle)
+        if stream.foreign:
             if stream.capture_id() is None:  # else the graph keeps the array
                 self.events[key] = stream.record(self.events.get(key))
             return

@@ -75,8 +75,8 @@ class Stream(Owned):
     def wrap(cls, device: Device, stream: Any) -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
-        Not owned: `close()` leaves the foreign stream alone, and the foreign object is kept alive. A stream given as an
-        int must outlive arrays allocated on it.
+        Not owned: `close()` leaves the foreign stream alone, and the foreign object is kept alive. It must
+        outlive arrays allocated on it.
         """
         if isinstance(stream, Stream):
             if stream.device is not device:
@@ -88,9 +88,9 @@ class Stream(Owned):
         return self
 
     @property
-    def kept_alive(self) -> bool:
-        """Whether the driver's stream lives as long as this object; not so for a foreign handle given as int."""
-        return self._finalizer is not None or not isinstance(self._holder, int)
+    def foreign(self) -> bool:
+        """Whether this wraps a stream of somebody else, who may destroy it at any time."""
+        return self._finalizer is None
 
     def __repr__(self) -> str:
         return f"<Stream {self.handle:#x} of device {self.device.index}>"
