@@ -181,7 +181,7 @@ class Emitter(Registers):
             action.after(self, ins)
         except RefusedError as e:
             raise ins.error(str(e)) from None
-        except (IndexError, ValueError, AttributeError, AssertionError) as e:
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError, AssertionError) as e:
             raise ins.error(f"unsupported operands ({e})") from e
         finally:
             self.guard = None

@@ -261,7 +261,7 @@ class _Parser:
             if kind == "stmt":
                 start = m.start("stmt")
                 stmt = text[start : pos - 1]
-                if stmt[0] == ".":
+                if stmt.startswith("."):
                     self.directive(fn, stmt, start)
                 elif stmt.strip():
                     body.append(self.instruction(stmt, bisect_right(newlines, start - 1) + 1, loc))
@@ -323,6 +323,8 @@ class _Parser:
             for name in m[3].split(","):
                 name = name.strip()
                 many = re.fullmatch(r"([\w$%]+)<(\d+)>", name)
+                if many is None and not _IDENT.match(name):
+                    raise self.error(start, "unsupported register declaration")
                 names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]
                 for n in names:
                     reg = Reg(n + scope.tag, m[2], len(fn.registers))
@@ -480,4 +482,8 @@ def _integer(text: str) -> int:
 
 def parse(ptx: str) -> Module:
     """Parse one PTX module. Raises `PtxError`."""
-    return _Parser(ptx).parse()
+    parser = _Parser(ptx)
+    try:
+        return parser.parse()
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise parser.error(parser.pos, f"unreadable ({error})") from error

@@ -129,7 +129,7 @@ def test_sites_name_their_source_line():
         ("add.f32 %r0, %f0;", "unsupported operands"),
         ("ld.tensor.u32 %r0, [%d0];", "unsupported modifier .tensor"),
         ("ld.relaxed.u32 %r0, [%d0];", "expected"),
-        ("add.rz.f64 %g0, %g1, %g2;", "unsupported modifier"),
+        ("mul.rz.f64 %g0, %g1, %g2;", "unsupported modifier"),
         ("setp.lo.s32 %p0, %r0, %r1;", "unsupported comparison"),
         ("cvt.rn.satfinite.e4m3x2.f32 %r0, %f0;", "unsupported operands"),
         ("bra NOWHERE;", "label 'NOWHERE' is not defined"),
@@ -155,6 +155,25 @@ def test_what_is_no_ptx_is_refused():
         translate(".version 8.0\n")
     with pytest.raises(PtxError, match="unreadable|';'"):
         translate(HEAD + ".visible .entry k() { mov.u32 ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".reg .b32 ;;",
+        ".",
+        "{ }}",
+        ".section .debug_str {",
+        ".visible .entry ()",
+        "@%p0 ;",
+        "[%r0;",
+    ],
+)
+def test_unreadable_text_is_refused_whatever_it_is(text):
+    with pytest.raises(PtxError):
+        translate(HEAD + text)
+    with pytest.raises(PtxError):
+        translate(kernel(text))
 
 
 def test_a_raw_module_neither_suspends_nor_has_kernels():
