@@ -118,7 +118,9 @@ def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool
     """fp32 or fp64."""
     ll = "float" if kind == "f32" else "double"
     if kind == "f64" and (mode != "rn" and verb not in ("add", "sub") or ftz and verb != "rcp" or sat):
-        raise RefusedError(f"unsupported modifier of {verb}.f64: .{mode}{' .ftz' if ftz else ''}{' .sat' if sat else ''}")
+        raise RefusedError(
+            f"unsupported modifier of {verb}.f64: .{mode}{' .ftz' if ftz else ''}{' .sat' if sat else ''}"
+        )
 
     def emit(g: Emitter, ins: Instruction) -> None:
         v = [g.real(o, kind) for o in ins.operands[1:]]
