@@ -487,7 +487,7 @@ def _areas(base: int, nbytes: int) -> tuple[tuple[int, int], ...]:
 
 def _reserve(asked: int) -> tuple[int, int]:
     """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may."""
-    refusal: OSError | None = None
+    refusal, taken = "", False  # not the exception: its traceback would keep the window in a cycle
     nbytes = asked
     while nbytes >= 256 << 20:
         for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
@@ -498,13 +498,13 @@ def _reserve(asked: int) -> tuple[int, int]:
                     done.append((address, size))
                 return base, nbytes
             except OSError as error:
-                refusal = error
+                refusal, taken = str(error), error.errno == errno.EEXIST
                 for address, size in done:
                     _libc.munmap(address, size)
-                if error.errno != errno.EEXIST:
+                if not taken:
                     break
         nbytes //= 2
-    if refusal is not None and refusal.errno == errno.EEXIST:
+    if taken:
         raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
     raise WindowError(f"no address space for the emulated driver: {refusal}")
 
