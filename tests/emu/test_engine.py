@@ -26,7 +26,11 @@ def rig() -> Iterator[Rig]:
 
 def test_the_shipped_runtime_is_current():
     shipped = Path(drvfuse.emu.__file__).with_name("runtime.ptx").read_text()
-    assert native.compile_runtime() == shipped, "run python -m drvfuse.emu.native"
+    current = native.compile_runtime()
+    release = re.compile(r"^// Cuda compilation tools.*", re.M)
+    if release.search(current)[0] != release.search(shipped)[0]:
+        pytest.skip("it was compiled by another release of NVRTC")
+    assert current == shipped, "run python -m drvfuse.emu.native"
 
 
 def test_structures_agree_with_the_abi():
