@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from . import abi, faults, native
-from .counters import Counters, collect
+from .counters import Counters
 from .faults import Blocked, Fault
 from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, EngineStruct, LaunchStruct
 from .window import Kind, Window
@@ -293,7 +293,7 @@ class EngineLaunch:
         if self._counters is not None:
             return self._counters
         s = self._struct
-        return collect(self._rows, self.kernel.sites, int(s.barriers), int(s.warp_ops), int(s.resumes))
+        return Counters(self._rows, self.kernel.sites, int(s.barriers), int(s.warp_ops), int(s.resumes))
 
     @property
     def remaining(self) -> int:

@@ -531,3 +531,39 @@ def test_long_work_without_a_store_is_no_deadlock(rig):
         rig.engine.run([launch])
         assert not rig.engine.idle
     assert (rig.read(out, np.uint32, 32) == 100002).all()
+
+
+def test_blocks_of_a_cluster_have_ranks_and_are_resident_together(rig):
+    source = """
+    KERNEL k(u32* count, u32* out) {
+        u32 rank, id;
+        asm("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+        asm("mov.u32 %0,%%clusterid.y;" : "=r"(id));
+        u32 b = blockIdx.x + gridDim.x * blockIdx.y;
+        u32 cluster = blockIdx.x / 2 + gridDim.x / 2 * (blockIdx.y / 3);
+        if (!threadIdx.x) { atomicAdd(count + cluster, 1); while (load(count + cluster) < 6); }
+        out[b] = rank | id << 8;
+    }"""
+    out = rig.empty(4 * 24)
+    rig.run(source, rig.array(np.zeros(4, np.uint32)), out, grid=(4, 6, 1), cluster=(2, 3, 1), resident=8)
+    y, x = np.indices((6, 4))
+    assert (rig.read(out, np.uint32, 24).reshape(6, 4) == (x % 2 + 2 * (y % 3) | y // 3 << 8)).all()
+
+
+def test_launches_leave_nothing_behind(rig):
+    source = """
+    KERNEL k(int* out) {
+        extern __shared__ int s[];
+        volatile int local[4];
+        local[threadIdx.x % 4] = 1;
+        s[threadIdx.x] = local[threadIdx.x % 4];
+        out[threadIdx.x] = s[threadIdx.x];
+    }"""
+    out = rig.empty(128)
+
+    def taken() -> int:
+        for _ in range(20):
+            rig.run(source, out, smem=1024, grid=4)
+        return rig.window._addresses.next
+
+    assert taken() == taken()
