@@ -251,7 +251,9 @@ def compile_runtime() -> str:
     from cuda.bindings import nvrtc
 
     options = [b"-arch=compute_90a", b"-std=c++17", b"-rdc=true", b"--device-as-default-execution-space"]
-    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", 0, [], [])
+    headers = sorted(_HERE.glob("runtime_*.cuh"))
+    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
+    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", len(headers), texts, names)
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

@@ -20,20 +20,19 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import errno
 import logging
-import mmap
 import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from ..errors import ArgumentError, DrvfuseError
-from . import abi
+from ..errors import ArgumentError
+from . import abi, pages
+from .pages import Ranges, WindowError, round_up
 
 GRANULE = 1 << abi.GRANULE_SHIFT
 _LARGEST_GAP = 16 << 20
@@ -61,10 +60,6 @@ class Kind(IntEnum):
 
 
 _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARAM: abi.OWNER_LOCAL}
-
-
-class WindowError(DrvfuseError):
-    """The window cannot be reserved, or has no room left."""
 
 
 @dataclass(frozen=True)
@@ -98,76 +93,6 @@ class _Mapping:
     physical: Physical
 
 
-@dataclass
-class _Ranges:
-    """Address (or file) space handed out from the front; what was freed is reused only when the rest is used up."""
-
-    start: int
-    end: int
-    next: int = field(init=False)
-    free: list[tuple[int, int]] = field(default_factory=list)  # sorted (start, end), merged
-
-    def __post_init__(self) -> None:
-        self.next = self.start
-
-    def take(self, nbytes: int, alignment: int) -> int | None:
-        start = -(-self.next // alignment) * alignment
-        if start + nbytes <= self.end:
-            if start > self.next:
-                self.give(self.next, start - self.next)
-            self.next = start + nbytes
-            return start
-        for i, (low, high) in enumerate(self.free):
-            start = -(-low // alignment) * alignment
-            if start + nbytes <= high:
-                self.free[i : i + 1] = [r for r in ((low, start), (start + nbytes, high)) if r[0] < r[1]]
-                return start
-        return None
-
-    def give(self, start: int, nbytes: int) -> None:
-        end = start + nbytes
-        i = bisect.bisect_left(self.free, (start, end))
-        if i < len(self.free) and self.free[i][0] == end:
-            end = self.free.pop(i)[1]
-        if i and self.free[i - 1][1] == start:
-            i -= 1
-            start = self.free.pop(i)[0]
-        self.free.insert(i, (start, end))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-
-_MAP_FIXED = 0x10
-_MAP_NORESERVE = 0x4000
-_MAP_FIXED_NOREPLACE = 0x100000
-_PUNCH_HOLE = 0x02 | 0x01  # with KEEP_SIZE
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-
-
-def _mmap(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
-    got = _libc.mmap(address, nbytes, _READ_WRITE, flags, fd, offset)
-    if got == ctypes.c_void_p(-1).value or got is None:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    if got != address:  # a kernel before 4.17 takes the address of FIXED_NOREPLACE as a hint
-        _libc.munmap(got, nbytes)
-        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-
-
-def _access_address(address: int) -> int:
-    return abi.ACCESS_BASE + ((address - abi.WINDOW_BASE) >> abi.GRANULE_SHIFT) * 4
-
-
-def _round_up(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
-
-
 class Window:
     """Reserves `gib` GiB of addresses (and as much again for the shadow).
 
@@ -181,7 +106,7 @@ class Window:
         if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
             raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
-        self.base, self.nbytes = _reserve(asked)
+        self.base, self.nbytes = pages.reserve(asked)
         if self.nbytes < asked:
             log.warning(
                 "the emulated driver asked for %d GiB of address space and got %d MiB: the process's limit is too low "
@@ -191,13 +116,13 @@ class Window:
             )
         self.end = self.base + self.nbytes
         self._check_initialised = check_initialised
-        self.access_address = _access_address(self.base)
-        self._addresses = _Ranges(self.base + GRANULE, self.end)
+        self.access_address = pages.access_address(self.base)
+        self._addresses = Ranges(self.base + GRANULE, self.end)
         words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
         self._access = np.ctypeslib.as_array(words)
         self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
         self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
-        self._file = _Ranges(0, 1 << 42)
+        self._file = Ranges(0, 1 << 42)
         self._file_size = 0
         self._live: dict[int, Allocation] = {}
         self._starts: list[int] = []  # sorted keys of _live
@@ -205,7 +130,7 @@ class Window:
         self._reservations: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._mapping_starts: list[int] = []
-        self._release = weakref.finalize(self, _unmap, self.base, self.nbytes, self._data_fd, self._shadow_fd)
+        self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, self._data_fd, self._shadow_fd)
         self._release.atexit = False
 
     def close(self) -> None:
@@ -232,7 +157,7 @@ class Window:
         """Zeroed memory of exactly `nbytes` addressable bytes, uninitialised unless asked. Masks: one bit a device."""
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
-        span = _round_up(nbytes, GRANULE)
+        span = round_up(nbytes, GRANULE)
         gap = min(max(GRANULE, span), _LARGEST_GAP)
         address = self._addresses.take(span + gap, max(alignment, GRANULE))
         if address is None:
@@ -253,7 +178,7 @@ class Window:
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
         """Memory that the engine hands out itself in pieces (shared, local, parameters): addressable throughout."""
-        return self.alloc(_round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
+        return self.alloc(round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
 
     def free(self, address: int) -> None:
         """Free what `alloc`, `host_alloc` or `scratch` returned; its pages go, and accesses fault from now on."""
@@ -261,9 +186,9 @@ class Window:
         if allocation is None:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
         self._starts.pop(bisect.bisect_left(self._starts, address))
-        span = _round_up(allocation.nbytes, GRANULE)
-        _libc.madvise(address, span, mmap.MADV_DONTNEED)
-        _libc.madvise(address + abi.SHADOW_OFFSET, span, mmap.MADV_DONTNEED)
+        span = round_up(allocation.nbytes, GRANULE)
+        pages.drop(address, span)
+        pages.drop(address + abi.SHADOW_OFFSET, span)
         self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
         self._remember(allocation)
         self._addresses.give(address, span + min(max(GRANULE, span), _LARGEST_GAP))
@@ -319,9 +244,8 @@ class Window:
             raise ArgumentError("address", f"0x{address:x}", "inside one reservation, with all of its bytes")
         if any(True for _ in self._mapped(address, nbytes)):
             raise ArgumentError("address", f"0x{address:x}", "a range with nothing mapped")
-        flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_NORESERVE
-        _mmap(address, nbytes, flags, self._data_fd, physical.offset + offset)
-        _mmap(address + abi.SHADOW_OFFSET, nbytes, flags, self._shadow_fd, physical.offset + offset)
+        pages.map_file(address, nbytes, self._data_fd, physical.offset + offset)
+        pages.map_file(address + abi.SHADOW_OFFSET, nbytes, self._shadow_fd, physical.offset + offset)
         physical.mappings += 1
         self._mappings[address] = _Mapping(nbytes, physical)
         bisect.insort(self._mapping_starts, address)
@@ -335,7 +259,7 @@ class Window:
             raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a range of whole mappings")
         for start, mapping in inside:
             for area in (start, start + abi.SHADOW_OFFSET):
-                _mmap(area, mapping.nbytes, _ANONYMOUS | _MAP_FIXED)
+                pages.map_empty(area, mapping.nbytes)
             self._set_access(start, mapping.nbytes, mapping.physical.device, 0, 0, Kind.FREED)
             del self._mappings[start]
             self._mapping_starts.remove(start)
@@ -469,7 +393,7 @@ class Window:
     def _drop(self, physical: Physical) -> None:
         if physical.released and physical.mappings == 0:
             for fd in (self._data_fd, self._shadow_fd):
-                _libc.fallocate(fd, _PUNCH_HOLE, physical.offset, physical.nbytes)
+                pages.punch(fd, physical.offset, physical.nbytes)
             self._file.give(physical.offset, physical.nbytes)
 
     def _remember(self, allocation: Allocation) -> None:
@@ -477,40 +401,3 @@ class Window:
         self._freed[allocation.address] = allocation
         if len(self._freed) > _REMEMBERED:
             self._freed.popitem(last=False)
-
-
-def _areas(base: int, nbytes: int) -> tuple[tuple[int, int], ...]:
-    """The areas of a window at `base`: data, shadow, access words."""
-    words = _round_up((nbytes >> abi.GRANULE_SHIFT) * 4, mmap.PAGESIZE)
-    return (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (_access_address(base), words)
-
-
-def _reserve(asked: int) -> tuple[int, int]:
-    """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may."""
-    refusal, taken = "", False  # not the exception: its traceback would keep the window in a cycle
-    nbytes = asked
-    while nbytes >= 256 << 20:
-        for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
-            done = []
-            try:
-                for address, size in _areas(base, nbytes):
-                    _mmap(address, size, _ANONYMOUS | _MAP_FIXED_NOREPLACE)
-                    done.append((address, size))
-                return base, nbytes
-            except OSError as error:
-                refusal, taken = str(error), error.errno == errno.EEXIST
-                for address, size in done:
-                    _libc.munmap(address, size)
-                if not taken:
-                    break
-        nbytes //= 2
-    if taken:
-        raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
-    raise WindowError(f"no address space for the emulated driver: {refusal}")
-
-
-def _unmap(base: int, nbytes: int, *files: int) -> None:
-    for address, size in _areas(base, nbytes):
-        _libc.munmap(address, size)
-    for file in files:
-        os.close(file)

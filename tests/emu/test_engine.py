@@ -512,7 +512,7 @@ def test_printf_reaches_standard_output(rig, capsys):
 def test_runtime_source_names_every_fault():
     from drvfuse.emu.faults import KINDS
 
-    text = Path(drvfuse.emu.__file__).with_name("runtime.cu").read_text()
+    text = Path(drvfuse.emu.__file__).with_name("runtime_layout.cuh").read_text()
     names = re.search(r"enum \{ F_NONE,(.*?)\};", text, re.S)[1]
     spelled = [n.strip().removeprefix("F_").lower() for n in names.split(",")]
     assert ["use_after_free" if n == "freed" else n for n in spelled] == list(KINDS[1:])

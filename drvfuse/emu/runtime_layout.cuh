@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the native runtime, generated code (abi.py) and the engine (structs.py) agree on: structures, statuses, fault kinds.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef int s32;
+typedef unsigned long long u64;
+
+#ifdef __CUDACC_RTC__
+#define API extern "C" __device__
+#define FN static __device__
+#define FAR static __device__ __noinline__  // a function of its own: keeps the module small
+#define POPC(x) __popc(x)
+#define FFS(x) __ffs(x)
+#else
+#define API extern "C"
+#define FN static inline
+#define FAR static
+#define POPC(x) __builtin_popcount(x)
+#define FFS(x) __builtin_ffs(x)
+#endif
+#define LOOP _Pragma("unroll 1")
+
+struct Block;
+struct Launch;
+struct Engine;
+
+struct Thread {
+    u32 resume, status, tid[3], lane, warp, linear;
+    u64 op_addr, op_seen;
+    u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind, site;
+    u64 local_base;
+    Block* block;
+    Launch* launch;
+    u64 op_value;
+    u32 op_size;
+    u32 polls;  // Poll entries in use | POLL_KNOWN
+    u64 wake;   // virtual time at which a sleep ends; the cluster barrier phase that was arrived at
+};
+
+const u32 POLL_KNOWN = 0x100;   // suspended at an access that it made before
+const u32 POLL_COUNT = 0xFF;
+const u32 POLL_CREDIT = 16;     // shift: polls that it may still make freely
+const u32 POLL_WORDS = 32;
+const u32 CREDIT = 64;          // more than the polls between two looks at a rarely polled word
+
+struct Polled {
+    u64 addr, low, high;
+    u32 site, size;
+};
+
+struct Poll {
+    Polled word[POLL_WORDS];
+};
+
+struct Warp {
+    u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster, asking;
+    // While all lanes in `warpop` came with one operation and one mask: these, and alike = 1.
+    u32 alike, alike_mask, alike_kind;
+    u32 pad[3];
+};
+
+struct Barrier {
+    u32 arrived, expected, count;
+    u32 every;  // RED_AND so far; PLAIN while all came to wait and nobody reduces
+};
+
+struct Block {
+    u64 shared_base;
+    u32 ctaid[3], index, cluster_rank, smid;
+    u64 cluster_shared_base, cluster_shared_stride;  // rank r's shared memory is at base + r * stride
+    u32 reserved[4];
+    u32 active, live, woken, triggered;  // 64
+    Warp* warps;
+    u8* frames;
+    Poll* polls;
+    Block* leader;  // of the cluster; it holds the cluster barrier
+    u32 cluster_arrived, cluster_live, cluster_phase, slot;
+    Barrier barrier[16];
+};
+
+struct Site {
+    u64 size;  // of each access
+    u64 reads[4], writes[4];  // of memory of this device, of another device, of the host; shared memory
+    u64 pad[3];
+};
+
+struct Fault {
+    u32 kind, flags, size, site, block, thread;
+    u64 addr, value;
+};
+
+struct Launch {
+    u64 params, globals;
+    u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static, cluster;
+    u64 clock;
+    u32 sm_count, envreg1, envreg2, reserved[13];
+    Engine* engine;  // 128
+    void* function;
+    u8* slots;
+    u64 slot_stride;
+    u32 slot_count, threads, warps, frame_stride;
+    u32 blocks, next, finished, triggered;
+    u64 shared_base, shared_stride, local_base, local_stride;
+    u32 local_bytes, param_bytes, shared_bytes, cluster_size;
+    u32 gdc_open, state, free_count, high;
+    u32* free_groups;
+    Site* sites;
+    Poll* polls;
+    u64 window_base, window_bytes, access_base;
+    u64 barriers, resumes, warp_ops, reserved2;
+    Fault fault;
+    u32 reported, pad;
+    u8 owner_class[256];
+};
+
+struct Write {
+    u64 addr, low, high;
+    u32 size, pad;
+};
+
+const u32 WRITES = 64;
+
+struct Engine {
+    u64 seed, pass, clock, clock_reads;
+    u64 progress, quiet, step, resumes;
+    u32 probing, writes, fuel, pad;
+    void* clock_thread;
+    u64 clock_run, clock_read;
+    u64 printed_limit, printed, print_lost;
+    u8* print_buffer;
+    Write write[WRITES];
+};
+
+const u32 PLAIN = 2, MIXED = 3;
+
+enum { RUNNING, DONE, FAULTED };
+enum { EXIT, YIELD, BARRIER, WARPOP, GDC_WAIT, FAULT, TRAP, SLEEP, CLUSTER_BARRIER };
+enum { B_SYNC, B_ARRIVE, B_POPC, B_AND, B_OR };
+enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT, MATCH_ANY, MATCH_ALL, REDUX_ADD,
+       REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
+enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
+       F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED, F_ENDLESS };
+enum { R_EVENT, R_IDLE, R_BUDGET };
+enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
+
+const u64 SHADOW_OFFSET = 0x010000000000ull;
+const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
+const u32 FUEL = 1 << 28;  // accesses of one thread without a suspend: no kernel means that
+const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
+const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
+
+extern "C" {
+#ifdef __CUDACC_RTC__
+__device__
+#endif
+u32 rt_call(void* function, void* thread);
+#ifdef __CUDACC_RTC__
+__device__
+#endif
+u64 rt_now();
+}
+
+// abi.py and structs.py
+static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2184, "");
+
+FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
