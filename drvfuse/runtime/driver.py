@@ -82,6 +82,9 @@ _HINTS = {
     914: "another process sharing this GPU through MPS failed",
 }
 
+# Lost contexts and refused modules: what an emulated machine reports about.
+_EXPLAINED_BY_REPORTS = frozenset({200, 209, 218, 700, 702, 710, 715, 716, 717, 718, 719})
+
 _forked = False
 _lock = threading.Lock()
 _drivers: dict[str, Driver] = {}
@@ -182,6 +185,18 @@ class Driver:
         self._record((name, args, result[0]))
         return tuple(result)
 
+    def pointer_device(self, ptr: int) -> int | None:
+        """Index of the device whose memory `ptr` is in; None if the driver does not know the pointer."""
+        attribute = self.types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        if self.name != "cuda":
+            code, index = self.result("cuPointerGetAttribute", attribute, ptr)
+            return None if code else int(index)
+        # cuda-bindings up to 13.3 and 12.9 answer 0 for every pointer (NVIDIA/cuda-python issue 2928).
+        value = ctypes.c_int(-1)
+        query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
+        status = query(ctypes.byref(value), ctypes.c_int(int(attribute)), ctypes.c_uint64(ptr))
+        return None if status or value.value < 0 else value.value
+
     def has(self, name: str) -> bool:
         """True if the bindings of this driver have the function."""
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
@@ -199,6 +214,8 @@ class Driver:
             text = text or "the driver gives no text for this code"
         hint = _HINTS.get(number)
         explanation = f"{text} ({hint})" if hint and text else hint or text
+        if number in _EXPLAINED_BY_REPORTS and self.machine is not None and self.machine.reports:
+            explanation += f"\n{self.machine.reports[-1]}"
         return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
 
     @staticmethod

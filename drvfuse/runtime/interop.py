@@ -142,7 +142,7 @@ def _owner_index(driver: Driver, ptr: int, argument: str) -> int:
     """Index of the device that holds `ptr`; ArgumentError if it is host memory or unknown to the driver."""
     if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
         raise ArgumentError(argument, f"{ptr:#x}, not device memory", f"device memory of the {driver.name} driver")
-    return _attribute(driver, "DEVICE_ORDINAL", ptr) or 0
+    return driver.pointer_device(ptr) or 0
 
 
 def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
@@ -158,7 +158,7 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
     with reader.use():
         if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
             return False
-        owner = _attribute(driver, "DEVICE_ORDINAL", ptr)
+        owner = driver.pointer_device(ptr)
         if owner is None:
             return False
         location = driver.types.CUmemLocation()

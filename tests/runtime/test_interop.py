@@ -138,6 +138,17 @@ def test_array_interface_round_trip(driver: str, rng: np.random.Generator) -> No
         np.testing.assert_array_equal(array.numpy(), values)
 
 
+@pytest.mark.gpus(2)
+def test_a_foreign_pointer_is_found_on_the_device_that_holds_it(driver: str) -> None:
+    for index in (1, 0):
+        device = df.device(index, driver=driver)
+        array, _ = as_array(interface(device.zeros((4,), "int32")), driver=device.driver, argument="x")
+        assert array.device is device
+        with df.SymmetricBuffer([device], 4096) as buffer:
+            assert device.driver.pointer_device(buffer.ptrs[0]) == index
+    assert device.driver.pointer_device(16) is None
+
+
 def test_array_interface_without_stream_needs_no_ordering(driver: str) -> None:
     device = df.device(0, driver=driver)
     foreign = interface(device.zeros((3,), "int32"), stream=None)
