@@ -104,6 +104,7 @@ class Demo:
         result = prepared.launch()
         self.group.synchronize()
         wrong = sum(_mismatches(output.numpy(), self.fused.output) for output in result.output)
+        assert self.fused.scales is not None
         wrong += sum(_mismatches(scales.numpy(), self.fused.scales) for scales in result.scales)
         return Check("allreduce_rmsnorm_fp8", algo, wrong, *prepared.traffic)
 
@@ -156,14 +157,15 @@ class Demo:
 def _report(checks: list[Check], emit: Callable[[Any], None], timed: bool) -> None:
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("collective", "algorithm", "mismatches", "local bytes", "remote bytes"):
-        table.add_column(title, justify="left" if title in ("collective", "algorithm") else "right")
-    if timed:
-        table.add_column("us a call", justify="right")
-        table.add_column("unfused us", justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    numbers = ["mismatches", "local KiB", "remote KiB", *(["us", "unfused"] if timed else [])]
+    for title in ("collective", "algorithm"):
+        table.add_column(title, no_wrap=True)
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
     for check in checks:
-        cells = [check.op, check.algo, str(check.mismatches), f"{check.local_bytes:,}", f"{check.remote_bytes:,}"]
+        moved = (f"{count / 1024:,.0f}" for count in (check.local_bytes, check.remote_bytes))
+        cells = [check.op, check.algo, str(check.mismatches), *moved]
         if timed:
             cells += ["" if t is None else f"{t:.2f}" for t in (check.microseconds, check.unfused_microseconds)]
         table.add_row(*cells)
