@@ -35,6 +35,13 @@ def _positive(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 1 << 60:
+        raise ValueError(text)
+    return value
+
+
 def _default_cache_dir() -> str:
     return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drvfuse")
 
@@ -59,6 +66,9 @@ SETTINGS: Mapping[str, Setting] = {
     "spin_timeout": Setting(_positive, 10.0, "seconds, above 0", "bound of every device-side wait for a peer"),
     "nvrtc": Setting(str, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
     "emu_window_gib": Setting(int, 64, "a whole number of GiB", "address space reserved by the emulated driver"),
+    "emu_loop_limit": Setting(
+        _count, 100_000_000, "a whole number above 0", "rounds after which an emulated loop counts as endless"
+    ),
 }
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

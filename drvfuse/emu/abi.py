@@ -181,6 +181,9 @@ FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
 FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
 
 
+LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
+
+
 class Clock(IntEnum):
     """`kind` of rt_clock."""
 
@@ -197,6 +200,7 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
     # rt_access for a plain load or store of that size: thread, addr, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
+    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site: LOOP_SLICE rounds were made -> 0 ok, else return FAULT
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -11,7 +11,7 @@ from drvfuse.emu.codegen_registers import Registers, signed, storage
 from drvfuse.emu.codegen_special import special
 from drvfuse.emu.floats import Helpers
 from drvfuse.emu.flow import Block, Graph, Traits
-from drvfuse.emu.ptx import Addr, Function, Imm, Instruction, Special, Sym, Var
+from drvfuse.emu.ptx import Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 
 if TYPE_CHECKING:
     from drvfuse.emu.codegen import Unit
@@ -31,6 +31,7 @@ class Emitter(Registers):
         self.local_bytes = 0
         self.local_offset: dict[int, int] = {}
         self.waits = self.triggers = False
+        self.closing: set[tuple[int, int]] = set()
 
     def runtime(self, name: str, *args: str) -> str | None:
         result, types = abi.RUNTIME_FUNCTIONS[name]
@@ -76,6 +77,14 @@ class Emitter(Registers):
         self.fault_used = True
         self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")
         self.start(label)
+
+    @staticmethod
+    def _accesses(ins: Instruction) -> bool:
+        """Does the runtime check and count it?"""
+        if ins.base not in ("ld", "ldu", "st", "atom", "red"):
+            return False
+        place = next((o for o in ins.operands if isinstance(o, Addr)), None)
+        return ".param" not in ins.opcode or (place is not None and isinstance(place.base, Reg))
 
     def leave(self, status: int) -> None:
         """Return `status` from here; a new block follows."""
@@ -198,6 +207,11 @@ class Emitter(Registers):
                 self.local_bytes += var.size
         self.frame_bytes = max(self.frame_bytes, self.slots)
         graph = Graph(self.fn, self.classify)
+        if self.mode != "raw":
+            self.closing = graph.closing_edges(self._accesses)
+        if self.closing:
+            self.allocas.append("%rounds = alloca i32")
+            prologue = [*prologue, f"store i32 {abi.LOOP_SLICE}, ptr %rounds"]
         resumes = [b for b in graph.blocks if b.resumed]
         number = {b.index: i + 1 for i, b in enumerate(resumes)}
         for block in graph.blocks:
@@ -243,18 +257,40 @@ class Emitter(Registers):
                 condition = self.op(f"xor i1 {condition}, true")
         selector = self.word(block.jump.operands[0], 32) if block.jump else None
         self.flush(block.live_out)
+        closed = {s.index: self.label() for s in block.successors if (block.index, s.index) in self.closing}
+        targets = [closed.get(s.index, f"B{s.index}") for s in block.successors]
         if selector is not None:
-            cases = " ".join(f"i32 {i}, label %B{s.index}" for i, s in enumerate(block.successors))
+            cases = " ".join(f"i32 {i}, label %{target}" for i, target in enumerate(targets))
             dead = self.label()
             self.do(f"switch i32 {selector}, label %{dead} [{cases}]")
             self.start(dead)
             self.do("unreachable")
         elif condition is not None:
-            self.do(f"br i1 {condition}, label %B{block.successors[0].index}, label %B{block.successors[1].index}")
-        elif block.successors:
-            self.do(f"br label %B{block.successors[0].index}")
+            self.do(f"br i1 {condition}, label %{targets[0]}, label %{targets[1]}")
+        elif targets:
+            self.do(f"br label %{targets[0]}")
         elif not self._ended(block):
             self.finish()
+        for head in block.successors:
+            if (label := closed.pop(head.index, None)) is not None:
+                self._count_round(block, label, head)
+
+    def _count_round(self, block: Block, label: str, head: Block) -> None:
+        """The edge `label` to `head`, which closes a loop without accesses: the runtime bounds its rounds."""
+        some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
+        ins = next(x for x in some if isinstance(x, Instruction))
+        index, ask, more = head.index, self.label(), self.label()
+        self.start(label)
+        left = self.op(f"sub i32 {self.op('load i32, ptr %rounds')}, 1")
+        self.do(f"store i32 {left}, ptr %rounds")
+        self.do(f"br i1 {self.op(f'icmp ne i32 {left}, 0')}, label %B{index}, label %{ask}, !prof !1")
+        self.start(ask)
+        refused = self.runtime("rt_loop", "%t", str(self.site(ins)))
+        self.fault_used = True
+        self.do(f"br i1 {self.op(f'icmp eq i32 {refused}, 0')}, label %{more}, label %fault, !prof !1")
+        self.start(more)
+        self.do(f"store i32 {abi.LOOP_SLICE}, ptr %rounds")
+        self.do(f"br label %B{index}")
 
     def _ended(self, block: Block) -> bool:
         return bool(block.instructions) and block.instructions[-1].base in ("ret", "exit", "trap")

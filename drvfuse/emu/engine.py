@@ -26,7 +26,7 @@ EngineModule = native.NativeModule
 Dim = tuple[int, int, int]
 
 _RUNNING, _DONE, _FAULTED = range(3)
-_EVENT, _IDLE, _BUDGET = range(3)
+_EVENT, _IDLE, _BUDGET, _MORE = range(4)
 _PRINT_BYTES = 1 << 20
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
@@ -34,22 +34,24 @@ _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 class Engine:
     """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches back.
 
-    `idle` tells whether the last `run` ended because nothing could move; `clock_ns` is the virtual time.
+    `loop_limit`: accesses, or rounds of loops without accesses, that a thread may make between two places where it can
+    wait. `idle` tells whether the last `run` ended because nothing could move; `clock_ns` is the virtual time.
     """
 
-    def __init__(self, window: Window, seed: int = 0, sm_count: int = 132) -> None:
+    def __init__(self, window: Window, seed: int = 0, sm_count: int = 132, loop_limit: int = 100_000_000) -> None:
         runtime = native.runtime()
         self.window, self.seed, self.sm_count = window, seed, sm_count
         self.idle = False
         self._run = ctypes.CFUNCTYPE(
-            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint32
         )(runtime.address("rt_run"))
-        self._advance = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)(
-            runtime.address("rt_advance")
-        )
+        self._advance = ctypes.CFUNCTYPE(
+            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32
+        )(runtime.address("rt_advance"))
         self._print = ctypes.create_string_buffer(_PRINT_BYTES)
         self._state = EngineStruct(
             seed=seed & (1 << 64) - 1,
+            loop_limit=loop_limit,
             printed_limit=_PRINT_BYTES,
             print_buffer=ctypes.addressof(self._print),
         )
@@ -96,7 +98,10 @@ class Engine:
             self.idle = True
             return
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
-        reason = self._run(ctypes.addressof(self._state), array, len(live), int(budget_ms * 1e6))
+        state = ctypes.addressof(self._state)
+        reason = self._run(state, array, len(live), int(budget_ms * 1e6), False)
+        while reason == _MORE:  # an interrupt may end this; a later run finds every thread between two suspends
+            reason = self._run(state, array, len(live), 0, True)
         self.idle = reason == _IDLE
         self._after(live)
 
@@ -109,9 +114,12 @@ class Engine:
         if not live:
             return False
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
-        moved = bool(self._advance(ctypes.addressof(self._state), array, len(live)))
+        state = ctypes.addressof(self._state)
+        moved = self._advance(state, array, len(live), False)
+        while moved == _MORE:
+            moved = self._advance(state, array, len(live), True)
         self._after(live)
-        return moved
+        return bool(moved)
 
     def _after(self, launches: Sequence[EngineLaunch]) -> None:
         if self._state.printed or self._state.print_lost:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .engine import EngineLaunch
 
 Dim = tuple[int, int, int]
+_RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
 
 KINDS = (
     "",
@@ -144,7 +145,10 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
             return f"barrier {f.value}; there are barriers 0 to 15"
         return f"barrier of {f.value or 'all'} threads, at which others wait for {f.flags or 'all'}"
     if kind == "endless":
-        return f"{what}: the thread loops over plain accesses for ever; what others write must be read by a strong load"
+        if not f.size:
+            return f"the thread has made {f.value} rounds of a loop that accesses no memory; {_RAISE}"
+        why = f"the thread has made {f.value} plain accesses without a wait"
+        return f"{what}: {why}; what others write must be read by a strong load; {_RAISE}"
     return f"status {f.flags} is not supported"
 
 

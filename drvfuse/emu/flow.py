@@ -27,6 +27,7 @@ class Block:
     suspended: Instruction | None = None
     branch: tuple[Reg, bool] | None = None
     jump: Instruction | None = None  # brx: the successors are its table
+    end: Instruction | None = None  # the branch or jump
     successors: list[Block] = field(default_factory=list)
     live_in: int = 0
     live_out: int = 0
@@ -128,6 +129,7 @@ class Graph:
             base = item.base
             if base == "bra":
                 target = item.operands[0].name
+                block.end = item
                 if item.guard:
                     after = self._new()
                     block.branch = item.guard
@@ -149,7 +151,7 @@ class Graph:
                 names = self.fn.tables.get(item.operands[1].name)
                 if names is None:
                     raise item.error("the branch table is not defined")
-                block.jump = item
+                block.jump = block.end = item
                 fixups.append((block, item, names, None))
                 open_ = False
             elif base in ("ret", "exit", "trap"):
@@ -174,6 +176,31 @@ class Graph:
                 source.successors.append(labels[name])
             if fallthrough is not None:
                 source.successors.append(fallthrough)
+
+    def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
+        """Edges (by block index) that between them are part of every cycle without a suspend or an access."""
+        free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
+        rest = {b.index for b in free}
+        edges: set[tuple[int, int]] = set()
+        for root in free:
+            if root.index not in rest:
+                continue
+            rest.discard(root.index)
+            open_ = {root.index}
+            path = [(root, iter(root.successors))]
+            while path:
+                block, successors = path[-1]
+                after = next((s for s in successors if s.index in open_ or s.index in rest), None)
+                if after is None:
+                    path.pop()
+                    open_.discard(block.index)
+                elif after.index in open_:
+                    edges.add((block.index, after.index))
+                else:
+                    rest.discard(after.index)
+                    open_.add(after.index)
+                    path.append((after, iter(after.successors)))
+        return edges
 
     def _reach(self) -> None:
         seen = {self.blocks[0].index}

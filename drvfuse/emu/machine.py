@@ -107,6 +107,7 @@ class Machine:
         self.initialised = False
         self.closed = False
         self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised)
+        self._loop_limit = config.get("emu_loop_limit")
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
@@ -124,7 +125,7 @@ class Machine:
         """The engine, made on first use: it has native code to load."""
         from .engine import Engine
 
-        return Engine(self.window, self.seed, self.sm_count)
+        return Engine(self.window, self.seed, self.sm_count, self._loop_limit)
 
     @functools.cached_property
     def driver(self) -> Any:

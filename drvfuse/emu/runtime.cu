@@ -19,6 +19,9 @@
 // but another fruitless poll comes of it, the run goes on. Progress, while probing, is: memory that changed, an exit, a new
 // address polled, a block started. Barriers and warp operations alone are not.
 //
+// A call returns when it has done so much work, also in the middle of a pass, so that Python can see to signals; the next one
+// goes on from there.
+//
 // Order depends on the seed and on the calls alone; the time budget is only looked at between passes.
 
 #include "runtime_wait.cuh"
@@ -60,11 +63,13 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     }
     e->clock++;
     e->quiet += watched;
-    e->fuel = FUEL;
+    e->fuel = e->loop_limit;
+    e->rounds = 0;
     e->resumes++;
     l->resumes++;
     u32 status = rt_call(l->function, t);
     t->status = status;
+    e->work += RESUME_WORK + e->loop_limit - e->fuel + e->rounds;
     if (watched) {
         if (low != low_of(addr, size) || high != high_of(addr, size)) {
             e->progress++;
@@ -133,6 +138,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
         warp->gdc = 0;
     }
     u32 lanes = warp->yielded;
+    l->engine->work += POPC(lanes) * LOOK_WORK;
     LOOP while (lanes) {
         u32 lane = FFS(lanes) - 1;
         lanes &= lanes - 1;
@@ -160,6 +166,10 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
             ran++;
             if (run_thread(l, b, warp, thread_at(l, b, w * 32 + lane))) ready |= 1u << lane;
             if (l->state != RUNNING) return ran;
+            if (l->engine->work > WORK_LIMIT) {
+                warp->ready |= ready;
+                return ran;
+            }
         }
         if (warp->warpop) {
             ready |= resolve(l, b, w);
@@ -177,16 +187,24 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
+// Goes on where `turn_warp` says. That is set again if the call has done enough.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
-    u32 ran = 0;
+    u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
+    l->turn_warp = 0;
+    l->engine->work += l->warps;
     LOOP do {
-        b->woken = 0;
-        LOOP for (u32 w = 0; w < l->warps; w++) {
+        if (!w) b->woken = 0;
+        LOOP for (; w < l->warps; w++) {
+            if (l->engine->work > WORK_LIMIT) {
+                l->turn_warp = w + 1;
+                return ran;
+            }
             Warp* p = &b->warps[w];
             if (!(p->ready | p->yielded | p->sleeping | p->cluster | p->gdc)) continue;
             ran += run_warp(l, b, w, force);
             if (l->state != RUNNING) return ran;
         }
+        w = 0;
         force = 0;
     } while (b->woken && ran < TURN);
     return ran;
@@ -271,20 +289,29 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-// A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started).
+// A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started). `part`
+// is left set if the call has done enough before the end of that.
 FAR u32 run_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->high;
     u32 start = high && random ? (u32)(random % high) : 0;
-    LOOP for (u32 i = 0; i < high; i++) {
+    if (!l->part) l->turn = 0;
+    l->part = 1;
+    LOOP for (; l->turn < high; l->turn++) {
+        u32 i = l->turn;
         u32 slot = start + i < high ? start + i : start + i - high;
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
         if (!b->active) continue;
         ran += run_block(l, b, force);
         if (l->state != RUNNING) return ran + 1;
+        if (l->turn_warp) return ran;
         if (!b->live) finish_block(l, b);
     }
     u32 size = l->cluster_size, begun = ran;
     LOOP while (l->next < l->blocks && l->free_count && ran - begun < TURN) {
+        if (l->engine->work > WORK_LIMIT) {
+            l->turn = l->high;
+            return ran;
+        }
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
@@ -297,33 +324,49 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
         LOOP for (u32 i = 0; i < size; i++) {
             Block* b = (Block*)(l->slots + (first + i) * l->slot_stride);
             ran += run_block(l, b, 0);
+            l->turn_warp = 0;
             if (l->state != RUNNING) return ran;
             if (!b->live) finish_block(l, b);
         }
     }
+    l->part = 0;
     return ran;
 }
 
+// One pass over the launches; what it ran. `pass_open` is left set if the call has done enough before its end.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
-    u64 random = e->seed ? hash(e->seed * 0x9E3779B97F4A7C15ull + ++e->pass) : 0;
-    u32 ran = 0, held = 0;
+    if (!e->pass_open) {
+        e->pass_open = 1;
+        e->pass_at = e->pass_ran = e->pass_held = 0;
+        e->pass_before = e->progress;
+        e->pass_random = e->seed ? hash(e->seed * 0x9E3779B97F4A7C15ull + ++e->pass) : 0;
+    }
+    u64 random = e->pass_random;
     u32 start = (u32)(random >> 32) % n;
-    LOOP for (u32 i = 0; i < n; i++) {
+    LOOP for (; e->pass_at < n; e->pass_at++) {
+        u32 i = e->pass_at;
         u32 k = start + i < n ? start + i : start + i - n;
         Launch* l = launches[k];
         if (l->state != RUNNING) continue;
         // A seed other than 0 now and then holds a launch back for a while.
         if (e->seed && !force && (hash(e->seed + (e->pass >> 5) * 0x2545F491ull + k) & 7) == 0) {
-            held = 1;
+            e->pass_held = 1;
             continue;
         }
-        ran += run_launch(l, force, random);
+        e->pass_ran += run_launch(l, force, random);
+        if (l->part && l->state == RUNNING) return e->pass_ran;
     }
-    if (!ran && held) {
-        LOOP for (u32 k = 0; k < n; k++)
-            if (launches[k]->state == RUNNING) ran += run_launch(launches[k], 0, random);
+    if (!e->pass_ran && e->pass_held) e->pass_held = 2;
+    if (e->pass_held == 2) {
+        LOOP for (; e->pass_at < 2 * n; e->pass_at++) {
+            Launch* l = launches[e->pass_at - n];
+            if (l->state != RUNNING) continue;
+            e->pass_ran += run_launch(l, 0, random);
+            if (l->part && l->state == RUNNING) return e->pass_ran;
+        }
     }
-    return ran;
+    e->pass_open = 0;
+    return e->pass_ran;
 }
 
 // Wakes the threads that sleep the shortest by moving the clock; 0 if none sleeps.
@@ -365,18 +408,24 @@ FAR u32 has_event(Launch** launches, u32 n) {
 
 // Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
 // of it. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
+// `probing` is left set if the call has done enough before that.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
-    u64 before = e->resumes;
-    u32 force = 1, streak = 0;
-    e->progress = 0;
-    e->probing = 1;
-    LOOP while (rounds && !e->progress && e->resumes - before < limit) {
-        u32 ran = run_pass(e, launches, n, force);
+    if (!e->probing) {
+        e->probing = e->probe_force = 1;
+        e->probe_rounds = rounds;
+        e->probe_before = e->resumes;
+        e->probe_streak = 0;
+        e->progress = 0;
+    }
+    LOOP while (e->pass_open || (e->probe_rounds && !e->progress && e->resumes - e->probe_before < limit)) {
+        u32 ran = run_pass(e, launches, n, e->probe_force);
+        if (e->pass_open) return 0;
         if (has_event(launches, n)) e->progress++;
-        force = !ran || e->quiet > QUIET_LIMIT;
-        streak = force ? 0 : streak + 1;
-        if (streak > STREAK) e->progress++;
-        rounds -= force;
+        u32 force = !ran || e->quiet > QUIET_LIMIT;
+        e->probe_force = force;
+        e->probe_streak = force ? 0 : e->probe_streak + 1;
+        if (e->probe_streak > STREAK) e->progress++;
+        e->probe_rounds -= force;
         if (force) wake_sleepers(e, launches, n);
     }
     e->probing = 0;
@@ -384,46 +433,68 @@ FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     return e->progress != 0;
 }
 
+// `more`: goes on with what the last call left unfinished. Else that is forgotten, which loses no work of any thread.
+FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
+    e->work = 0;
+    if (more) return;
+    e->pass_open = e->probing = e->writes = e->slept = 0;
+    LOOP for (u32 k = 0; k < n; k++) launches[k]->part = launches[k]->turn_warp = 0;
+}
+
 // Runs the launches together until one ends, faults or has triggered everywhere (R_EVENT), nothing can move (R_IDLE), or
-// the time is up (R_BUDGET).
-API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns) {
+// the time is up (R_BUDGET). R_MORE: call again, with `more`.
+API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
     u64 deadline = rt_now() + budget_ns;
-    u32 slept = 0;
+    begin(e, launches, n, more);
     LOOP while (1) {
-        u64 before = e->progress;
-        u32 ran = run_pass(e, launches, n, 0);
-        if (e->progress != before) slept = 0;
-        if (has_event(launches, n)) {
-            e->step = 0;
-            return R_EVENT;
+        u32 ran = 0;
+        if (!e->probing) {
+            ran = run_pass(e, launches, n, 0);
+            if (e->pass_open) return R_MORE;
+            if (e->progress != e->pass_before) e->slept = 0;
+            if (has_event(launches, n)) {
+                e->step = 0;
+                return R_EVENT;
+            }
         }
         if (!ran || e->quiet > QUIET_LIMIT) {
-            if (slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
-                slept++;
+            if (!e->probing && e->slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
+                e->slept++;
                 continue;
             }
             u32 moved = probe(e, launches, n, 1, ~0ull);
+            if (e->probing) return R_MORE;
             if (!moved) return R_IDLE;
             if (has_event(launches, n)) return R_EVENT;
-            slept = 0;
+            e->slept = 0;
         }
         if (rt_now() > deadline) return R_BUDGET;
     }
 }
 
 // Everything is idle: moves the clock (by ever more while nothing comes of it) and lets everything poll. 1 if that led
-// anywhere or somebody reads the clock; 0 if not, or if the clock has moved by a virtual day in vain.
-API u32 rt_advance(Engine* e, Launch** launches, u32 n) {
-    u64 reads = e->clock_reads;
-    e->step = e->step ? e->step * 4 : 1000000;
-    e->clock += e->step;
-    if (probe(e, launches, n, 2200, ~0ull)) {
+// anywhere or somebody reads the clock; 0 if not, or if the clock has moved by a virtual day in vain; or R_MORE.
+API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
+    begin(e, launches, n, more);
+    if (!more) {
+        e->advancing = 1;
+        e->reads_before = e->clock_reads;
+        e->step = e->step ? e->step * 4 : 1000000;
+        e->clock += e->step;
+    }
+    u32 moved = 0;
+    if (e->advancing == 1) {
+        moved = probe(e, launches, n, 2200, ~0ull);
+        if (e->probing) return R_MORE;
+        e->advancing = 2;
+    }
+    if (!moved && (e->probing || e->clock_reads == e->reads_before)) {
+        moved = probe(e, launches, n, 60000, PROBE_LIMIT);
+        if (e->probing) return R_MORE;
+    }
+    if (moved) {
         e->step = 0;
         return 1;
     }
-    if (e->clock_reads == reads && probe(e, launches, n, 60000, PROBE_LIMIT)) {
-        e->step = 0;
-        return 1;
-    }
-    return e->clock_reads != reads && e->step < 86400000000000ull;
+    return e->clock_reads != e->reads_before && e->step < 86400000000000ull;
 }

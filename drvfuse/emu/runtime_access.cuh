@@ -138,7 +138,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if (refused) return bad_access(t, addr, size, flags, site);
     Engine* e = l->engine;
     if (!--e->fuel) {
-        fault(l, t, F_ENDLESS, site, addr, size, flags, 0);
+        fault(l, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
         return 1;
     }
     Site* c = &l->sites[site];
@@ -166,6 +166,15 @@ API u32 rt_read16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, 0,
 API u32 rt_write4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, A_WRITE, site); }
 API u32 rt_write8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, A_WRITE, site); }
 API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A_WRITE, site); }
+
+// A thread has made LOOP_SLICE more rounds of loops without accesses; 0 if it may make as many again.
+API u32 rt_loop(Thread* t, u32 site) {
+    Engine* e = t->launch->engine;
+    e->rounds += LOOP_SLICE;
+    if (e->rounds < e->loop_limit) return 0;
+    fault(t->launch, t, F_ENDLESS, site, 0, 0, 0, e->loop_limit);
+    return 1;
+}
 
 API void rt_fence(Thread* t, u32 flags, u32 site) {}
 

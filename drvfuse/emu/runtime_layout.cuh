@@ -111,7 +111,8 @@ struct Launch {
     u64 window_base, window_bytes, access_base;
     u64 barriers, resumes, warp_ops, reserved2;
     Fault fault;
-    u32 reported, pad;
+    u32 reported;
+    u32 part, turn, turn_warp;  // part: in the middle of its turn, at this slot, at this warp (plus one) of its block
     u8 owner_class[256];
 };
 
@@ -125,7 +126,12 @@ const u32 WRITES = 64;
 struct Engine {
     u64 seed, pass, clock, clock_reads;
     u64 progress, quiet, step, resumes;
-    u32 probing, writes, fuel, pad;
+    u32 probing, writes;
+    u64 loop_limit, fuel, rounds;  // what a thread may do between two suspends; what is left of its accesses; what it did
+    u64 work;                      // done in this call
+    // A pass and a probe that the last call may have left unfinished.
+    u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept;
+    u64 pass_random, pass_before, probe_rounds, probe_before, reads_before;
     void* clock_thread;
     u64 clock_run, clock_read;
     u64 printed_limit, printed, print_lost;
@@ -142,12 +148,15 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED, F_ENDLESS };
-enum { R_EVENT, R_IDLE, R_BUDGET };
+enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
-const u32 FUEL = 1 << 28;  // accesses of one thread without a suspend: no kernel means that
+const u32 LOOP_SLICE = 4096;  // rounds after which generated code calls rt_loop
+const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
+const u64 LOOK_WORK = 8;
+const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
 const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
 const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
 const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
@@ -165,6 +174,6 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 640 && sizeof(Engine) == 2184, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2280, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }

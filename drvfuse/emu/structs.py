@@ -148,8 +148,7 @@ class LaunchStruct(Structure):
         ("warp_ops", u64),
         ("reserved2", u64),
         ("fault", FaultStruct),
-        ("reported", u32),
-        ("pad", u32),
+        *((name, u32) for name in ("reported", "part", "turn", "turn_warp")),
         ("owner_class", c_uint8 * 256),
     ]
 
@@ -166,8 +165,10 @@ class EngineStruct(Structure):
         ("resumes", u64),
         ("probing", u32),
         ("writes", u32),
-        ("fuel", u32),
-        ("pad", u32),
+        *((name, u64) for name in ("loop_limit", "fuel", "rounds", "work")),
+        *((name, u32) for name in ("pass_open", "pass_at", "pass_ran", "pass_held")),
+        *((name, u32) for name in ("probe_force", "probe_streak", "advancing", "slept")),
+        *((name, u64) for name in ("pass_random", "pass_before", "probe_rounds", "probe_before", "reads_before")),
         ("clock_thread", u64),
         ("clock_run", u64),
         ("clock_read", u64),

@@ -56,9 +56,9 @@ def line_of(source: str, mark: str) -> int:
 class Rig:
     """A window, an engine, and arrays in it."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, **options: int) -> None:
         self.window = Window(1)
-        self.engine = Engine(self.window, seed)
+        self.engine = Engine(self.window, seed, **options)
 
     def close(self) -> None:
         self.window.close()

@@ -216,6 +216,48 @@ def test_a_plain_load_that_waits_for_ever(rig):
     assert fault_of(rig, rig.launch(source, flag, block=1), source, "endless").address == flag
 
 
+LOOPS = {
+    "without_an_end": """
+        while (true) a = a * 3 + 1; // here
+    """,
+    "behind_accesses": """
+        for (u32 i = 0; i < 8; i++) a += out[i];
+        do a = a & 1 ? a * 3 + 1 : a / 2; while (a | 1); // here
+    """,
+    "beside_an_access": """
+        do { // here
+            while (a & 1) a = a * 3; // here
+            if (a == 4) store(out, a);
+            a += 7;
+        } while (true);
+    """,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_without_accesses_that_never_ends(rig, loop):
+    source = "KERNEL k(u32 a, u32* out) {" + LOOPS[loop] + "    *out = a;\n}"
+    launch = rig.launch(source, 1, rig.array(np.ones(8, np.uint32)), block=1)
+    assert rig.finish(launch) and launch.fault.kind == "endless"
+    lines = [i for i, line in enumerate(source.splitlines(), 1) if "// here" in line]
+    assert launch.fault.line in lines and launch.fault.file.endswith("test.cu")
+    assert "DRVFUSE_EMU_LOOP_LIMIT" in launch.fault.message and launch.fault.address is None
+
+
+@pytest.mark.parametrize("limit, ends", [(100_000, False), (1_000_000, True)])
+@pytest.mark.parametrize("body", ["a = a & 1 ? a * 3 + i : a ^ i;", "a = a * 3 + in[a & 7];"])
+def test_the_limit_of_loops_is_the_engine_s(body, limit, ends):
+    source = "KERNEL k(u32 n, const u32* in, u32* out) {\n u32 a = n;\n for (u32 i = 0; i < n; i++) " + body
+    source += "\n *out = a;\n}"
+    rig = Rig(loop_limit=limit)
+    launch = rig.launch(source, 500_000, rig.array(np.arange(8, dtype=np.uint32)), rig.empty(4), block=1)
+    assert rig.finish(launch)
+    assert launch.done == ends
+    if not ends:
+        assert launch.fault.kind == "endless" and launch.fault.line == 3
+    rig.close()
+
+
 def test_the_first_fault_ends_the_launch_and_no_other(rig):
     out = rig.empty(400)
     good = rig.array(np.arange(100, dtype=np.int32))
