@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver."""
+"""Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver,
+130 interrupted."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from collections.abc import Sequence
 from . import __version__, errors
 
 
-def _count(text: str) -> int:
+def _positive(text: str) -> int:
     value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
 
 
@@ -23,9 +24,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     demo = commands.add_parser("demo", help="run the collectives on random data and compare with numpy")
-    demo.add_argument("--gpus", type=_count, default=None, help="GPUs to use (default: 4, or all real ones if fewer)")
-    demo.add_argument("--rows", type=_count, default=128)
-    demo.add_argument("--cols", type=_count, default=4096)
+    demo.add_argument(
+        "--gpus", type=_positive, default=None, help="GPUs to use (default: 4, or all real ones if fewer)"
+    )
+    demo.add_argument("--rows", type=_positive, default=128)
+    demo.add_argument("--cols", type=_positive, default=4096)
     demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
 
@@ -46,9 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)
-    except errors.DrvfuseError as error:
+    except (errors.DrvfuseError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stdout = None  # its reader is gone, and the interpreter would flush it at exit
         print(f"drvfuse {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"drvfuse {arguments.command}: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .. import dtypes, reference
+from .. import config, dtypes, reference
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
 from ..ops.allreduce import allreduce
 from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.kernels import MAX_COLUMNS
 from ..runtime.driver import get_driver
-from .terminal import console, progress
+from .terminal import progress, table
 
 ALGORITHMS = ("one_stage", "two_stage", "naive")
 DEFAULT_GPUS = 4
@@ -44,7 +44,7 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
 
     Raises DriverUnavailable if a driver was asked for that cannot be used, ArgumentError if it has too few devices.
     """
-    asked = asked or os.environ.get("DRVFUSE_DRIVER") or None
+    asked = asked or (config.get("driver") if os.environ.get("DRVFUSE_DRIVER") else None)
     reason = ""
     if asked != "emu":
         try:
@@ -54,7 +54,7 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
         except DriverUnavailable:
             if asked == "cuda":
                 raise
-            reason = " (no usable NVIDIA GPU; `drvfuse doctor --driver cuda` says why)"
+            reason = " (no usable NVIDIA GPU: see `drvfuse doctor`)"
         else:
             chosen = min(DEFAULT_GPUS, present) if gpus is None else gpus
             if not 1 <= chosen <= min(8, present):
@@ -65,7 +65,7 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
     chosen = DEFAULT_GPUS if gpus is None else gpus
     if not 1 <= chosen <= 8:
         raise ArgumentError("--gpus", chosen, "from 1 to 8, the emulated devices")
-    return "emu", chosen, f"driver: emulated, {chosen} emulated sm_90a GPUs on this CPU{reason}"
+    return "emu", chosen, f"driver: emulated, {chosen} x sm_90a on this CPU{reason}"
 
 
 def _mismatches(actual: np.ndarray, expected: np.ndarray) -> int:
@@ -154,40 +154,37 @@ class Demo:
                 single.close()
 
 
-def _report(checks: list[Check], emit: Callable[[Any], None], timed: bool) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    numbers = ["mismatches", "local KiB", "remote KiB", *(["us", "unfused"] if timed else [])]
-    for title in ("collective", "algorithm"):
-        table.add_column(title, no_wrap=True)
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
+def _table(checks: list[Check], timed: bool) -> str:
+    header = ["collective", "algorithm", "mismatches", "local KiB", "remote KiB", *(["us", "unfused"] if timed else [])]
+    rows = []
     for check in checks:
         moved = (f"{count / 1024:,.0f}" for count in (check.local_bytes, check.remote_bytes))
         cells = [check.op, check.algo, str(check.mismatches), *moved]
         if timed:
             cells += ["" if t is None else f"{t:.2f}" for t in (check.microseconds, check.unfused_microseconds)]
-        table.add_row(*cells)
-    emit(table)
+        rows.append(cells)
+    return table(header, rows, text_columns=2)
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
     """Run the demo. Returns 0 if every output equals numpy's bit for bit, else 1."""
     start = time.perf_counter()
+    if arguments.cols > MAX_COLUMNS:
+        raise ArgumentError("--cols", arguments.cols, f"at most {MAX_COLUMNS}")
     driver, gpus, line = choose_driver(arguments.driver, arguments.gpus)
-    emit = None if arguments.json else console().print
-    if emit:
-        emit(line)
-        emit(f"{arguments.rows} x {arguments.cols} bfloat16 a rank; outputs compared bit for bit with numpy")
+    if not arguments.json:
+        print(line)
+        print(
+            f"{arguments.rows} x {arguments.cols} bfloat16 a rank; outputs compared bit for bit with numpy", flush=True
+        )
     timed = driver == "cuda"
-    with Group.local(gpus, driver=driver) as group, progress("compiling and running kernels", show=emit is not None):
+    with Group.local(gpus, driver=driver) as group, progress("compiling and running kernels", show=not arguments.json):
         checks = Demo(group, arguments.rows, arguments.cols).run(timed)
     ok = all(check.mismatches == 0 for check in checks)
     seconds = time.perf_counter() - start
-    if emit:
-        _report(checks, emit, timed)
-        emit(f"{'all outputs equal numpy bit for bit' if ok else 'OUTPUTS DIFFER FROM NUMPY'}, {seconds:.1f} s")
+    if not arguments.json:
+        print(_table(checks, timed))
+        print(f"{'all outputs equal numpy bit for bit' if ok else 'OUTPUTS DIFFER FROM NUMPY'}, {seconds:.1f} s")
     else:
         result = {
             "driver": driver,

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..runtime import nvrtc_library
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.kernel import compile as compile_source
-from .terminal import console, progress
+from .terminal import progress
 
 MULTICAST_VETOES = {
     "NCCL_NVLS_ENABLE": "0",
@@ -153,28 +154,28 @@ def examine(asked: str | None) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    emit = console().print
-    emit("versions   " + ", ".join(f"{name} {value or 'missing'}" for name, value in report["versions"].items()))
+    for index, (name, value) in enumerate(report["versions"].items()):
+        print(f"{'' if index else 'versions':<10} {name} {value or 'missing'}")
     driver = report["driver"]
     if driver:
-        emit(f"driver     {driver['name']} {driver['version']}")
+        print(f"driver     {driver['name']} {driver['version']}")
         for item in driver["devices"]:
             multicast = "multicast attribute set" if item["multicast_attribute"] else "no multicast"
-            emit(f"device {item['index']}   {item['name']}, {item['arch']}, {item['sms']} SMs, {multicast}")
-        emit("peers      (row reads and writes column; 'ok' = data was moved and compared)")
+            print(f"device {item['index']}   {item['name']}, {item['arch']}, {item['sms']} SMs, {multicast}")
+        print("peers      (row reads and writes column; 'ok' = data was moved and compared)")
         for index, row in enumerate(driver["peers"]):
-            emit(f"  {index}  " + " ".join(f"{cell:>4}" for cell in row))
-    emit(
+            print(f"  {index}  " + " ".join(f"{cell:>4}" for cell in row))
+    print(
         "multicast  "
         + ("vetoed by " + ", ".join(report["multicast_vetoes"]) if report["multicast_vetoes"] else "no veto")
     )
     cache = report["cache"]
     state = "on" if cache["enabled"] else "off"
-    emit(f"cache      {state}, {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
+    print(f"cache      {state}, {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
     for finding in report["findings"]:
-        emit(f"problem    {finding}")
+        print(textwrap.fill(f"problem    {finding}", 100, subsequent_indent=" " * 11, break_long_words=False))
     if report["ok"]:
-        emit("no problem found")
+        print("no problem found")
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:

@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminal output shared by the commands; rich does the drawing (extra `cli`)."""
+"""Terminal output shared by the commands. Text is plain; rich (extra `cli`), if installed, draws the spinner."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from ..errors import DriverUnavailable
-
-if TYPE_CHECKING:
-    from rich.console import Console
+import sys
+from collections.abc import Sequence
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A rich console on standard output or standard error."""
+def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[object]:
+    """A spinner with `text` on standard error for a `with` block; nothing if not `show` or not on a terminal."""
+    if not show or not sys.stderr.isatty():
+        return contextlib.nullcontext()
     try:
         from rich.console import Console
     except ModuleNotFoundError:
-        raise DriverUnavailable(
-            "terminal output needs rich: pip install 'drvfuse[cli]', or use --json which does not"
-        ) from None
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+        print(text, "...", file=sys.stderr)
+        return contextlib.nullcontext()
+    return Console(stderr=True).status(text)
 
 
-@contextlib.contextmanager
-def progress(text: str, *, show: bool) -> Iterator[None]:
-    """A spinner with `text` on standard error while the block runs; nothing if not `show` or not on a terminal."""
-    if not show:
-        yield
-        return
-    with console(stderr=True).status(text):
-        yield
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
+    """Aligned columns, the first `text_columns` to the left and the others, numbers, to the right."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        " ".join(
+            cell.ljust(width) if column < text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
