@@ -19,17 +19,13 @@ import numpy as np
 
 from .. import __version__, config
 from ..errors import DrvfuseError
+from ..ops.options import MULTIMEM_VETOES
 from ..runtime import nvrtc_library
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.kernel import compile as compile_source
 from .terminal import progress
 
-MULTICAST_VETOES = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-}
 _PACKAGES = (
     "numpy", "ml_dtypes", "cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "llvmlite", "rich",
 )  # fmt: skip
@@ -43,7 +39,7 @@ extern "C" __global__ void copy(const unsigned* source, unsigned* target, int co
 
 def multicast_vetoes() -> list[str]:
     """The environment settings present that forbid multicast objects."""
-    return [f"{name}={value}" for name, value in MULTICAST_VETOES.items() if os.environ.get(name) == value]
+    return [f"{name}={value}" for name, value in MULTIMEM_VETOES.items() if os.environ.get(name) == value]
 
 
 def _versions(findings: list[str]) -> dict[str, str | None]:
