@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,27 +20,45 @@ from typing import Any
 from .errors import ArgumentError
 
 
-def _boolean(text: str) -> bool:
-    lowered = text.strip().lower()
+def _boolean(value: Any) -> bool:
+    lowered = str(value).strip().lower()
     if lowered in ("1", "true", "yes", "on"):
         return True
     if lowered in ("0", "false", "no", "off", ""):
         return False
-    raise ValueError(text)
+    raise ValueError(value)
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise ValueError(text)
-    return value
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if isinstance(value, bool) or not 0 < seconds < 1e9:  # the kernels count nanoseconds in 64 bits
+        raise ValueError(value)
+    return seconds
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value < 1 << 60:
-        raise ValueError(text)
-    return value
+def _whole(least: int, most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        number = int(value) if isinstance(value, str) else operator.index(value)
+        if isinstance(value, bool) or not least <= number <= most:
+            raise ValueError(value)
+        return number
+
+    return parse
+
+
+def _text(value: Any) -> str:
+    text = os.fspath(value)
+    if not isinstance(text, str):
+        raise ValueError(value)
+    return text
+
+
+def _driver(value: Any) -> Any:
+    """A name, or an object that `runtime.driver.get_driver` takes: an emulated machine or an open Driver."""
+    machine = hasattr(value, "driver") and hasattr(value, "reports")
+    if value in ("cuda", "emu") or machine or (hasattr(value, "machine") and hasattr(value, "types")):
+        return value
+    raise ValueError(value)
 
 
 def _default_cache_dir() -> str:
@@ -48,26 +67,35 @@ def _default_cache_dir() -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how its text is read, its default, and what it means."""
+    """One setting: how its text or value is read, its default, and what it means."""
 
-    parse: Callable[[str], Any]
+    parse: Callable[[Any], Any]
     default: Any
     expected: str
     doc: str
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "driver": Setting(str, "cuda", '"cuda" or "emu"', "driver used where none is given"),
-    "cache_dir": Setting(str, _default_cache_dir, "a directory", "where compiled kernels are kept"),
+    "driver": Setting(
+        _driver, "cuda", '"cuda" or "emu" (in code also a drvfuse.emu.Machine)', "driver used where none is given"
+    ),
+    "cache_dir": Setting(_text, _default_cache_dir, "a directory", "where compiled kernels are kept"),
     "cache": Setting(_boolean, True, "0 or 1", "keep compiled kernels on disk"),
     "trace_driver": Setting(
-        str, "ring", '"off", "ring", "stderr" or a file path', "driver call record; a path gets JSON lines"
+        _text, "ring", '"off", "ring", "stderr" or a file path', "driver call record; a path gets JSON lines"
     ),
-    "spin_timeout": Setting(_positive, 10.0, "seconds, above 0", "bound of every device-side wait for a peer"),
-    "nvrtc": Setting(str, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
-    "emu_window_gib": Setting(int, 64, "a whole number of GiB", "address space reserved by the emulated driver"),
+    "spin_timeout": Setting(
+        _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
+    ),
+    "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
+    "emu_window_gib": Setting(
+        _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
+    ),
     "emu_loop_limit": Setting(
-        _count, 100_000_000, "a whole number above 0", "rounds after which an emulated loop counts as endless"
+        _whole(1, (1 << 60) - 1),
+        100_000_000,
+        "a whole number above 0",
+        "loop rounds of an emulated thread after which it counts as endless",
     ),
 }
 
@@ -88,19 +116,29 @@ def get(name: str) -> Any:
     text = os.environ.get(variable)
     if text is None or text == "":
         return setting.default() if callable(setting.default) else setting.default
+    return _parse(f"environment variable {variable}", setting, text)
+
+
+def _parse(argument: str, setting: Setting, value: Any) -> Any:
     try:
-        return setting.parse(text)
-    except ValueError:
-        raise ArgumentError(f"environment variable {variable}", repr(text), setting.expected) from None
+        return setting.parse(value)
+    except (ValueError, TypeError, OverflowError):
+        raise ArgumentError(argument, repr(value), setting.expected) from None
 
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[None]:
-    """Set settings for the duration of a `with` block, in this thread or task."""
-    for name in values:
+    """Set settings for the duration of a `with` block, in this thread or task.
+
+    Values are what the environment variable would hold, or that in its own type. Raises ArgumentError, and sets
+    nothing, for an unknown name or a value that the setting cannot have.
+    """
+    checked = {}
+    for name, value in values.items():
         if name not in SETTINGS:
             raise ArgumentError("setting", repr(name), "one of " + ", ".join(SETTINGS))
-    token = _scoped.set({**_scoped.get(), **values})
+        checked[name] = _parse(f"setting {name}", SETTINGS[name], value)
+    token = _scoped.set({**_scoped.get(), **checked})
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import ctypes
 import importlib.util
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,7 @@ class Driver:
     def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
+        self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")
@@ -332,12 +334,12 @@ def get_driver(spec: Any = None) -> Driver:
     install or set; the emulated driver is never chosen unless it is asked for. The setting `trace_driver` is read when
     a driver is opened.
     """
+    if spec is None:
+        spec = config.get("driver")
     if isinstance(spec, Driver):
         return spec
     if _forked:
         raise ClosedError(_FORKED)
-    if spec is None:
-        spec = config.get("driver")
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
             raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
