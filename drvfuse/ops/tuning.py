@@ -7,15 +7,23 @@ reads nothing but shapes.
 
 from __future__ import annotations
 
-ALLREDUCE_ONE_STAGE_BYTES = {1: 1 << 62, 2: 1 << 20}
-"""Largest input that one stage is taken for, by ranks; 512 KiB for numbers of ranks not listed."""
+_ALWAYS = 1 << 62
 
-FUSED_TWO_STAGE_BYTES = {1: (1 << 62, 1 << 62), 2: (512 << 10, 256 << 10), 3: (512 << 10, 256 << 10)} | {
-    4: (512 << 10, 256 << 10)
+ALLREDUCE_ONE_STAGE_BYTES = {1: _ALWAYS, 2: _ALWAYS, 4: 192 << 10}
+"""Largest input that one stage is taken for, by ranks; 512 KiB for numbers of ranks not listed.
+
+2 and 4 ranks: measured on H200 (docs/performance.md). The others are guesses.
+"""
+
+FUSED_TWO_STAGE_BYTES = {
+    1: (_ALWAYS, _ALWAYS),
+    2: (8 << 20, 8 << 20),
+    3: (512 << 10, 256 << 10),
+    4: (128 << 10, 256 << 10),
 }
 """Least bytes of the input rows that one rank owns for two stages, by ranks: (without residual, with residual).
 
-80 KiB for numbers of ranks not listed.
+80 KiB for numbers of ranks not listed. 2 and 4 ranks without residual: measured on H200; the others are guesses.
 """
 
 
