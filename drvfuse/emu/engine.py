@@ -32,7 +32,7 @@ _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
 class Engine:
-    """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches back.
+    """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches and warps back.
 
     `loop_limit`: accesses, or rounds of loops without accesses, that a thread may make between two places where it can
     wait. `idle` tells whether the last `run` ended because nothing could move; `clock_ns` is the virtual time.

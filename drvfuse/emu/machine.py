@@ -64,9 +64,9 @@ class Machine:
 
     devices   how many, 1 to 8
     arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
-    seed      decides the order in which blocks run and when an overlapping launch starts; the same seed and the same
-              calls give the same run, step for step. Odd seeds start a programmatic launch as early as allowed, even
-              ones as late as possible.
+    seed      decides the order in which blocks and warps run and when an overlapping launch starts; the same seed and
+              the same calls give the same run, step for step. Odd seeds start a programmatic launch as early as
+              allowed, even ones as late as possible.
     race      the happens-before detector; raises Unsupported for True
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
     sm_count  multiprocessors a device, which bounds how many blocks are resident

@@ -187,9 +187,26 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
+FN u64 hash(u64 x) {
+    x ^= x >> 30;
+    x *= 0xBF58476D1CE4E5B9ull;
+    x ^= x >> 27;
+    x *= 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
+// The warps of a block that a seed other than 0 holds back for some passes, so that the others run ahead of them.
+FN u32 held_warps(Launch* l, Block* b, u32 force) {
+    Engine* e = l->engine;
+    if (!e->seed || force || e->pass_held == 2) return 0;
+    u64 r = hash(e->seed * 0x9E3779B97F4A7C15ull + (e->pass >> 4) * 0x2545F491ull + ((u64)l->device << 32 | b->index));
+    return (u32)(r & r >> 32);
+}
+
 // Goes on where `turn_warp` says. That is set again if the call has done enough.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
+    u32 held = held_warps(l, b, force);
     l->turn_warp = 0;
     l->engine->work += l->warps;
     LOOP do {
@@ -201,6 +218,10 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
             }
             Warp* p = &b->warps[w];
             if (!(p->ready | p->yielded | p->sleeping | p->cluster | p->gdc)) continue;
+            if (held >> w & 1) {
+                l->engine->pass_held = 1;
+                continue;
+            }
             ran += run_warp(l, b, w, force);
             if (l->state != RUNNING) return ran;
         }
@@ -279,14 +300,6 @@ FAR void finish_block(Launch* l, Block* b) {
         if (((Block*)(l->slots + (first + i) * l->slot_stride))->active) return;
     l->free_groups[l->free_count++] = first / size;
     if (l->finished == l->blocks) l->state = DONE;
-}
-
-FN u64 hash(u64 x) {
-    x ^= x >> 30;
-    x *= 0xBF58476D1CE4E5B9ull;
-    x ^= x >> 27;
-    x *= 0x94D049BB133111EBull;
-    return x ^ x >> 31;
 }
 
 // A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started). `part`

@@ -253,6 +253,22 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     assert traces[0] != traces[2]
 
 
+def test_seeds_let_some_warps_of_a_block_run_ahead_of_others():
+    source = """
+    KERNEL k(u32* turn, u32* first) {
+        if (threadIdx.x % 32) return;
+        while (atomicAdd(turn + 1, 1) < 500) if (!atomicCAS(turn, 0, 1)) *first = threadIdx.x / 32;
+    }"""
+    found = set()
+    for seed in range(12):
+        rig = Rig(seed)
+        first = rig.empty(4)
+        rig.run(source, rig.array(np.zeros(2, np.uint32)), first, block=256)
+        found.add(int(rig.read(first, np.uint32, 1)[0]))
+        rig.close()
+    assert 0 in found and len(found) > 1
+
+
 def test_counts_of_a_collective(rig, rng):
     _, trace = allreduce(rig, rng, calls=1)
     counters = trace[0]
