@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DrvfuseError, Unsupported
 from ..runtime.device import device as open_device
-from ..runtime.driver import get_driver
+from ..runtime.driver import FORKED, forked, get_driver
+from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
+from .partial import PartialCalls
 from .rank import Rank
 from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
@@ -28,7 +29,7 @@ MIN_WORKSPACE_BYTES = 4096
 _log = logging.getLogger("drvfuse.comm")
 
 
-class Group:
+class Group(Owned):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
     Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
@@ -39,10 +40,13 @@ class Group:
     def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
-        self._closed = False
         self._broken: tuple[int, int, int, str, int, int] | None = None
         self._stale = False
+        self._partial = PartialCalls(self.size)
         self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
+        for rank in self.ranks:
+            rank.require_no_capture()
+        flush(self.driver)
         self._budget = BlockBudget(devices, max_blocks)
         try:
             self.transport = LocalTransport(devices)
@@ -50,8 +54,7 @@ class Group:
         except BaseException:
             self._budget.release()
             raise
-        self._finalizer = weakref.finalize(self, _collect, self.ranks, self.workspace, self._budget)
-        self._finalizer.atexit = False
+        self._owns(self.driver, _dispose, self.ranks, self.workspace, self._budget)
         self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
@@ -71,7 +74,7 @@ class Group:
         device sum to at most its number of multiprocessors.
 
         Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
-        DriverUnavailable if the driver cannot be used.
+        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device is captured.
         """
         ids = _device_ids(devices)
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
@@ -94,10 +97,6 @@ class Group:
         """Most blocks that a launch of this group has on a device."""
         return self._budget.blocks
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def __len__(self) -> int:
         return len(self.ranks)
 
@@ -108,7 +107,7 @@ class Group:
         return self.ranks[index]
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"devices={[rank.device.index for rank in self.ranks]}"
+        state = "closed" if self.closed else f"devices={[rank.device.index for rank in self.ranks]}"
         return f"Group(size={self.size}, driver={self.driver.name!r}, {state})"
 
     def synchronize(self) -> None:
@@ -116,6 +115,7 @@ class Group:
         self.require_open()
         for rank in self.ranks:
             rank.synchronize()
+        self._forget_partial()
         self.check()
 
     def check(self) -> None:
@@ -143,6 +143,7 @@ class Group:
         self.require_open()
         for rank in self.ranks:
             rank.synchronize()
+        self._forget_partial()
         self.workspace.clear([rank.stream for rank in self.ranks])
         self._broken = None
         self._stale = False
@@ -163,6 +164,22 @@ class Group:
     def before_replay(self, stream: Stream) -> None:
         """Called before a graph that holds a collective of the group is launched on `stream`. Like :meth:`admit`."""
         self.admit([stream])
+        self._forget_partial()  # which calls the graph holds is not recorded, so their order is the user's care
+
+    def begin(self, positions: Sequence[int], call: object) -> None:
+        """Called right before `call` is launched on local ranks, outside a capture.
+
+        Raises LaunchError if another rank was launched alone with another call, which these would meet on the device.
+        While a call has been launched on some ranks only, nothing that was dropped is freed.
+        """
+        if self._partial.begin(positions, call):
+            hold(self)
+        else:
+            release(self)
+
+    def _forget_partial(self) -> None:
+        self._partial.clear()
+        release(self)
 
     def abandon(self) -> None:
         """Called by a collective that launched only some ranks: the next call resets the group first."""
@@ -187,14 +204,15 @@ class Group:
     def close(self) -> None:
         """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
 
-        A group that is collected without it does the same. A hang report that nobody has read is dropped.
+        Raises CaptureError while a rank's stream is being captured; the group stays open then. A group that is
+        collected without it is freed later, by an allocation or synchronisation. A hang report that nobody has read is
+        dropped. Memory that running kernels may still use, because waiting for them failed, is kept.
         """
-        if self._finalizer.detach() is not None:
-            self._closed = True
-            _dispose(self.ranks, self.workspace, self._budget)
-
-    def __enter__(self) -> Group:
-        return self
+        if not self.closed and not forked():
+            for rank in self.ranks:
+                rank.require_no_capture()
+            self._forget_partial()
+        super().close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -207,25 +225,30 @@ class Group:
             _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 
     def require_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ClosedError("the group is closed")
+        if forked():
+            raise ClosedError(FORKED)
 
 
-def _dispose(ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
-    """Free what a group holds once its queued work, whose waits are bounded, is done."""
-    try:
-        for rank in ranks:
+def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
+    """Free what a group holds once its queued work, whose waits are bounded, is done.
+
+    Raises CaptureError, having freed nothing, while a rank's stream is being captured.
+    """
+    for rank in ranks:
+        rank.require_no_capture()
+    failure: DrvfuseError | None = None
+    for rank in ranks:
+        try:
             rank.synchronize()
-    finally:
-        budget.release()
-        workspace.close()
-
-
-def _collect(ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
-    try:
-        _dispose(ranks, workspace, budget)
-    except DrvfuseError as error:  # a collector has nobody to raise to
-        _log.debug("closing a collected group: %s", error)
+        except DrvfuseError as error:
+            failure = failure or error
+    if failure is not None:
+        driver.abandoned.append((workspace, budget))  # kernels of the other ranks may still use it
+        raise failure
+    budget.release()
+    workspace.close()
 
 
 def _integer(argument: str, value: Any, least: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..errors import CaptureError
 from ..runtime.stream import Stream
 from .ordering import RankOrder
 
@@ -29,7 +30,6 @@ class Rank:
         self.device = device
         self.stream: Stream = device.stream
         self.order = RankOrder()
-        self._foreign: dict[int, Stream] = {}
 
     def array(self, host: np.ndarray[Any, Any]) -> Array:
         """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
@@ -51,13 +51,15 @@ class Rank:
         self.order.admit(stream, self.index)
         self.order.launched(stream)
 
-    def wrap(self, stream: Any) -> Stream:
-        """A Stream of this rank's device for a Stream, an object with `__cuda_stream__`, or an int.
+    def wrap(self, stream: Any, argument: str = "stream") -> Stream:
+        """A Stream of this rank's device for whatever `Stream.wrap` takes; errors name `argument`."""
+        return Stream.wrap(self.device, stream, argument)
 
-        The same object comes back for the same handle.
-        """
-        found = Stream.wrap(self.device, stream)
-        return found if found is stream else self._foreign.setdefault(found.handle, found)
+    def require_no_capture(self) -> None:
+        """Raise CaptureError while the rank's own stream or that of its last call is being captured."""
+        for stream in (self.stream, self.order.last):
+            if stream is not None and not stream.closed and not stream.foreign and stream.capture_id() is not None:
+                raise CaptureError(f"rank {self.index}: {stream!r} is being captured; end the capture first")
 
     def synchronize(self) -> None:
         """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""

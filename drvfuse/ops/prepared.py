@@ -81,7 +81,8 @@ class Prepared(Generic[R]):
 
         Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
         CaptureError where stream order cannot be established in a capture, Unsupported where the algorithm cannot run
-        like this, ClosedError after `group.close()`.
+        like this, LaunchError if another rank was launched alone with another call, which must reach this rank first,
+        ClosedError after `group.close()`.
         """
         self.group.require_open()
         if rank is None:
@@ -139,6 +140,8 @@ class Prepared(Generic[R]):
         captured = [stream.capture_id() is not None for stream in streams]
         for position, stream, in_capture in zip(positions, streams, captured, strict=True):
             self._order(position, stream, in_capture)
+        if not any(captured):
+            group.begin(positions, self)
         try:
             with launch_group():
                 if alone:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, ClosedError, Unsupported
 from .driver import Driver, enum_value, get_driver
+from .lifetime import flush
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,8 +169,7 @@ class Device:
         """Wait for everything queued on this device's context, then free what waits to be freed."""
         with self.use():
             self.driver.cuCtxSynchronize()
-        if self._pool is not None:
-            self._pool.flush()
+        flush(self.driver)
 
     def close(self) -> None:
         """Destroy this object's stream and pool and release the primary context. Idempotent.

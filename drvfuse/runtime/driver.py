@@ -115,6 +115,7 @@ class Driver:
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
+        self.abandoned: list[Any] = []  # what could not be freed safely; it goes with the driver
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")
@@ -143,7 +144,7 @@ class Driver:
 
         def call(*args: Any) -> Any:
             if _forked:
-                raise ClosedError(_FORKED)
+                raise ClosedError(FORKED)
             try:
                 result = function(*args) if sink is None else sink(name, function, args)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
@@ -170,14 +171,14 @@ class Driver:
         def call(*args: Any) -> None:
             code = function(*args)[0]
             if code:
-                raise ClosedError(_FORKED) if _forked else self.error(name, args, code)
+                raise ClosedError(FORKED) if _forked else self.error(name, args, code)
 
         return call
 
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
         if _forked:
-            raise ClosedError(_FORKED)
+            raise ClosedError(FORKED)
         function = self._raw(name)
         try:
             result = function(*args) if self._sink is None else self._sink(name, function, args)
@@ -247,7 +248,7 @@ class Driver:
             raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
 
 
-_FORKED = (
+FORKED = (
     "this process was forked after the driver was opened, and a driver does not survive a fork; "
     "start workers with multiprocessing's 'spawn' method, or fork before the first use"
 )
@@ -339,7 +340,7 @@ def get_driver(spec: Any = None) -> Driver:
     if isinstance(spec, Driver):
         return spec
     if _forked:
-        raise ClosedError(_FORKED)
+        raise ClosedError(FORKED)
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
             raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')

@@ -4,21 +4,77 @@
 `close()` frees now and is idempotent. A collected object frees its handle too, but nothing happens at interpreter
 exit, in a forked child, or once the driver itself is gone. Finalizers hold the driver weakly: the driver owns devices
 and they own streams, so a strong reference from the finalizer registry would keep an emulated machine for ever.
+
+A finalizer makes no driver call: it queues what is to be freed (`retire`). A free can make the driver wait for kernels
+that run, and the collector runs at any time; between the launches of the ranks of one collective that would be for
+ever, as the first rank's kernel spins until the last one is launched. `flush` frees what is queued, at the next
+allocation or synchronisation that happens outside `launch_group()` and while nobody holds it (`hold`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import ClosedError, DrvfuseError
+from ..errors import CaptureError, ClosedError, DrvfuseError
 from .driver import Driver, forked
 
 _log = logging.getLogger("drvfuse.driver")
+_open_groups = 0
+_open_groups_lock = threading.Lock()
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def launch_group() -> Iterator[None]:
+    """Around the launches of all ranks of one collective: nothing that was queued is freed inside, on any thread."""
+    global _open_groups
+    with _open_groups_lock:
+        _open_groups += 1
+    try:
+        yield
+    finally:
+        with _open_groups_lock:
+            _open_groups -= 1
+
+
+def hold(owner: Any) -> None:
+    """Nothing that was queued is freed until `release(owner)`, or until `owner` is collected."""
+    _holders.add(owner)
+
+
+def release(owner: Any) -> None:
+    """Take `hold(owner)` back. Harmless without one."""
+    _holders.discard(owner)
+
+
+def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
+    """Queue `free(driver, *args)` for the next flush. Makes no driver call, so it is safe in a finalizer."""
+    driver.retired.append((free, args))
+
+
+def flush(driver: Driver) -> None:
+    """Free what was queued, if nothing forbids it now; what a capture uses stays queued."""
+    queue = driver.retired
+    if not queue or _open_groups or len(_holders):
+        return
+    for _ in range(len(queue)):
+        try:
+            free, args = queue.popleft()
+        except IndexError:  # another thread flushes as well
+            return
+        try:
+            free(driver, *args)
+        except CaptureError:
+            queue.append((free, args))
+        except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
+            _log.debug("freeing a collected object: %s", error)
 
 
 class Owned:
@@ -27,7 +83,10 @@ class Owned:
     _finalizer: weakref.finalize[Any, Any] | None = None
 
     def _owns(self, driver: Driver, free: Callable[..., None], *args: Any) -> None:
-        """`free(driver, *args)` will run once, at close() or when this object is collected; args must not hold self."""
+        """`free(driver, *args)` will run once, at close() or at a flush after this object is collected.
+
+        `args` must not hold self.
+        """
         self._finalizer = weakref.finalize(self, _collect, weakref.ref(driver), free, args)
         self._finalizer.atexit = False
 
@@ -57,9 +116,5 @@ class Owned:
 
 def _collect(weak: weakref.ref[Driver], free: Callable[..., None], args: tuple[Any, ...]) -> None:
     driver = weak()
-    if driver is None or forked() or sys.is_finalizing():
-        return
-    try:
-        free(driver, *args)
-    except DrvfuseError as error:  # a collector has nobody to raise to
-        _log.debug("freeing a collected object: %s", error)
+    if driver is not None and not forked() and not sys.is_finalizing():
+        retire(driver, free, *args)

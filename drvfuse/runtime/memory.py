@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from .device import Device
+from .lifetime import launch_group as launch_group
 from .pinned import PinnedBuffer as PinnedBuffer
 from .pool import Pool as Pool
-from .pool import launch_group as launch_group
 from .stream import Stream
 from .vmm import AddressRange as AddressRange
 from .vmm import Mapping as Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError
 from .device import device
 from .driver import Driver
-from .lifetime import Owned
+from .lifetime import Owned, flush
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +30,7 @@ class PinnedBuffer(Owned):
     def __init__(self, driver: Driver, nbytes: int) -> None:
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
+        flush(driver)
         some = next(iter(driver.devices.values()), None) or device(0, driver=driver)
         with some.use():
             self.ptr = int(driver.cuMemHostAlloc(nbytes, _PORTABLE | _DEVICE_MAPPED))

@@ -1,44 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream-ordered device memory: one driver pool a device, and a queue of frees that waits for a safe moment.
-
-A free, like a lazily loaded kernel, can make the driver wait for kernels that run. Between the launches of the ranks of
-one collective that would be for ever: the first rank's kernel spins until the last one is launched. So dropping an
-array only queues its block, and the queue is flushed by the next allocation or synchronisation that happens outside
-`launch_group()` and outside graph capture.
-"""
+"""Stream-ordered device memory: one driver pool a device. A dropped array only queues its block: see `lifetime`."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from ..errors import CaptureError, DrvfuseError
+from ..errors import CaptureError
 from .device import Device
 from .driver import Driver
-from .lifetime import Owned
+from .lifetime import Owned, flush, retire
 from .stream import Event, Stream
 from .vmm import access_descriptors
 
-_log = logging.getLogger("drvfuse.memory")
 _KEEP_EVERYTHING = (1 << 64) - 1
-_open_groups = 0
-_open_groups_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def launch_group() -> Iterator[None]:
-    """Around the launches of all ranks of one collective: no memory is freed inside, on any thread."""
-    global _open_groups
-    with _open_groups_lock:
-        _open_groups += 1
-    try:
-        yield
-    finally:
-        with _open_groups_lock:
-            _open_groups -= 1
 
 
 class Block:
@@ -72,6 +46,10 @@ def _destroy(driver: Driver, handle: object) -> None:
     driver.cuMemPoolDestroy(handle)
 
 
+def _free(driver: Driver, pool: Pool, block: Block) -> None:
+    pool._free(block)
+
+
 class Pool(Owned):
     """A device's memory pool. It keeps freed memory for reuse; `trim()` gives it back to the device."""
 
@@ -87,7 +65,6 @@ class Pool(Owned):
         threshold = types.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         driver.cuMemPoolSetAttribute(self.handle, threshold, types.cuuint64_t(_KEEP_EVERYTHING))
         self._allowed = {device.index}
-        self._queue: deque[Block] = deque()
 
     def allow(self, devices: Iterable[Device]) -> None:
         """Give `devices` read and write access to everything in this pool, past and future; skips non-peers."""
@@ -110,25 +87,15 @@ class Pool(Owned):
 
     def free(self, block: Block) -> None:
         """Queue the block. Makes no driver call, so it is safe in a finalizer and anywhere else."""
-        self._queue.append(block)
+        retire(self.device.driver, _free, self, block)
 
     def flush(self) -> None:
-        """Free what is queued, each block after the work of every stream it was used on. Nothing in a launch group."""
-        if _open_groups or self.closed:
-            return
-        for _ in range(len(self._queue)):
-            try:
-                block = self._queue.popleft()
-            except IndexError:  # another thread flushes as well
-                return
-            try:
-                self._free(block)
-            except CaptureError:
-                self._queue.append(block)
-            except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
-                _log.debug("freeing %#x: %s", block.ptr, error)
+        """Free what is queued, each block after the work of every stream it was used on. See `lifetime.flush`."""
+        flush(self.device.driver)
 
     def _free(self, block: Block) -> None:
+        if self.closed:
+            return
         home = self.device.stream if block.home.closed else block.home
         streams = [stream for stream in (block.home, *block.users.values()) if stream is not home]
         if any(not stream.closed and stream.capture_id() is not None for stream in (home, *streams)):

@@ -10,12 +10,15 @@ from typing import Any
 from ..errors import ArgumentError, CaptureError, DriverError
 from .device import Device
 from .driver import Driver
-from .lifetime import Owned
+from .lifetime import Owned, flush
 
 _NOT_READY = 600
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _CAPTURE_ACTIVE, _CAPTURE_INVALIDATED = 1, 2
+_CAPTURE_IMPLICIT = 906
+LEGACY, PER_THREAD = 1, 2
+_UNKNOWN_HANDLE = (400, 709)
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -63,6 +66,8 @@ class Stream(Owned):
     `handle` is the CUstream as an int. Any object with `__cuda_stream__` is accepted by `wrap`, and this is one.
     """
 
+    _default = False  # a stream of whatever context is current, so every call on it needs the device's context
+
     def __init__(self, device: Device, *, priority: int = 0) -> None:
         self.device = device
         with device.use():
@@ -72,20 +77,39 @@ class Stream(Owned):
         self._owns(device.driver, _destroy_stream, self.handle)
 
     @classmethod
-    def wrap(cls, device: Device, stream: Any) -> Stream:
+    def wrap(cls, device: Device, stream: Any, argument: str = "stream") -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
-        Not owned: `close()` leaves the foreign stream alone, and the foreign object is kept alive. It must
-        outlive arrays allocated on it.
+        0 and 1 are the device's legacy default stream, which has handle 1 then, and 2 is its per-thread one. Not owned:
+        `close()` leaves the foreign stream alone, and the foreign object is kept alive. It must outlive arrays
+        allocated on it. ArgumentError, naming `argument`, for anything else and for a stream of another device.
         """
         if isinstance(stream, Stream):
             if stream.device is not device:
-                raise ArgumentError("stream", f"a stream of {stream.device!r}", f"a stream of {device!r}")
+                raise ArgumentError(argument, f"a stream of {stream.device!r}", f"a stream of {device!r}")
             stream._check_open()
             return stream
         self = cls.__new__(cls)
-        self.device, self.handle, self._holder, self._last = device, _foreign_handle(stream), stream, None
+        self.device, self.handle, self._holder, self._last = device, foreign_handle(stream, argument), stream, None
+        self._default = self.handle <= PER_THREAD
+        if not self._default:
+            self._check_device(argument)
         return self
+
+    def _check_device(self, argument: str) -> None:
+        driver, ours = self.device.driver, self.device.context
+        code, *values = driver.result("cuStreamGetCtx", self.handle)
+        if int(code) in _UNKNOWN_HANDLE:
+            raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
+        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no context to tell
+            return
+        driver.cuCtxPushCurrent(values[0])
+        try:
+            index = int(driver.cuCtxGetDevice())
+        finally:
+            driver.cuCtxPopCurrent()
+        if index != self.device.index:
+            raise ArgumentError(argument, f"{self.handle:#x}, a stream of device {index}", f"of {self.device!r}")
 
     @property
     def foreign(self) -> bool:
@@ -106,8 +130,7 @@ class Stream(Owned):
             raise CaptureError(f"{self!r} is being captured and cannot be synchronised")
         with self.device.use():
             self.device.driver.cuStreamSynchronize(self.handle)
-        if self.device._pool is not None:
-            self.device._pool.flush()
+        flush(self.device.driver)
 
     def query(self) -> bool:
         """True if everything queued so far is done."""
@@ -141,10 +164,21 @@ class Stream(Owned):
                 self.wait(event)
 
     def capture_id(self) -> int | None:
-        """The id of the capture this stream takes part in, or None. CaptureError if that capture was invalidated."""
+        """The id of the capture this stream takes part in, or None.
+
+        CaptureError if that capture was invalidated, or if this is the legacy default stream and a stream that waits
+        for it is being captured.
+        """
         self._check_open()
-        code, *values = self.device.driver.result("cuStreamGetCaptureInfo", self.handle)
+        query = self.device.driver.result
+        if self._default:
+            with self.device.use():
+                code, *values = query("cuStreamGetCaptureInfo", self.handle)
+        else:
+            code, *values = query("cuStreamGetCaptureInfo", self.handle)
         if code:
+            if int(code) == _CAPTURE_IMPLICIT:
+                raise CaptureError(f"{self!r} is the legacy default stream, and a stream that it orders is captured")
             raise self.device.driver.error("cuStreamGetCaptureInfo", (self.handle,), code)
         status = int(values[0])
         if status == _CAPTURE_INVALIDATED:
@@ -172,17 +206,26 @@ def _ready(device: Device, call: str, handle: int) -> bool:
     return not code
 
 
-def _foreign_handle(stream: Any) -> int:
-    if isinstance(stream, bool) or stream is None:
-        raise ArgumentError("stream", repr(stream), "a stream object or an int")
+def foreign_handle(stream: Any, argument: str) -> int:
+    """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
+    handle = _handle_of(stream, argument)
+    if handle < 0:
+        raise ArgumentError(argument, handle, "a stream handle")
+    return handle or LEGACY
+
+
+def _handle_of(stream: Any, argument: str) -> int:
+    expected = "a stream handle, or an object with __cuda_stream__"
+    if isinstance(stream, (bool, float, str, bytes)) or stream is None:
+        raise ArgumentError(argument, repr(stream), expected)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version, handle = protocol() if callable(protocol) else protocol
         if version != 0:
-            raise ArgumentError("stream", f"__cuda_stream__ version {version}", "version 0")
+            raise ArgumentError(argument, f"of __cuda_stream__ version {version}", "of version 0")
         return int(handle)
     for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
+        if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array has a ptr as well
             return int(getattr(stream, name))
     try:
         return operator.index(stream)
@@ -190,5 +233,4 @@ def _foreign_handle(stream: Any) -> int:
         try:
             return int(stream)  # CUstream of the bindings
         except (TypeError, ValueError):
-            expected = "an int, or an object with __cuda_stream__"
-            raise ArgumentError("stream", f"a {type(stream).__name__}", expected) from None
+            raise ArgumentError(argument, f"a {type(stream).__name__}", expected) from None

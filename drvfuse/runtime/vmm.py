@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ArgumentError
 from .device import Device
 from .driver import Driver, enum_value
-from .lifetime import Owned
+from .lifetime import Owned, flush
 
 _PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
 
@@ -160,6 +160,7 @@ class SymmetricBuffer(Owned):
         self.devices = tuple(devices)
         self.nbytes = _round_up(nbytes, max(granularity(device) for device in devices))
         self.multicast_ptr: int | None = None
+        flush(driver)
         mappings: list[Mapping] = []
         with Undo() as undo:
             for device in devices:

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import traceback
 
 import numpy as np
 import pytest
+from collective_support import assert_bits, fill_late, garbage, place, random_inputs
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, Unsupported
+from drvfuse import reference
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError, Unsupported
+from drvfuse.runtime import calls
+from drvfuse.runtime.memory import PinnedBuffer
 
 
 @pytest.mark.gpus(3)
@@ -117,3 +123,138 @@ def test_symmetric_memory(open_group):
         group.symmetric(100, multicast=True)
     with pytest.raises(ArgumentError):
         group.symmetric(0)
+
+
+FREES = ("cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemFree", "cuGraphExecDestroy", "cuStreamSynchronize")
+
+
+def frees() -> list[str]:
+    """The calls in the record that free something or wait; the record is cleared."""
+    found = [entry[0] for entry in calls.ring if entry[0].startswith(FREES)]
+    calls.ring.clear()
+    return found
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
+    """Kernels of the group may run still, and they cannot be waited for."""
+    with df.emu.Machine(devices=2) as machine:
+        group = df.Group.local(2, driver=machine, max_blocks=4)
+        hosts = random_inputs(rng, 2, 640, "bfloat16")
+        xs, ys = place(group, hosts), garbage(group, 640, "bfloat16")
+        call = df.allreduce.prepare(group, xs, ys)
+        streams = [rank.stream for rank in group]
+        late = fill_late(group, xs[1], 0x3F80, ns=2_000_000)
+        late(streams[1])
+        call.launch()
+        del call
+        if how == "close":
+            with df.Graph.capture([streams[1]]):
+                with pytest.raises(CaptureError, match="rank 1"):
+                    group.close()
+                assert not group.closed
+            group.close()
+            assert group.closed
+        else:
+            group.itself = group
+            with df.Graph.capture(streams):
+                del group
+                gc.collect()
+                machine_device = df.device(0, driver=machine)
+                with df.Stream(machine_device) as other:
+                    other.synchronize()
+            streams[0].synchronize()
+        hosts[1] = np.ones(640, np.float32).astype(hosts[1].dtype)
+        assert_bits(ys, reference.allreduce(hosts))
+        assert not machine.reports
+        with df.Group.local(2, driver=machine, max_blocks=streams[0].device.sm_count):
+            pass  # the block budget came back
+
+
+@pytest.mark.emu
+def test_a_workspace_that_cannot_be_drained_is_not_unmapped(monkeypatch):
+    with df.emu.Machine(devices=2) as machine:
+        group = df.Group.local(2, driver=machine, max_blocks=4)
+        waited = []
+        for rank in group:
+
+            def fail(rank=rank):
+                waited.append(rank.index)
+                raise DriverError("cuStreamSynchronize", "", 719, "CUDA_ERROR_LAUNCH_FAILED", "", [])
+
+            monkeypatch.setattr(rank, "synchronize", fail)
+        frees()
+        with pytest.raises(DriverError):
+            group.close()
+        assert waited == [0, 1]
+        del group
+        gc.collect()
+        df.device(0, driver=machine).zeros(4, "float32")
+        assert frees() == []
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("what", ["group", "symmetric", "pinned", "graph", "array"])
+def test_the_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what):
+    with df.emu.Machine(devices=2) as machine:
+        group = df.Group.local(2, driver=machine, max_blocks=4)
+        hosts = random_inputs(rng, 2, 640, "bfloat16")
+        ys = garbage(group, 640, "bfloat16")
+        call = df.allreduce.prepare(group, place(group, hosts), ys)
+        if what == "group":
+            dropped = df.Group.local(2, driver=machine, max_blocks=4)
+        elif what == "symmetric":
+            dropped = group.symmetric(100)
+        elif what == "pinned":
+            dropped = PinnedBuffer(group.driver, 100)
+        elif what == "graph":
+            with df.Stream(group[0].device) as stream, df.Graph.capture(stream) as dropped:
+                pass
+        else:
+            dropped = group[0].zeros(100, "float32")
+        cycle = [dropped]
+        cycle.append(cycle)
+        group.synchronize()
+        call.launch(rank=0)
+        frees()
+        del dropped, cycle
+        gc.collect()
+        group[1].empty(10, "float32")  # an allocation does not flush here either
+        assert frees() == []
+        call.launch(rank=1)
+        group.synchronize()
+        assert_bits(ys, reference.allreduce(hosts))
+        assert not machine.reports
+
+
+@pytest.mark.emu
+def test_no_group_is_made_while_a_device_is_captured():
+    with df.emu.Machine(devices=2) as machine:
+        stream = df.device(1, driver=machine).stream
+        with df.Graph.capture(stream) as graph, pytest.raises(CaptureError, match="rank 1"):
+            df.Group.local(2, driver=machine)
+        graph.launch(stream)
+        with df.Group.local(2, driver=machine) as group:
+            group.synchronize()
+
+
+@pytest.mark.emu
+def test_a_forked_child_is_told_so(open_group):
+    group = open_group(2)
+    call = df.allreduce.prepare(group, garbage(group, 64, "bfloat16"), garbage(group, 64, "bfloat16"))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for use in (group.check, group.synchronize, group.reset, call.launch):
+                with pytest.raises(ClosedError, match="forked"):
+                    use()
+            group.close()  # as everything that is owned: nothing happens
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    group.check()

@@ -11,7 +11,7 @@ from collective_support import ALGOS, assert_bits, garbage, place, random_inputs
 
 import drvfuse as df
 from drvfuse import config, reference
-from drvfuse.errors import BarrierTimeout, CaptureError
+from drvfuse.errors import BarrierTimeout, CaptureError, LaunchError
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -159,3 +159,35 @@ def test_graph_replay_raises_what_happened_before(group, hosts, short_waits):
     group.synchronize()
     assert_bits(ys, reference.allreduce(hosts))
     graph.close()
+
+
+def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts):
+    xs, ys, zs = place(group, hosts), garbage(group, 1000, "bfloat16"), garbage(group, 1000, "bfloat16")
+    first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
+    for call in (first, second):
+        call.launch(rank=0)
+    with pytest.raises(LaunchError, match="rank 1"):
+        second.launch(rank=1)
+    with pytest.raises(LaunchError, match="rank 1"):
+        second.launch()
+    for call in (first, second):
+        call.launch(rank=1)
+    for call in (first, second):
+        call.launch(rank=2)
+    group.synchronize()
+    once = reference.allreduce(hosts)
+    assert_bits(ys, once)
+    assert_bits(zs, reference.allreduce([once] * 3))
+    second.launch()
+    works(group, hosts)
+
+
+def test_reset_forgets_unfinished_calls(group, hosts, short_waits):
+    xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
+    first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, xs, ys)
+    first.launch(rank=0)
+    group.reset()
+    for rank in (2, 1, 0):
+        second.launch(rank=rank)
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))

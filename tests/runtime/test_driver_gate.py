@@ -17,7 +17,7 @@ from cuda.bindings import driver as bindings
 from drvfuse import config
 from drvfuse.errors import ArgumentError, ClosedError, DriverError, Unsupported
 from drvfuse.runtime.driver import Driver, get_driver, last_calls
-from drvfuse.runtime.lifetime import Owned
+from drvfuse.runtime.lifetime import Owned, flush, hold, launch_group, release
 
 OK = bindings.CUresult.CUDA_SUCCESS
 BAD = bindings.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
@@ -293,14 +293,38 @@ def test_close_is_idempotent_and_later_use_raises() -> None:
         thing.use()
 
 
-def test_collected_object_is_freed_and_its_errors_stay_inside() -> None:
+def test_collected_object_is_freed_at_the_next_flush_and_its_errors_stay_inside() -> None:
     freed: list[int] = []
     driver = gate(cuFree=lambda h: (freed.append(h), (BAD,))[1])
     Thing(driver, 6)
     gc.collect()
+    assert freed == []
+    with launch_group():
+        flush(driver)
+    assert freed == []
+    flush(driver)
     assert freed == [6]
     with pytest.raises(DriverError):
         Thing(driver, 7).close()
+
+
+def test_nothing_is_freed_while_somebody_holds_it() -> None:
+    class Holder:
+        pass
+
+    freed: list[int] = []
+    driver = gate(cuFree=lambda h: (freed.append(h), (OK,))[1])
+    one, other = Holder(), Holder()
+    Thing(driver, 6)
+    hold(one)
+    hold(other)
+    release(one)
+    flush(driver)
+    assert freed == []
+    del other
+    gc.collect()
+    flush(driver)
+    assert freed == [6]
 
 
 def test_finalizer_does_not_keep_the_driver() -> None:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that have been launched on some ranks of a group only.
+
+Kernels of different ranks meet by the order of their launches, and on the device nothing tells one call from another.
+So the host keeps, per rank, how many calls were launched, and which they were.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from ..errors import LaunchError
+
+
+class PartialCalls:
+    """The calls that not every one of `ranks` ranks has been launched with, oldest first."""
+
+    def __init__(self, ranks: int) -> None:
+        self._calls: list[object] = []
+        self._launched = [0] * ranks  # how many of `_calls` each rank was launched with
+        self._lock = threading.Lock()
+
+    def begin(self, positions: Sequence[int], call: object) -> bool:
+        """Note the launch of `call` on the ranks at `positions`; returns whether some rank is still to follow.
+
+        Raises LaunchError, having noted nothing, if one of them must be launched with another call first.
+        """
+        if not self._calls and len(positions) == len(self._launched):
+            return False
+        with self._lock:
+            for position in positions:
+                behind = self._launched[position] < len(self._calls)
+                if behind and self._calls[self._launched[position]] is not call:
+                    raise LaunchError(
+                        f"rank {position} must first be launched with the call that another rank was launched with "
+                        "alone: ranks take part in calls in the same order; group.reset() drops unfinished calls"
+                    )
+            for position in positions:
+                if self._launched[position] == len(self._calls):
+                    self._calls.append(call)
+                self._launched[position] += 1
+            finished = min(self._launched)
+            del self._calls[:finished]
+            self._launched = [count - finished for count in self._launched]
+            return bool(self._calls)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._calls.clear()
+            self._launched = [0] * len(self._launched)
