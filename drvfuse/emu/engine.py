@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from ..errors import ArgumentError
 from . import abi, faults, native
 from .counters import Counters
 from .faults import Blocked, Fault
+from .prints import Printer
 from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, EngineStruct, LaunchStruct
 from .window import Kind, Window
 
@@ -27,7 +27,6 @@ Dim = tuple[int, int, int]
 
 _RUNNING, _DONE, _FAULTED = range(3)
 _EVENT, _IDLE, _BUDGET, _MORE = range(4)
-_PRINT_BYTES = 1 << 20
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
@@ -48,12 +47,12 @@ class Engine:
         self._advance = ctypes.CFUNCTYPE(
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32
         )(runtime.address("rt_advance"))
-        self._print = ctypes.create_string_buffer(_PRINT_BYTES)
+        self._printer = Printer(window)
+        self._print = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(self._printer.add)
         self._state = EngineStruct(
             seed=seed & (1 << 64) - 1,
             loop_limit=loop_limit,
-            printed_limit=_PRINT_BYTES,
-            print_buffer=ctypes.addressof(self._print),
+            print=ctypes.cast(self._print, ctypes.c_void_p).value,
         )
         self._last: list[EngineLaunch] = []
         self._pools = Pools(window)
@@ -122,15 +121,10 @@ class Engine:
         return bool(moved)
 
     def _after(self, launches: Sequence[EngineLaunch]) -> None:
-        if self._state.printed or self._state.print_lost:
-            text = faults.format_prints(
-                self.window, ctypes.string_at(self._print, self._state.printed), self._state.print_lost
-            )
-            self._state.printed = self._state.print_lost = 0
-            sys.stdout.write(text)
         for launch in launches:
             if not launch.running:
                 launch.settle()
+        self._printer.flush()
 
 
 class Pools:

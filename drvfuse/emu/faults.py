@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import abi
+from .prints import text_at
 from .structs import BlockStruct, ThreadStruct, WarpStruct
 from .window import Window
 
@@ -152,16 +151,10 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     return f"status {f.flags} is not supported"
 
 
-def _text(window: Window, address: int, limit: int = 4096) -> str:
-    if not window.contains(address, 1):
-        return "?"
-    nbytes = min(limit, window.end - address)
-    raw = bytes(window.view(address, nbytes))
-    return raw.split(b"\0", 1)[0].decode(errors="replace")
-
-
 def _assertion(window: Window, t: ThreadStruct) -> str:
-    file, function, message = (_text(window, address) for address in (t.op_addr, t.op_seen, t.op_value))
+    file, function, message = (
+        text_at(window, address).decode(errors="replace") for address in (t.op_addr, t.op_seen, t.op_value)
+    )
     return f"{file}:{t.op_a}: {function}: assertion `{message}` failed"
 
 
@@ -218,61 +211,3 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                 index = tuple(block.ctaid), tuple(t.tid)
                 status += _callers(launch, t.site)
                 yield (block.index, t.linear), Blocked(*index, status, file, line, address, seen)
-
-
-# printf --------------------------------------------------------------------------------------------------------------
-
-_DIRECTIVE = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+))?(hh|h|ll|l|z|j|t|L)?([diouxXeEfFgGaAcspn%])")
-
-
-def format_prints(window: Window, raw: bytes, lost: int) -> str:
-    """The text of the buffered printf calls."""
-    out, at = [], 0
-    while at + 32 <= len(raw):
-        where, sizes, _, _ = struct.unpack_from("<4Q", raw, at)
-        nbytes = sizes & 0xFFFFFFFF
-        out.append(_format(window, _text(window, where), raw[at + 32 : at + 32 + nbytes]))
-        at += 32 + nbytes
-    if lost:
-        out.append(f"[{lost} printf calls did not fit the buffer]\n")
-    return "".join(out)
-
-
-def _format(window: Window, text: str, arguments: bytes) -> str:
-    at = 0
-
-    def take(size: int, code: str) -> Any:
-        nonlocal at
-        at = -(-at // size) * size
-        value = struct.unpack_from("<" + code, arguments, at)[0] if at + size <= len(arguments) else 0
-        at += size
-        return value
-
-    def one(match: re.Match[str]) -> str:
-        flags, width, precision, length, kind = match.groups()
-        if kind == "%":
-            return "%"
-        width = str(take(4, "i")) if width == "*" else width or ""
-        if precision is not None:
-            precision = "." + (str(take(4, "i")) if precision == "*" else precision)
-        spec = f"%{flags}{width}{precision or ''}"
-        wide = length in ("l", "ll", "z", "j", "t")
-        if kind in "di":
-            value = take(8, "q") if wide else take(4, "i")
-            return (spec + "d") % value
-        if kind in "ouxX":
-            value = take(8, "Q") if wide else take(4, "I")
-            return (spec + ("d" if kind == "u" else kind)) % value
-        if kind in "eEfFgG":
-            return (spec + kind) % take(8, "d")
-        if kind in "aA":
-            return float(take(8, "d")).hex()
-        if kind == "c":
-            return (spec + "c") % chr(take(4, "I") & 0xFF)
-        if kind == "s":
-            return (spec + "s") % _text(window, take(8, "Q"))
-        if kind == "p":
-            return f"0x{take(8, 'Q'):x}"
-        return ""
-
-    return _DIRECTIVE.sub(one, text)

@@ -196,17 +196,18 @@ FN u64 hash(u64 x) {
 }
 
 // The warps of a block that a seed other than 0 holds back for some passes, so that the others run ahead of them.
-FN u32 held_warps(Launch* l, Block* b, u32 force) {
+FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
-    if (!e->seed || force || e->pass_held == 2) return 0;
+    if (!e->seed || e->probing) return 0;
     u64 r = hash(e->seed * 0x9E3779B97F4A7C15ull + (e->pass >> 4) * 0x2545F491ull + ((u64)l->device << 32 | b->index));
     return (u32)(r & r >> 32);
 }
 
-// Goes on where `turn_warp` says. That is set again if the call has done enough.
+// Goes on where `turn_warp` says. That is set again if the call has done enough. Where no warp is held back because nothing
+// else can run, that is over as soon as a barrier completes.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
-    u32 held = held_warps(l, b, force);
+    u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);
     l->turn_warp = 0;
     l->engine->work += l->warps;
     LOOP do {
@@ -219,7 +220,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
             Warp* p = &b->warps[w];
             if (!(p->ready | p->yielded | p->sleeping | p->cluster | p->gdc)) continue;
             if (held >> w & 1) {
-                l->engine->pass_held = 1;
+                if (!l->engine->pass_held) l->engine->pass_held = 1;
                 continue;
             }
             ran += run_warp(l, b, w, force);
@@ -227,6 +228,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
         }
         w = 0;
         force = 0;
+        held = held_warps(l, b);
     } while (b->woken && ran < TURN);
     return ran;
 }
@@ -370,12 +372,14 @@ FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
         if (l->part && l->state == RUNNING) return e->pass_ran;
     }
     if (!e->pass_ran && e->pass_held) e->pass_held = 2;
-    if (e->pass_held == 2) {
+    if (e->pass_held == 2) {  // one launch that can run is enough: the others go on being held back
         LOOP for (; e->pass_at < 2 * n; e->pass_at++) {
-            Launch* l = launches[e->pass_at - n];
+            u32 i = e->pass_at - n;
+            Launch* l = launches[start + i < n ? start + i : start + i - n];
             if (l->state != RUNNING) continue;
             e->pass_ran += run_launch(l, 0, random);
             if (l->part && l->state == RUNNING) return e->pass_ran;
+            if (e->pass_ran && !e->probing) break;
         }
     }
     e->pass_open = 0;

@@ -203,28 +203,8 @@ API u64 rt_clock(Thread* t, u32 kind) {
     return e->clock;
 }
 
-// printf: keeps where the format is, who printed and the argument block; engine.py formats it.
-// Every argument takes 8 bytes at most; how many there are follows from the format.
+// printf: the engine's Python code formats it.
 API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
-    Launch* l = t->launch;
-    Engine* e = l->engine;
-    u32 count = 0;
-    if (format - l->window_base >= l->window_bytes) return (u32)-1;
-    LOOP for (u64 p = format; *(u8*)p; p++)
-        if (*(u8*)p == '%') count++;
-    u32 bytes = count * 8;
-    if (e->printed + 32 + bytes > e->printed_limit) {
-        e->print_lost++;
-        return (u32)-1;
-    }
-    u64* out = (u64*)(e->print_buffer + e->printed);
-    out[0] = format;
-    out[1] = (u64)l->device << 32 | bytes;
-    out[2] = t->block->index;
-    out[3] = t->linear;
-    u64 end = t->local_base + l->local_bytes;
-    u32 i = 0;
-    LOOP for (; i < bytes; i += 4) ((u32*)out)[8 + i / 4] = args + i + 4 <= end ? *(u32*)(args + i) : 0;
-    e->printed += 32 + bytes;
-    return count;
+    Print call = {t, format, args};
+    return rt_call(t->launch->engine->print, &call);
 }

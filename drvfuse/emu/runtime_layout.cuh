@@ -123,6 +123,11 @@ struct Write {
 
 const u32 WRITES = 64;
 
+struct Print {
+    Thread* thread;
+    u64 format, args;
+};
+
 struct Engine {
     u64 seed, pass, clock, clock_reads;
     u64 progress, quiet, step, resumes;
@@ -134,8 +139,7 @@ struct Engine {
     u64 pass_random, pass_before, probe_rounds, probe_before, reads_before;
     void* clock_thread;
     u64 clock_run, clock_read;
-    u64 printed_limit, printed, print_lost;
-    u8* print_buffer;
+    void* print;
     Write write[WRITES];
 };
 
@@ -174,6 +178,6 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2280, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2256, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }

@@ -153,6 +153,12 @@ class LaunchStruct(Structure):
     ]
 
 
+class PrintStruct(Structure):
+    """A call of printf."""
+
+    _fields_ = [("thread", u64), ("format", u64), ("args", u64)]
+
+
 class EngineStruct(Structure):
     _fields_ = [
         ("seed", u64),
@@ -172,10 +178,7 @@ class EngineStruct(Structure):
         ("clock_thread", u64),
         ("clock_run", u64),
         ("clock_read", u64),
-        ("printed_limit", u64),
-        ("printed", u64),
-        ("print_lost", u64),
-        ("print_buffer", u64),
+        ("print", u64),
         ("write", u64 * 4 * 64),
     ]
 

@@ -525,6 +525,34 @@ def test_printf_reaches_standard_output(rig, capsys):
     assert capsys.readouterr().out == "-7 of  2.50% words|0000beef|1099511627776|q\n"
 
 
+PRINTF = 'extern "C" __device__ int printf(const char*, ...);\nKERNEL k(u32* out) {\n'
+
+
+def test_printf_follows_c_and_returns_the_number_of_arguments(rig, capsys):
+    source = (
+        PRINTF
+        + r"""
+        out[0] = printf("%*.*f|%-*d|%%|%.f\n", 8, 2, 3.14159, 4, 7, 2.5);
+        out[1] = printf("%hd %hhd %hu %hhx %+5d|%#o|%5c|%6s|%e|%ld\n",
+                        65541, 300, -1, 0xabc, 5, 8, 'q', "ab", 0.5, -5l);
+        out[2] = printf("100%%\n");
+        out[3] = printf("%n %y %\n");
+        out[4] = printf((const char*)0);
+    }"""
+    )
+    out = rig.empty(20)
+    rig.run(source, out, block=1)
+    text = "    3.14|7   |%|2\n5 44 65535 bc    +5|010|    q|    ab|5.000000e-01|-5\n100%\n%n %y %\n"
+    assert capsys.readouterr().out == text
+    assert rig.read(out, np.int32, 5).tolist() == [6, 10, 0, 0, -1]
+
+
+def test_printf_without_its_arguments_leaves_the_directive(rig, capsys):
+    source = PRINTF + r"""out[0] = 7; printf("%d\n", out[0]); printf("100%%\n"); printf("%d %s\n"); }"""
+    rig.run(source, rig.empty(4), block=1)
+    assert capsys.readouterr().out == "7\n100%\n%d %s\n"
+
+
 def test_runtime_source_names_every_fault():
     from drvfuse.emu.faults import KINDS
 
