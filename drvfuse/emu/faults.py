@@ -132,9 +132,6 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     if kind == "trap":
         return "breakpoint" if f.flags == abi.Trap.BREAKPOINT else "trap"
     if kind == "warp_lanes":
-        lanes = f.value & ~f.flags & 0xFFFFFFFF
-        if lanes:
-            return f"warp operation with mask 0x{f.value:08x} names lanes that have exited or never were: 0x{lanes:08x}"
         return f"warp operation with mask 0x{f.value:08x}, which lacks the calling lane"
     if kind == "warp_mismatch":
         _, line = _place(launch, f.flags)

@@ -166,7 +166,7 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
             ran++;
             if (run_thread(l, b, warp, thread_at(l, b, w * 32 + lane))) ready |= 1u << lane;
             if (l->state != RUNNING) return ran;
-            if (l->engine->work > WORK_LIMIT) {
+            if (ready && l->engine->work > WORK_LIMIT) {
                 warp->ready |= ready;
                 return ran;
             }

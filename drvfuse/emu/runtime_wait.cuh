@@ -253,11 +253,11 @@ FAR u32 resolve_activemask(Launch* l, Block* b, u32 w) {
     return all;
 }
 
-// Completes what can be; the lanes that may go on.
+// Completes what can be; the lanes that may go on. Lanes of a mask that have exited, or never were, are not waited for.
 FAR u32 resolve(Launch* l, Block* b, u32 w) {
     Warp* warp = &b->warps[w];
     u32 todo = warp->warpop, freed = 0;
-    if (warp->alike && todo == warp->alike_mask) {
+    if (warp->alike && todo == (warp->alike_mask & warp->live)) {
         warp->warpop = 0;
         warp_operation(l, b, w, todo, warp->alike_kind);
         return todo;
@@ -266,8 +266,8 @@ FAR u32 resolve(Launch* l, Block* b, u32 w) {
         u32 lane = FFS(todo) - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
         u32 mask = t->op_mask;
-        if (!(mask >> lane & 1) || (mask & ~warp->live)) {
-            fault(l, t, F_WARP_LANES, t->site, 0, 0, warp->live, mask);
+        if (!(mask >> lane & 1)) {
+            fault(l, t, F_WARP_LANES, t->site, 0, 0, 0, mask);
             return 0;
         }
         u32 present = mask & warp->warpop, same = 0;
@@ -283,10 +283,10 @@ FAR u32 resolve(Launch* l, Block* b, u32 w) {
             }
         }
         todo &= ~(same | 1u << lane);
-        if (same == mask) {
-            warp_operation(l, b, w, mask, t->op_kind);
-            freed |= mask;
-            warp->warpop &= ~mask;
+        if (same == (mask & warp->live)) {
+            warp_operation(l, b, w, same, t->op_kind);
+            freed |= same;
+            warp->warpop &= ~same;
         }
     }
     return freed;

@@ -168,6 +168,37 @@ def test_warp_operations(rig, rng, text, expected):
     assert (rig.read(out, np.int32, 32) == want).all()
 
 
+ALL = 0xFFFFFFFF
+GARBAGE = 0xDEADBEEF
+
+
+@pytest.mark.parametrize(
+    "block, leaves", [(32, "threadIdx.x >= 17"), (17, "false"), (32, "threadIdx.x >= 17 && load(out)")]
+)
+def test_warp_operations_wait_for_the_lanes_of_the_mask_that_are_there(rig, block, leaves):
+    source = f"""
+    KERNEL k(u32* out) {{
+        u32 i = threadIdx.x;
+        if ({leaves}) return;
+        out[i] = __shfl_xor_sync({ALL}, i, 1);
+        out[32 + i] = __shfl_sync({ALL}, i * 3, 5);
+        out[64 + i] = __ballot_sync({ALL}, i & 1);
+        out[96 + i] = __all_sync({ALL}, i < 17);
+        out[128 + i] = __reduce_add_sync({ALL}, i);
+        __syncwarp();
+        out[160 + i] = __match_any_sync({ALL}, i / 16);
+    }}"""
+    out = rig.array(np.ones(192, np.uint32))
+    rig.run(source, out, block=block)
+    got = rig.read(out, np.uint32, 192).reshape(6, 32)[:, :17].tolist()
+    assert got[0] == [i ^ 1 for i in range(16)] + [GARBAGE]
+    assert got[1] == [15] * 17
+    assert got[2] == [0xAAAA] * 17
+    assert got[3] == [1] * 17
+    assert got[4] == [sum(range(17))] * 17
+    assert got[5] == [0xFFFF] * 16 + [1 << 16]
+
+
 def test_halves_of_a_warp_shuffle_apart(rig):
     source = """
     KERNEL k(int* out) {
