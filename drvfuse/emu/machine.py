@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import config
 from ..errors import ArgumentError, Unsupported
-from . import residency
+from . import interrupts, residency
 from .api.entry import Failure
 from .api.types import R
 from .capture import Capture
@@ -137,10 +137,11 @@ class Machine:
     def close(self) -> None:
         """Drop all work and memory. Idempotent."""
         if not self.closed:
-            self.closed = True
-            self.handles.clear()
-            if self.pid == os.getpid():
-                self.window.close()
+            with interrupts.held():
+                self.closed = True
+                self.handles.clear()
+                if self.pid == os.getpid():
+                    self.window.close()
 
     def __enter__(self) -> Machine:
         return self

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import reports
+from . import interrupts, reports
 from .api.types import R
 from .objects import Context, Stream
 from .window import WindowError
@@ -113,12 +113,13 @@ class Progress:
     def run_until(self, done: Callable[[], bool]) -> None:
         graced = -1  # what was queued when other threads last got their chance
         while not done():
+            interrupts.check()
             if not self.step() and not done():
                 if self._in_host_function:
                     self.machine.lock.wait(0.05)
                 elif graced != self.submitted and self.machine.threads.others():
                     graced = self._grace()
-                elif not (self.running and self.machine.engine.advance_clock()):
+                elif not self._advance_clock():
                     self._deadlock()
             self.machine.lock.give_way()
 
@@ -127,8 +128,16 @@ class Progress:
         before, deadline = self.submitted, time.monotonic() + GRACE_S
         with self.machine.threads.waiting():
             while self.submitted == before and (left := deadline - time.monotonic()) > 0:
-                self.machine.lock.wait(left)
+                self.machine.lock.wait(min(left, 0.1))
+                interrupts.check()
         return before
+
+    def _advance_clock(self) -> bool:
+        """Let virtual time pass; False if that changes nothing."""
+        if not self.running:
+            return False
+        with interrupts.taken():
+            return self.machine.engine.advance_clock()
 
     def poll(self, ops: Iterable[Op]) -> bool:
         """Advance a little; True if these operations are done."""
@@ -152,7 +161,9 @@ class Progress:
         moved = self._start_ready()
         if self.running:
             engine = self.machine.engine
-            engine.run([op.launch for op in self.running], budget_ms=BUDGET_MS)
+            launches = [op.launch for op in self.running]
+            with interrupts.taken():
+                engine.run(launches, budget_ms=BUDGET_MS)
             moved = not engine.idle or moved
             for op in list(self.running):
                 if op in self.running:  # the fault of another may have ended it
@@ -347,7 +358,8 @@ class MachineLock:
             with self._count:
                 self._contenders += 1
             try:
-                self._condition.acquire()
+                while not self._condition.acquire(timeout=0.1):
+                    interrupts.check()
             finally:
                 with self._count:
                     self._contenders -= 1

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from engine_harness import Rig
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 rig = Rig()
 flag, out = rig.array(np.zeros(1, np.uint32)), rig.array(np.zeros(64, np.uint32))
 SPIN = "KERNEL k(const u32* flag, u32* out) { while (!load(flag)); if (!threadIdx.x) out[0] = 7; }"
@@ -58,15 +58,126 @@ assert (rig.read(out, np.uint32, 32) == np.arange(32)).all()
     "work, rounds", [("spinning", 1), ("accesses", 4_000_000), ("arithmetic", 40_000_000), ("blocks", 1000)]
 )
 def test_an_interrupt_during(work, rounds):
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "ROUNDS": str(rounds), "PYTHONPATH": os.pathsep.join([here, *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, work],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    done = _run(PROGRAM, work, ROUNDS=str(rounds))
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[1]) < 1.5
+
+
+# A signal comes after a random number of Python lines inside the emulated driver, wherever that is. "busy" runs long
+# enough for some to come in native code.
+MOMENTS = """
+import ctypes, os, random, signal, sys, threading, time
+import numpy as np
+from driver_helpers import function, ok, primary
+from drvfuse.emu import Machine
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+SOURCE = 'extern "C" __global__ void busy(unsigned* p, long n) { for (long i = 0; i < n; i++) atomicAdd(p, 1u); }'
+random.seed(int(sys.argv[1]))
+left = 0
+
+def trace(frame, event, arg):
+    global left
+    if "drvfuse" + os.sep + "emu" not in frame.f_code.co_filename:
+        return None
+    left -= 1
+    if left == 0:
+        signal.raise_signal(signal.SIGINT)
+    return trace
+
+def work(cuda, busy, count):
+    streams = [ok(cuda.cuStreamCreate(1)) for _ in range(2)]
+    host = ok(cuda.cuMemHostAlloc(4, 0))
+    memory = ok(cuda.cuMemAlloc(64))
+    for stream in streams:
+        ok(cuda.cuMemsetD32Async(memory, 1, 16, stream))
+        ok(cuda.cuLaunchKernel(busy, 2, 1, 1, 32, 1, 1, 0, stream, ((count, 10), (None, ctypes.c_long)), 0))
+        ok(cuda.cuMemcpyDtoHAsync(host, count, 4, stream))
+    event = ok(cuda.cuEventCreate(0))
+    ok(cuda.cuEventRecord(event, streams[1]))
+    ok(cuda.cuStreamWaitEvent(streams[0], event, 0))
+    for stream in streams:
+        ok(cuda.cuStreamSynchronize(stream))
+    ok(cuda.cuMemFree(memory))
+
+with Machine(devices=1) as machine:
+    cuda = machine.driver
+    ok(cuda.cuInit(0))
+    primary(cuda)
+    busy, count = function(cuda, SOURCE, "busy"), ok(cuda.cuMemAlloc(4))
+    ok(cuda.cuMemsetD32(count, 0, 1))
+    work(cuda, busy, count)
+    interrupted = 0
+    for round in range(150):
+        left = random.randrange(1, 2500)
+        sys.settrace(trace)
+        try:
+            work(cuda, busy, count)
+        except KeyboardInterrupt:
+            interrupted += 1
+        sys.settrace(None)
+        threads = [threading.Thread(target=lambda: (primary(cuda), ok(cuda.cuCtxSynchronize())))]
+        threads[0].start()
+        threads[0].join(20)
+        assert not threads[0].is_alive(), "the machine's lock was lost"
+        before, after = ctypes.c_uint(), ctypes.c_uint()
+        ok(cuda.cuCtxSynchronize())
+        ok(cuda.cuMemcpyDtoH(ctypes.addressof(before), count, 4))
+        assert before.value % 640 == 0, "a launch was lost in the middle"
+        work(cuda, busy, count)
+        ok(cuda.cuMemcpyDtoH(ctypes.addressof(after), count, 4))
+        assert after.value == before.value + 2 * 640
+        assert not machine.progress._pending and not machine.reports
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert interrupted > 100, interrupted
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_interrupt_at_any_moment_leaves_the_machine_whole(seed):
+    done = _run(MOMENTS, str(seed))
+    assert done.returncode == 0, done.stderr
+
+
+HOST_FUNCTION = """
+import ctypes, signal, time
+from driver_helpers import ok, primary
+from drvfuse.emu import Machine
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+order = []
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def host(argument):
+    order.append("begins")
+    signal.raise_signal(signal.SIGINT)
+    order.append("ends")
+
+with Machine(devices=1) as machine:
+    cuda = machine.driver
+    ok(cuda.cuInit(0))
+    primary(cuda)
+    memory = ok(cuda.cuMemAlloc(4))
+    ok(cuda.cuLaunchHostFunc(0, ctypes.cast(host, ctypes.c_void_p).value, 0))
+    ok(cuda.cuMemsetD32Async(memory, 1, 1, 0))
+    try:
+        ok(cuda.cuCtxSynchronize())
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    assert order == ["begins", "ends"]
+    ok(cuda.cuCtxSynchronize())
+"""
+
+
+def test_an_interrupt_during_a_host_function_comes_after_it():
+    done = _run(HOST_FUNCTION)
+    assert done.returncode == 0, done.stderr
+
+
+def _run(program, *args, **variables):
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", program, *args], env=environment, capture_output=True, text=True, timeout=60
+    )

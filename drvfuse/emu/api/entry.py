@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .. import interrupts
 from .types import MAJOR, R
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     if machine.threads.in_host_function:
         return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)
     args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
-    with machine.lock:
+    with interrupts.held(), machine.lock:
         try:
             if e.unsafe:
                 machine.refuse_in_capture()

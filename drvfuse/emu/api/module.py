@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import interrupts
 from ..objects import Context, Function, Library, Module
 from ..ptx import PtxError
 from ..reports import Report
@@ -64,7 +65,10 @@ def _load(m: Machine, image: Any) -> EngineModule:
         m.report(Report("module", f"the PTX is for {target[1]} and the devices are {m.arch}"))
         raise Failure(R.CUDA_ERROR_NO_BINARY_FOR_GPU)
     try:
-        m.images[ptx] = m.engine.load(ptx)
+        engine = m.engine
+        with interrupts.taken():
+            image = engine.load(ptx)
+        m.images[ptx] = image
     except PtxError as error:
         m.report(Report("module", str(error), line=error.line))
         raise Failure(R.CUDA_ERROR_INVALID_PTX) from None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C between two changes of a machine's state and never inside of one.
+
+Python runs signal handlers between any two bytecodes of the main thread, so a KeyboardInterrupt could lose an operation
+on its way from one list to the next. A driver call holds SIGINT back while it runs; it takes effect where the call says
+that it may (`taken`, `check`), else when the call is over. Handlers of other signals, and other threads, are let alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own, while SIGINT is held back
+_open = False
+_pending = False
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _open, _pending
+    if _open and _handler is not None:
+        _open = False  # what the handler raises is cleaned up after undisturbed
+        _handler(number, frame)
+    else:
+        _pending = True
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """SIGINT waits until the end of the block. Blocks nest; the outermost one decides."""
+    global _handler, _open, _pending
+    if _handler is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # ignored, or the end of the process
+        yield
+        return
+    _open = _pending = False
+    signal.signal(signal.SIGINT, _note)
+    _handler = handler  # after the exchange, and gone before the one below: there an interrupt may end this function
+    try:
+        yield
+    finally:
+        _handler = None
+        signal.signal(signal.SIGINT, handler)
+        if _pending:
+            _pending = False
+            handler(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[None]:
+    """SIGINT takes effect at once inside the block: nothing in it may be left half done."""
+    global _open
+    if _handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    check()
+    _open = True
+    try:
+        if _pending:  # came just now
+            check()
+        yield
+    finally:
+        _open = False
+
+
+def check() -> None:
+    """Let a SIGINT that was held back take effect here."""
+    global _pending
+    if _pending and _handler is not None and threading.current_thread() is threading.main_thread():
+        _pending = False
+        _handler(signal.SIGINT, None)
