@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import scenarios
 from collective_support import ALGOS, assert_bits, garbage, place, random_inputs
 
 import drvfuse as df
@@ -191,3 +192,10 @@ def test_reset_forgets_unfinished_calls(group, hosts, short_waits):
         second.launch(rank=rank)
     group.synchronize()
     assert_bits(ys, reference.allreduce(hosts))
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("op", scenarios.OPS)
+def test_one_rank_that_gives_up_ends_the_wait_of_all_and_later_calls_write_nothing(op, algo):
+    scenarios.one_timeout_ends_all(op, algo)

@@ -7,7 +7,8 @@ import contextlib
 
 import numpy as np
 import pytest
-from collective_support import ALL_ALGOS, assert_bits, fill_late, garbage, helper
+import scenarios
+from collective_support import ALGOS, ALL_ALGOS, assert_bits, fill_late, garbage, helper
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -78,3 +79,13 @@ def test_a_chain_of_collectives(group, rng, level):
         expected = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6)
         assert_bits(result.output, expected.output)
         assert_bits(result.scales, expected.scales)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("op", scenarios.OPS)
+def test_when_a_dependent_may_start(op, algo, level):
+    """On the emulator, whose odd seeds start it as early as allowed: before a peer is there, or before the end."""
+    scenarios.dependent_starts_at_once_if_it_may(op, algo, level)
+    scenarios.dependent_starts_before_the_end(op, algo, level)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small situations on the emulated driver, each of which goes wrong if one line of the collectives is missing.
+
+Every scenario raises AssertionError, and nothing else, if the collective does not keep its contract in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from collective_support import assert_bits, fill_late, garbage, place, private_array, random_inputs
+
+import drvfuse as df
+from drvfuse import config, dtypes, reference
+from drvfuse.comm import workspace
+from drvfuse.errors import DriverError
+from drvfuse.runtime.memory import PinnedBuffer
+
+BF16 = dtypes.get("bfloat16").numpy
+GARBAGE = np.full(2, 0xA5, np.uint8).view(BF16)[0]
+OPS = ("allreduce", "allreduce_rmsnorm_fp8")
+
+SPY = r"""
+// Before it waits for what is in front of it, writes 1 + *word.
+extern "C" __global__ void spy(const unsigned long long* word, unsigned long long* seen) {
+    *(volatile unsigned long long*)seen = 1 + *(volatile const unsigned long long*)word;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+"""
+
+
+@contextlib.contextmanager
+def opened(n: int, seed: int = 0, **options: Any) -> Iterator[tuple[df.emu.Machine, df.Group]]:
+    """A machine of n devices and a group on it, whose calls have one block. A kernel's fault is a failed assertion."""
+    try:
+        with (
+            df.emu.Machine(devices=n, seed=seed) as machine,
+            df.Group.local(n, driver=machine, **{"max_blocks": 1, "workspace_bytes": 1 << 16, **options}) as group,
+        ):
+            yield machine, group
+    except DriverError as error:
+        raise AssertionError("a kernel had a fault") from error
+
+
+def _random(seed: int) -> np.random.Generator:
+    return np.random.default_rng([2, seed])
+
+
+def _prepare(group: df.Group, op: str, xs: list[Any], **options: Any) -> Any:
+    """A call of `op` on inputs [rows, columns], with outputs that hold garbage."""
+    outputs = garbage(group, xs[0].shape, "bfloat16")
+    if op == "allreduce":
+        return df.allreduce.prepare(group, xs, outputs, **options)
+    gammas = [rank.array(np.ones(xs[0].shape[-1], np.float32).astype(BF16)) for rank in group]
+    return df.allreduce_rmsnorm_fp8.prepare(
+        group, xs, gammas, epsilon=1e-6, out_dtype="bfloat16", outputs=outputs, **options
+    )
+
+
+def _expected(op: str, hosts: list[np.ndarray]) -> np.ndarray:
+    if op == "allreduce":
+        return reference.allreduce(hosts)
+    gamma = np.ones(hosts[0].shape[-1], np.float32).astype(BF16)
+    return reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16").output
+
+
+def _outputs(result: Any) -> list[Any]:
+    return result if isinstance(result, list) else result.output
+
+
+def results_are_right(op: str, algo: str, private: bool = False) -> None:
+    """Blocks of eight warps, some of which run far ahead of the others; inputs that peers can read, or private ones."""
+    for seed in (1, 2, 3, 4):
+        with opened(2, seed) as (_, group):
+            for number in range(3):
+                hosts = random_inputs(_random(10 * seed + number), 2, (8, 2048), "bfloat16")
+                xs = place(group, hosts)
+                if private:
+                    xs = [private_array(rank.device, host)[0] for rank, host in zip(group, hosts, strict=True)]
+                result = _prepare(group, op, xs, algo=algo).launch()
+                assert_bits(_outputs(result), _expected(op, hosts))
+
+
+def inputs_are_free_afterwards(op: str, algo: str) -> None:
+    """Each rank's input is overwritten as soon as that rank's kernel is complete, before slow warps of others read."""
+    for seed in (1, 2, 3, 4):
+        with opened(2, seed) as (_, group):
+            hosts = random_inputs(_random(seed), 2, (4, 2048), "bfloat16")
+            for _ in range(3):
+                xs = place(group, hosts)
+                call = _prepare(group, op, xs, algo=algo)
+                for position, rank in enumerate(group):
+                    result = call.launch(rank=position)
+                    with rank.device.use():
+                        rank.device.driver.cuMemsetD8Async(xs[position].ptr, 0, xs[position].nbytes, rank.stream.handle)
+                assert_bits(_outputs(result), _expected(op, hosts))
+
+
+class Spy:
+    """A dependent kernel behind rank 0's call, and what it saw before its own wait."""
+
+    def __init__(self, group: df.Group) -> None:
+        self.rank = group.ranks[0]
+        self.seen = PinnedBuffer(group.driver, 8)
+        self.view = self.seen.view("uint64")
+        self.epoch = group.workspace.pointers[0] + workspace.EPOCH_OFFSET
+        kernel = df.compile(SPY, driver=group.driver)["spy"]
+        kernel.load(self.rank.device)
+        self.launch = kernel.prepare(1, 1, self.epoch, self.seen.ptr, device=self.rank.device, pdl=True)
+
+    def queue(self) -> None:
+        self.view[0] = 0
+        self.launch(self.rank.stream)
+
+    @property
+    def started(self) -> bool:
+        """Whether it has started, once nothing moves any more."""
+        for _ in range(50):
+            self.rank.stream.query()
+        return bool(self.view[0])
+
+
+def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -> None:
+    """Rank 0 waits for rank 1, which has not been launched: its dependent starts with OVERLAP_AT_BEGINNING only."""
+    with opened(2, 1) as (_, group):
+        hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
+        call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
+        spy = Spy(group)
+        call.launch(rank=0)
+        spy.queue()
+        assert spy.started == (level is df.PDLLevel.OVERLAP_AT_BEGINNING)
+        assert_bits(_outputs(call.launch(rank=1)), _expected(op, hosts))
+
+
+def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel) -> None:
+    """While slow warps of the last block are at their last instructions: the epoch may still be the call's own."""
+    early = 0
+    for seed in range(1, 40, 2):
+        with opened(2, seed) as (_, group):
+            hosts = random_inputs(_random(0), 2, (4, 2048), "bfloat16")
+            call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
+            spy = Spy(group)
+            call.launch(rank=0)
+            spy.queue()
+            call.launch(rank=1)
+            group.synchronize()
+            early += int(spy.view[0]) == 1
+            spy.queue()
+            group.synchronize()
+            assert int(spy.view[0]) > 1
+        if early:
+            return
+    raise AssertionError("the dependent never starts before the call has ended")
+
+
+def one_timeout_ends_all(op: str, algo: str) -> None:
+    """Rank 2 starts when the others have ended. Rank 0 soon gives up; rank 1, far more patient, ends then.
+
+    So do rank 2, which finds the flags of the other two, and a second call, without writing anything.
+    """
+    with opened(3) as (machine, group):
+        hosts = random_inputs(_random(0), 3, (4, 256), "bfloat16")
+        xs = place(group, hosts)
+        with config.override(spin_timeout=0.01):
+            hasty = _prepare(group, op, xs, algo=algo)
+        with config.override(spin_timeout=1000.0):
+            patient, second = (_prepare(group, op, xs, algo=algo) for _ in range(2))
+        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the bound is in a launch's parameters
+        patient.launch(rank=0)
+        patient.launch(rank=1)
+        for early in (0, 1):
+            group.ranks[2].stream.wait(group.ranks[early].stream.record())
+        patient.launch(rank=2)
+        second.launch()
+        for rank in group:
+            rank.synchronize()
+        assert machine.clock() < 100_000_000_000
+        assert list(group.workspace.reports["magic"]) == [workspace.REPORT_MAGIC, 0, 0]
+        for pointer, rank in zip(group.workspace.pointers, group, strict=True):
+            assert df.view(pointer + workspace.ABORT_OFFSET, 1, "uint32", rank.device).numpy()[0] == 1
+        untouched = np.full((4, 256), GARBAGE, BF16)
+        for call in (patient, second):
+            assert_bits(_outputs(call._result)[2:], untouched)
+        assert_bits(_outputs(second._result), untouched)
+        group.reset()
+        assert_bits(_outputs(_prepare(group, op, xs, algo=algo).launch()), _expected(op, hosts))
+
+
+def a_freed_input_is_not_reused_early() -> None:
+    """The call runs late, on another stream than the one its input was allocated on and goes back to."""
+    with opened(2) as (_, group):
+        hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
+        streams = [df.Stream(rank.device) for rank in group]
+        unrelated = [rank.empty(1, "bfloat16") for rank in group]
+        xs = place(group, hosts)
+        group.synchronize()
+        for stream, array in zip(streams, unrelated, strict=True):
+            fill_late(group, array, 0)(stream)
+        ys = df.allreduce(group, xs, streams=streams)
+        del xs
+        gc.collect()
+        others = place(group, [np.zeros_like(host) for host in hosts])
+        for stream in streams:
+            stream.synchronize()
+        assert_bits(ys, reference.allreduce(hosts))
+        del others
+
+
+def foreign_memory_is_read_in_place() -> None:
+    """cuMemAlloc memory: peers read it where it lies, without a copy to the workspace."""
+    with opened(2) as (_, group):
+        hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
+        xs = []
+        for rank, host in zip(group, hosts, strict=True):
+            with rank.device.use():
+                pointer = int(group.driver.cuMemAlloc(host.nbytes))
+            xs.append(df.view(pointer, host.shape, "bfloat16", rank.device))
+            xs[-1].copy_from(host)
+        pooled = df.allreduce.prepare(group, place(group, hosts), algo="one_stage")
+        call = df.allreduce.prepare(group, xs, algo="one_stage")
+        assert call.traffic == pooled.traffic
+        assert_bits(call.launch(), reference.allreduce(hosts))
