@@ -13,19 +13,29 @@ from typing import TYPE_CHECKING
 from ..errors import CaptureError
 
 if TYPE_CHECKING:
-    from ..runtime.stream import Stream
+    from ..runtime.stream import Event, Stream
 
 
 def same(one: Stream, other: Stream) -> bool:
-    """Whether both are one stream. The handle alone does not say: every device's default stream has handle 0."""
-    return one.handle == other.handle and one.device is other.device
+    """Whether both are one stream. The handle alone does not say: devices have default streams of the same handle.
+
+    A closed stream is no other one: the driver may have given its handle away.
+    """
+    if one is other:
+        return True
+    return one.handle == other.handle and one.device is other.device and not one.closed and not other.closed
 
 
 class RankOrder:
-    """The stream that a rank's last call went to, and the order of the next call after it."""
+    """The stream that a rank's last call went to, and the order of the next call after it.
+
+    A foreign stream may be destroyed after the call, so an event stands for it.
+    """
 
     def __init__(self) -> None:
         self._last: Stream | None = None
+        self._event: Event | None = None  # after the last call outside captures, if that went to a foreign stream
+        self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
 
     @property
     def last(self) -> Stream | None:
@@ -35,34 +45,56 @@ class RankOrder:
     def admit(self, stream: Stream, rank: int) -> None:
         """Order `stream` after the rank's last call, or raise CaptureError before anything is queued."""
         last = self._last
-        if last is None or same(last, stream):
+        if last is None:
             return
-        now, then = stream.capture_id(), None if last.closed else last.capture_id()
-        if now != then or (last.closed and now is not None):
-            if then is None:
-                problem = "is being captured, and the group's last call went to another stream outside the capture"
-                remedy = "call group.synchronize() before the capture, or capture that stream"
-            else:
-                problem = "is not part of the open capture that holds the group's last call"
-                remedy = "end that capture first, or join the stream to it"
-            raise CaptureError(f"rank {rank}: the stream {problem}; {remedy}")
-        if last.closed:
-            event = last.last_event()
-            if event is not None:
+        if last.foreign:
+            self._after_foreign(last, stream, rank)
+        elif not same(last, stream):
+            now, then = stream.capture_id(), None if last.closed else last.capture_id()
+            if now != then or (last.closed and now is not None):
+                raise _refused(rank, then)
+            if not last.closed:
+                stream.follow(last)
+            elif (event := last.last_event()) is not None:
                 stream.wait(event)
-        else:
+
+    def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
+        now = stream.capture_id()
+        if now is None:  # whether a capture that holds the last call is open still, only its owner knows
+            if self._event is not None:
+                stream.wait(self._event)
+        elif not same(last, stream):  # in a capture nothing better than the handle tells
+            if now != self._capture:
+                raise _refused(rank, None)
             stream.follow(last)
 
-    def launched(self, stream: Stream) -> None:
-        """Remember that the rank's last call went to `stream`."""
-        self._last = stream
+    def launched(self, stream: Stream, event: Event | None = None, capture: int | None = None) -> None:
+        """Remember that the rank's last call went to `stream`.
+
+        If that is foreign, `event` is one after the call, or `capture` the capture that holds it.
+        """
+        self._last, self._capture = stream, capture
+        if event is not None or not stream.foreign:
+            self._event = event
 
     def drain(self, synchronised: Stream) -> None:
         """Wait for the last call and forget it; `synchronised` has just been waited for."""
-        last = self._last
-        if last is not None and not same(last, synchronised):
-            if not last.closed:
+        last, event = self._last, self._event
+        if last is not None and not last.foreign:
+            if last.closed:
+                event = last.last_event()
+            elif not same(last, synchronised):
                 last.synchronize()
-            elif (event := last.last_event()) is not None:
-                event.synchronize()
-        self._last = None
+        if event is not None:
+            event.synchronize()
+        self._last = self._event = self._capture = None
+
+
+def _refused(rank: int, then: int | None) -> CaptureError:
+    if then is None:
+        problem = "is being captured, and the group's last call went to another stream outside the capture"
+        remedy = "call group.synchronize() before the capture, or capture that stream"
+    else:
+        problem = "is not part of the open capture that holds the group's last call"
+        remedy = "end that capture first, or join the stream to it"
+    return CaptureError(f"rank {rank}: the stream {problem}; {remedy}")

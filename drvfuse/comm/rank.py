@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..dtypes import DType
     from ..runtime.array import Array
     from ..runtime.device import Device
+    from ..runtime.stream import Event
 
 
 class Rank:
@@ -44,12 +45,12 @@ class Rank:
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of this rank is launched on `stream`.
-
-        The replay counts as the rank's last call: it is ordered after the one before, and the next one after it.
-        """
+        """Called before a graph that holds a collective of this rank is launched on `stream`: a call as any other."""
         self.order.admit(stream, self.index)
-        self.order.launched(stream)
+
+    def after_replay(self, stream: Stream, event: Event | None) -> None:
+        """Called after that launch, which then is the rank's last call."""
+        self.order.launched(stream, event)
 
     def wrap(self, stream: Any, argument: str = "stream") -> Stream:
         """A Stream of this rank's device for whatever `Stream.wrap` takes; errors name `argument`."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from ..comm.ordering import same
-from ..errors import ArgumentError
+from ..errors import ArgumentError, CaptureError
+from ..runtime.array import mark_used
 from ..runtime.graph import capturing
 from ..runtime.memory import launch_group
 from .epilogue_binding import BoundEpilogue, bind
@@ -137,10 +138,10 @@ class Prepared(Generic[R]):
         if schedule is None:
             return
         schedule.check(streams, alone)
-        captured = [stream.capture_id() is not None for stream in streams]
-        for position, stream, in_capture in zip(positions, streams, captured, strict=True):
-            self._order(position, stream, in_capture)
-        if not any(captured):
+        captures = [stream.capture_id() for stream in streams]
+        for position, stream, capture in zip(positions, streams, captures, strict=True):
+            self._order(position, stream, capture)
+        if all(capture is None for capture in captures):
             group.begin(positions, self)
         try:
             with launch_group():
@@ -151,39 +152,58 @@ class Prepared(Generic[R]):
         except BaseException:
             group.abandon()
             raise
-        for position, stream, in_capture in zip(positions, streams, captured, strict=True):
-            self._launched(position, stream, in_capture)
+        for position, stream, capture in zip(positions, streams, captures, strict=True):
+            self._launched(position, stream, capture)
 
-    def _order(self, position: int, stream: Stream, in_capture: bool) -> None:
-        """Order `stream` after the rank's last call and after the producers of its arrays.
+    def _order(self, position: int, stream: Stream, capture: int | None) -> None:
+        """Order `stream`, which is in `capture`, after the rank's last call and the producers of its arrays.
 
-        In a capture the second is left to the user: nothing inside can wait for what was queued outside it.
+        Inside a capture, what was queued outside it is left to the user: nothing can wait for it there.
         """
         rank = self.group.ranks[position]
         rank.order.admit(stream, rank.index)
-        if in_capture:
-            return
-        for producer in self._producers(position):
-            if not same(producer, stream) and not producer.closed and producer.capture_id() is None:
+        for producer in _distinct((*self._reads[position], *self._writes[position])):
+            if same(producer, stream):
+                continue
+            if producer.closed:
+                event = producer.last_event() if capture is None else None
+                if event is not None:
+                    stream.wait(event)
+                continue
+            theirs = producer.capture_id()
+            if theirs == capture:
                 stream.follow(producer)
+            elif theirs is not None:
+                raise CaptureError(
+                    f"rank {rank.index}: {producer!r}, on which an array of the call is produced, is being captured, "
+                    f"and {stream!r} is not part of that capture; end the capture first, or join the stream to it"
+                )
 
-    def _producers(self, position: int) -> Iterable[Stream]:
-        arrays = (*self._reads[position], *self._writes[position])
-        found = [operand.producer for operand in arrays if operand.producer is not None]
-        return {(stream.device.index, stream.handle): stream for stream in found}.values()
-
-    def _launched(self, position: int, stream: Stream, in_capture: bool) -> None:
-        self.group.ranks[position].order.launched(stream)
-        graph = capturing(stream) if in_capture else None
+    def _launched(self, position: int, stream: Stream, capture: int | None) -> None:
+        rank, used = self.group.ranks[position], (*self._reads[position], *self._writes[position])
+        arrays = [operand.array for operand in used]
+        event = stream.mark() if stream.foreign and capture is None else None
+        rank.order.launched(stream, event, capture)
+        mark_used(arrays, stream, event)
+        graph = capturing(stream) if capture is not None else None
         if graph is not None:
-            graph.keep(self)
+            graph.keep(*arrays)
             graph.before_launch(self.group.before_replay)
-            graph.before_launch(self.group.ranks[position].before_replay)
-        for operand in (*self._reads[position], *self._writes[position]):
-            operand.array.used_on(stream)
-            producer = operand.producer
-            if operand.foreign and not in_capture and producer is not None and not same(producer, stream):
-                producer.follow(stream)  # its owner may reuse the memory in the order of that stream
+            graph.before_launch(rank.before_replay)
+            graph.after_launch(rank.after_replay)
+        for owner in _distinct([operand for operand in used if operand.foreign]):
+            if same(owner, stream) or (capture is not None and owner.capture_id() != capture):
+                continue
+            if event is not None:  # it may reuse the memory in the order of that stream
+                owner.wait(event)
+            else:
+                owner.follow(stream)
+
+
+def _distinct(found: Iterable[Operand]) -> Iterable[Stream]:
+    """The producers of some arrays, each once."""
+    producers = [operand.producer for operand in found if operand.producer is not None]
+    return {(stream.device.index, stream.handle, stream.closed): stream for stream in producers}.values()
 
 
 class Collective(Protocol[P, Result]):

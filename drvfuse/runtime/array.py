@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
@@ -12,7 +13,7 @@ from ..dtypes import DType
 from ..errors import ArgumentError, CaptureError
 from .device import Device
 from .pool import Block
-from .stream import Stream
+from .stream import Event, Stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +61,13 @@ class Array:
         elif isinstance(self._owner, Array):
             self._owner.used_on(stream)
 
+    def used_before(self, event: Event) -> None:
+        """Like `used_on` for a foreign stream, which `event` (of `Stream.mark`) stands for."""
+        if self._block is not None:
+            self._block.used_before(event)
+        elif isinstance(self._owner, Array):
+            self._owner.used_before(event)
+
     def reshape(self, shape: Any) -> Array:
         """The same memory with another shape of as many elements; the result keeps this array alive."""
         new = check_shape(shape)
@@ -68,21 +76,21 @@ class Array:
         return Array(self.ptr, new, self.dtype, self.device, self.stream, self)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory, made in order on the array's stream, which is synchronised."""
+        """A copy in host memory, made on the array's stream, which is synchronised, after all work that uses it."""
         import numpy as np
 
         host = np.empty(self.shape, self.dtype.numpy)
         if self.size:
-            self._no_capture("copied to the host")
+            self._order("copied to the host")
             with self.device.use():
                 self.device.driver.cuMemcpyDtoHAsync(host.ctypes.data, self.ptr, self.nbytes, self.stream.handle)
         self.stream.synchronize()
         return host
 
     def copy_from(self, values: np.ndarray[Any, Any]) -> None:
-        """Overwrite the array in order on its stream; shape and dtype must match. Returns when `values` may be reused.
+        """Overwrite the array; shape and dtype must match. Returns when `values` may be reused.
 
-        The stream is synchronised: the driver may read page-locked memory long after the copy was queued.
+        Ordered on the array's stream and after the work of every other stream that uses the array. The stream is synchronised: the driver may read page-locked memory long after the copy was queued.
         """
         import numpy as np
 
@@ -92,15 +100,20 @@ class Array:
         if values.dtype != self.dtype.numpy:
             raise ArgumentError("values", f"of dtype {values.dtype}", f"of dtype {self.dtype}")
         if self.size:
-            self._no_capture("copied from the host")
+            self._order("copied from the host")
             values = np.ascontiguousarray(values)
             with self.device.use():
                 self.device.driver.cuMemcpyHtoDAsync(self.ptr, values.ctypes.data, self.nbytes, self.stream.handle)
             self.stream.synchronize()
 
-    def _no_capture(self, what: str) -> None:
+    def _order(self, what: str) -> None:
         if self.stream.capture_id() is not None:
             raise CaptureError(f"{self!r} cannot be {what} while its stream is captured")
+        owner: Any = self
+        while isinstance(owner, Array) and owner._block is None:
+            owner = owner._owner
+        if isinstance(owner, Array) and owner._block is not None:
+            owner._block.order(self.stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         from . import dlpack
@@ -128,8 +141,17 @@ class Array:
             "data": (self.ptr, False),
             "version": 3,
             "strides": None,
-            "stream": self.stream.handle or 1,  # 0 is disallowed there as ambiguous; 1 is the legacy default stream
+            "stream": self.stream.handle,
         }
+
+
+def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
+    """`used_on(stream)` of all `arrays`; for a foreign stream `event` stands for it, and None there means captured."""
+    for array in arrays:
+        if event is not None:
+            array.used_before(event)
+        elif not stream.foreign:
+            array.used_on(stream)
 
 
 def element_count(shape: tuple[int, ...]) -> int:

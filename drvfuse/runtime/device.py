@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .array import Array
     from .pool import Pool
-    from .stream import Stream
+    from .stream import Event, Stream
 
 _PEER_ALREADY_ENABLED = 704
 
@@ -80,6 +80,7 @@ class Device:
         self._peers: set[int] = {index}
         self._stream: Stream | None = None
         self._pool: Pool | None = None
+        self.marks: dict[int, Event] = {}  # see Stream.mark
 
     def __repr__(self) -> str:
         return f"<Device {self.index} {self.name} ({self.driver.name})>"

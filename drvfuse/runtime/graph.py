@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, CaptureError
+from .array import Array, mark_used
 from .driver import Driver
 from .lifetime import Owned
-from .stream import Stream
+from .stream import LEGACY, Event, Stream
 
 _captures: weakref.WeakValueDictionary[tuple[int, int], Graph] = weakref.WeakValueDictionary()
 
@@ -30,8 +31,9 @@ class Graph(Owned):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._executable: Any = None
-        self._kept: list[Any] = []
+        self._kept: dict[int, Any] = {}
         self._checks: list[Callable[[Stream], None]] = []
+        self._notes: list[Callable[[Stream, Event | None], None]] = []
 
     @classmethod
     @contextlib.contextmanager
@@ -53,7 +55,7 @@ class Graph(Owned):
         for stream in members:
             if stream.device.driver is not driver:
                 raise ArgumentError("streams", "streams of several drivers", "streams of one driver")
-            if stream.handle in (0, 1):
+            if stream.handle == LEGACY:
                 raise ArgumentError("streams", "the legacy default stream", "streams that can be captured")
             if stream.capture_id() is not None:
                 raise CaptureError(f"{stream!r} is being captured already")
@@ -87,8 +89,8 @@ class Graph(Owned):
         self._owns(driver, _destroy, self._executable)
 
     def keep(self, *objects: Any) -> None:
-        """Keep `objects` alive until the graph is closed."""
-        self._kept += objects
+        """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch."""
+        self._kept.update((id(kept), kept) for kept in objects)
 
     def before_launch(self, check: Callable[[Stream], None]) -> None:
         """Call `check(stream)` before every launch on `stream`; it may order the stream, or refuse by raising.
@@ -97,6 +99,14 @@ class Graph(Owned):
         """
         if check not in self._checks:
             self._checks.append(check)
+
+    def after_launch(self, note: Callable[[Stream, Event | None], None]) -> None:
+        """Call `note(stream, event)` after every launch on `stream`; the same function is kept once.
+
+        `event` comes after the launch where `stream` is foreign, and is None else.
+        """
+        if note not in self._notes:
+            self._notes.append(note)
 
     def launch(self, stream: Stream) -> None:
         """Queue the graph on `stream`; does not wait."""
@@ -107,11 +117,16 @@ class Graph(Owned):
             check(stream)
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
+        event = stream.mark() if stream.foreign and stream.capture_id() is None else None
+        mark_used((kept for kept in self._kept.values() if isinstance(kept, Array)), stream, event)
+        for note in self._notes:
+            note(stream, event)
 
     def close(self) -> None:
         super().close()
         self._kept.clear()
         self._checks.clear()
+        self._notes.clear()
 
 
 def capturing(stream: Stream) -> Graph | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ArgumentError, LaunchError, Unsupported
 from . import calls
-from .array import Array
+from .array import Array, mark_used
 from .device import Device
 from .device import device as get_device
 from .driver import Driver, get_driver
@@ -315,8 +315,9 @@ class Launch:
             self._handle_set = stream.handle
         with self.device.use():
             self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
-        for array in self._arguments.arrays.values():
-            array.used_on(stream)
+        if self._arguments.arrays:
+            outside = stream.foreign and stream.capture_id() is None
+            mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
 
 
 def _device_of(args: Sequence[Any], device: Device | None) -> Device:

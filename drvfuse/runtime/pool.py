@@ -26,7 +26,27 @@ class Block:
     def __init__(self, ptr: int, nbytes: int, home: Stream) -> None:
         self.ptr, self.nbytes, self.home = ptr, nbytes, home
         self.users: dict[object, Stream] = {}
-        self.events: dict[object, Event] = {}
+        self.events: dict[int, Event] = {}
+
+    def used_before(self, event: Event) -> None:
+        """The memory is in use until `event`, which may be recorded anew, but only on later work."""
+        self.events[id(event)] = event
+
+    def order(self, stream: Stream) -> None:
+        """Work queued on `stream` from now on starts after all use of the memory on other streams so far.
+
+        CaptureError, with nothing queued, while one of those streams is being captured.
+        """
+        streams = [user for user in (self.home, *self.users.values()) if user is not stream]
+        if any(not user.closed and user.capture_id() is not None for user in streams):
+            raise CaptureError("the memory is in use on a stream that is being captured")
+        for event in self.events.values():
+            stream.wait(event)
+        for user in streams:
+            if not user.closed:
+                stream.follow(user)
+            elif (last := user.last_event()) is not None:
+                stream.wait(last)
 
     def used_on(self, stream: Stream) -> None:
         if stream is self.home:
@@ -34,7 +54,7 @@ class Block:
         key = (stream.device.index, stream.handle)
         if stream.foreign:
             if stream.capture_id() is None:  # else the graph keeps the array
-                self.events[key] = stream.record(self.events.get(key))
+                self.used_before(stream.mark())
             return
         known = self.users.get(key)
         if known is not None and known is not stream and known.closed:
@@ -97,12 +117,9 @@ class Pool(Owned):
         if self.closed:
             return
         home = self.device.stream if block.home.closed else block.home
-        streams = [stream for stream in (block.home, *block.users.values()) if stream is not home]
-        if any(not stream.closed and stream.capture_id() is not None for stream in (home, *streams)):
+        if home.capture_id() is not None:
             raise CaptureError("in use by a capture")
-        for event in (*block.events.values(), *(stream.last_event() for stream in streams)):
-            if event is not None:
-                home.wait(event)
+        block.order(home)
         with self.device.use():
             self.device.driver.cuMemFreeAsync(block.ptr, home.handle)
 

@@ -157,6 +157,18 @@ class Stream(Owned):
             self.device.driver.cuEventRecord(event.handle, self.handle)
         return event
 
+    def mark(self) -> Event:
+        """An event after what is queued so far on this foreign stream, which may be gone when the event is waited for.
+
+        Not in a capture. There is one event a handle, recorded anew each time. A new stream may have got the handle of
+        a destroyed one, so it waits first for what the event marked: the event only ever moves forward.
+        """
+        event = self.device.marks.get(self.handle)
+        if event is not None:
+            self.wait(event)
+        event = self.device.marks[self.handle] = self.record(event)
+        return event
+
     def follow(self, other: Stream) -> None:
         """Work queued here from now on starts after what `other` has queued so far."""
         if other.handle != self.handle or other.device is not self.device:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
-from collective_support import ALGOS, ALL_ALGOS, assert_bits, garbage, place, random_inputs
+from collective_support import ALGOS, ALL_ALGOS, assert_bits, fill_late, garbage, place, random_inputs
 
 import drvfuse as df
 from drvfuse import reference
@@ -163,3 +165,50 @@ def test_a_graph_keeps_its_arrays(group, hosts):
     group.synchronize()
     assert_bits(ys, reference.allreduce(hosts))
     graph.close()
+
+
+def test_a_graph_keeps_the_epilogue_arrays_that_it_was_captured_with(new_group):
+    group = new_group(3)
+    ones = np.ones(COUNT, np.float32)
+    xs, ys = place(group, [ones] * 3), garbage(group, COUNT, "float32")
+
+    def bias(value):
+        return df.Replicated([rank.array(ones * value) for rank in group])
+
+    call = df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + b[col]", b=bias(5)))
+    streams = [rank.stream for rank in group]
+    with df.Graph.capture(streams) as graph:
+        for _ in range(4):
+            call.launch()
+    assert len(graph._kept) == 9  # the input, the output and the bias of each rank, once
+    call.set(b=bias(7))
+    bias(100)
+    graph.launch(streams[0])
+    group.synchronize()
+    assert_bits(ys, ones * 8)
+    call.launch()
+    group.synchronize()
+    assert_bits(ys, ones * 10)
+    graph.close()
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_arrays_of_a_closed_graph_outlive_its_replay(new_group, foreign):
+    group = new_group(3)
+    ones = np.ones(COUNT, np.float32)
+    xs, ys = place(group, [ones] * 3), garbage(group, COUNT, "float32")
+    delay = fill_late(group, group[0].zeros(8, "bfloat16"), 0, ns=3_000_000)
+    call = df.allreduce.prepare(group, xs, ys)
+    streams = [rank.stream for rank in group]
+    with df.Graph.capture(streams) as graph:
+        call.launch()
+    group.synchronize()
+    delay(streams[0])
+    graph.launch(df.Stream.wrap(group[0].device, streams[0].handle) if foreign else streams[0])
+    graph.close()
+    del graph, call, xs
+    gc.collect()
+    junk = [rank.array(ones * 50) for rank in group for _ in range(3)]
+    group.synchronize()
+    assert_bits(ys, ones * 3)
+    del junk

@@ -11,7 +11,9 @@ from collective_support import ALL_ALGOS, assert_bits, fill_late, garbage, place
 
 import drvfuse as df
 from drvfuse import reference
-from drvfuse.errors import ArgumentError, Unsupported
+from drvfuse.comm.ordering import RankOrder, same
+from drvfuse.errors import ArgumentError, CaptureError, Unsupported
+from drvfuse.runtime import calls
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -229,3 +231,81 @@ def test_a_closed_stream_does_not_disturb_the_next_call(group, hosts):
     zs = df.allreduce(group, ys)
     group.synchronize()
     assert_bits(zs, reference.allreduce([reference.allreduce(hosts)] * 3))
+
+
+@pytest.mark.parametrize("how", ["ints", "streams"])
+def test_streams_destroyed_after_a_call_do_not_disturb_the_group(group, hosts, how):
+    xs, ys, zs = place(group, hosts), garbage(group, COUNT, "bfloat16"), garbage(group, COUNT, "bfloat16")
+    once = reference.allreduce(hosts)
+    for _ in range(3):  # the driver may give the same handles again
+        streams = [df.Stream(rank.device) for rank in group]
+        late = fill_late(group, xs[0], int(reference.bits(hosts[0])[0]), ns=300_000)
+        late(streams[0])
+        xs[0].copy_from(hosts[0])
+        df.allreduce(group, xs, ys, streams=[s.handle for s in streams] if how == "ints" else streams)
+        for stream in streams:
+            stream.close()
+        assert_bits(df.allreduce(group, ys, zs), reference.allreduce([once] * 3))
+        group.synchronize()
+        group.reset()
+
+
+def test_the_handle_of_a_closed_stream_proves_nothing(group):
+    device = group[0].device
+    closed, recycled = df.Stream(device), df.Stream(device)
+    order = RankOrder()
+    order.launched(closed)
+    closed.close()
+    own, recycled.handle = recycled.handle, closed.handle
+    assert not same(closed, recycled)
+    recycled.handle = own
+    calls.ring.clear()
+    order.admit(recycled, 0)
+    assert "cuStreamWaitEvent" in [entry[0] for entry in calls.ring]
+    recycled.close()
+
+
+def test_a_launch_on_a_foreign_stream_records_one_event_a_rank(group, hosts):
+    call = df.allreduce.prepare(group, place(group, hosts), garbage(group, COUNT, "bfloat16"))
+    for streams, events in ((None, 0), ([rank.stream.handle for rank in group], 3)):
+        for _ in range(2):  # the first makes the events
+            calls.ring.clear()
+            call.launch(streams)
+        names = [entry[0] for entry in calls.ring]
+        assert (names.count("cuEventRecord"), names.count("cuEventCreate")) == (events, 0)
+        if streams is None:
+            assert sorted(set(names)) == ["cuLaunchKernelEx", "cuStreamGetCaptureInfo"] and len(names) == 6
+    group.synchronize()
+
+
+def test_arrays_of_a_captured_stream_are_refused_outside_that_capture(group, others, hosts):
+    ys = garbage(group, COUNT, "bfloat16")
+    call = df.allreduce.prepare(group, place(group, hosts), ys)
+    group.synchronize()
+    own = [rank.stream for rank in group]
+    with df.Graph.capture(own) as graph:
+        with pytest.raises(CaptureError, match="an array of the call"):
+            call.launch(streams=others)
+        with df.Graph.capture(others), pytest.raises(CaptureError, match="an array of the call"):
+            call.launch(streams=others)
+        call.launch()
+    graph.launch(own[0])
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    graph.close()
+
+
+def test_arrays_of_streams_in_the_same_capture_are_followed(group, others, hosts):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    call = df.allreduce.prepare(group, xs, ys)
+    late = fill_late(group, xs[0], ONE)
+    group.synchronize()
+    own = [rank.stream for rank in group]
+    with df.Graph.capture([*own, *others]) as graph:
+        late(own[0])
+        call.launch(streams=others)
+    graph.launch(own[0])
+    group.synchronize()
+    hosts[0] = ones(1)
+    assert_bits(ys, reference.allreduce(hosts))
+    graph.close()

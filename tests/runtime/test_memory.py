@@ -12,6 +12,7 @@ import pytest
 import drvfuse as df
 from drvfuse import dtypes
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError
+from drvfuse.runtime import calls
 from drvfuse.runtime.driver import get_driver, last_calls
 from drvfuse.runtime.memory import (
     AddressRange,
@@ -25,6 +26,18 @@ from drvfuse.runtime.memory import (
     launch_group,
 )
 from drvfuse.runtime.stream import Stream
+
+SLOW_COPY = r"""
+extern "C" __global__ void slow_copy(const int* from, int* to, int count) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < 500000);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+}
+"""
 
 
 @pytest.fixture
@@ -153,9 +166,55 @@ def test_free_comes_after_a_stream_given_as_int_that_is_gone_by_then(driver: str
     foreign.close()
     del array
     gc.collect()
+    calls.ring.clear()
     device.synchronize()
     assert len(freed) == 1
-    assert sum(call.startswith("cuStreamWaitEvent") for call in last_calls(12)) == 1
+    assert [entry[0] for entry in calls.ring].count("cuStreamWaitEvent") == 1
+
+
+@pytest.mark.emu
+def test_copies_come_after_the_work_of_other_streams(rng: np.random.Generator) -> None:
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        source, array = device.array(np.arange(1 << 16, dtype=np.int32)), device.zeros((1 << 16,), "int32")
+        kernel = df.compile(SLOW_COPY, driver=machine)["slow_copy"].prepare(
+            1, 32, source, array, 1 << 10, device=device
+        )
+        with Stream(device) as other:
+            for stream in (other, Stream.wrap(device, other.handle)):
+                array.copy_from(np.zeros(1 << 16, np.int32))
+                kernel(stream)
+                np.testing.assert_array_equal(array.numpy()[: 1 << 10], np.arange(1 << 10))
+                kernel(stream)
+                source.copy_from(np.full(1 << 16, 7, np.int32))
+                assert (array.numpy()[: 1 << 10] == np.arange(1 << 10)).all()
+                source.copy_from(np.arange(1 << 16, dtype=np.int32))
+            with df.Graph.capture(other), pytest.raises(CaptureError):
+                array.numpy()
+
+
+def test_an_event_of_a_foreign_stream_covers_a_handle_that_was_given_away(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as stream:
+        foreign = Stream.wrap(device, stream.handle)
+        first = foreign.mark()
+        calls.ring.clear()
+        assert Stream.wrap(device, stream.handle).mark() is first
+        names = [entry[0] for entry in calls.ring]
+        assert names.index("cuStreamWaitEvent") < names.index("cuEventRecord")
+
+
+def test_a_launch_records_one_event_for_all_its_arrays(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    arrays = [device.zeros((8,), "int32") for _ in range(2)]
+    launch = df.compile(SLOW_COPY, driver=driver)["slow_copy"].prepare(1, 32, *arrays, 8)
+    with Stream(device) as stream:
+        foreign = Stream.wrap(device, stream.handle)
+        for used, events in ((stream, 0), (foreign, 1), (foreign, 1)):
+            calls.ring.clear()
+            launch(used)
+            assert [entry[0] for entry in calls.ring].count("cuEventRecord") == events
+        device.synchronize()
 
 
 def test_a_stream_whose_handle_went_to_another_is_not_forgotten(driver: str) -> None:
