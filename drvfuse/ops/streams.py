@@ -31,7 +31,10 @@ def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> li
         streams = [streams]
     if len(streams) != len(group):
         raise ArgumentError("streams", f"{len(streams)} streams", f"{len(group)} streams, one a local rank")
-    return [rank.wrap(stream) for rank, stream in zip(group, streams, strict=True)]
+    return [
+        rank.wrap(stream, f"streams[{position}]")
+        for position, (rank, stream) in enumerate(zip(group, streams, strict=True))
+    ]
 
 
 def refuse_capture(streams: Sequence[Stream], argument: str) -> None:

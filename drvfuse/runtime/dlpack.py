@@ -17,7 +17,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentError
 from .array import Array
-from .stream import Stream
+from .stream import LEGACY, Stream
 
 CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 2, 3, 13, 12
 VERSION = (1, 1)
@@ -117,7 +117,8 @@ def export(
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
-        Stream.wrap(array.device, 1 if stream is None else stream).follow(array.stream)
+        # Unchecked: a stream of another device can wait as well.
+        Stream.unchecked(array.device, LEGACY if stream is None else stream).follow(array.stream)
     versioned = max_version is not None and max_version[0] >= 1
     managed: Any = (_ManagedVersioned if versioned else _Managed)()
     if versioned:

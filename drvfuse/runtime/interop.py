@@ -56,9 +56,8 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str, writable: bool) -> tup
         raise ArgumentError(argument, shown, f"memory of a {driver.name} device; copy host data with device.array")
     where = _device(driver, index, argument)
     handle = dlpack.current_stream(obj, kind, index)
-    producer = where.stream if handle is None else Stream.wrap(where, handle)
-    # -1: no synchronisation. Else 0, the legacy stream's handle, is spelled 1 in DLPack.
-    order = -1 if handle is not None else producer.handle or 1
+    producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
+    order = -1 if handle is not None else producer.handle  # -1: no synchronisation
     try:
         capsule = obj.__dlpack__(stream=order, max_version=dlpack.VERSION)
     except TypeError:  # a producer of before DLPack 1.0
@@ -88,7 +87,10 @@ def _from_interface(
     handle = interface.get("stream")
     if handle is None:  # nothing to wait for, says the interface; a version 2 producer cannot say and is asked
         handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface.get("version", 2) < 3 else None
-    producer = None if handle is None else Stream.wrap(where, handle)
+    if handle is not None and not isinstance(handle, int) or handle == 0:
+        expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
+        raise ArgumentError(f"{argument}.__cuda_array_interface__['stream']", repr(handle), expected)
+    producer = None if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     return _checked(description, where, producer, obj, argument, writable), producer
 
 

@@ -89,11 +89,18 @@ class Stream(Owned):
                 raise ArgumentError(argument, f"a stream of {stream.device!r}", f"a stream of {device!r}")
             stream._check_open()
             return stream
-        self = cls.__new__(cls)
-        self.device, self.handle, self._holder, self._last = device, foreign_handle(stream, argument), stream, None
-        self._default = self.handle <= PER_THREAD
+        self = cls.unchecked(device, foreign_handle(stream, argument))
+        self._holder = stream
         if not self._default:
             self._check_device(argument)
+        return self
+
+    @classmethod
+    def unchecked(cls, device: Device, handle: int) -> Stream:
+        """A Stream for the foreign one of that handle, on the word of the caller that it is one of `device`."""
+        self = cls.__new__(cls)
+        self.device, self.handle, self._holder, self._last = device, handle, None, None
+        self._default = handle <= PER_THREAD
         return self
 
     def _check_device(self, argument: str) -> None:

@@ -198,7 +198,7 @@ def test_multimem_is_refused_and_vetoes_are_named(group, xs, monkeypatch):
 def test_streams_of_the_wrong_number_or_device(group, xs, refused):
     streams = [rank.stream for rank in group]
     refused(lambda: df.allreduce(group, xs, streams=streams[:2]), "streams", "3 streams")
-    refused(lambda: df.allreduce(group, xs, streams=[streams[1], streams[0], streams[2]]), "stream")
+    refused(lambda: df.allreduce(group, xs, streams=[streams[1], streams[0], streams[2]]), "streams[0]")
     refused(lambda: df.allreduce(group, xs, streams=streams[0]), "streams")
 
 
