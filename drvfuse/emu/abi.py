@@ -94,13 +94,16 @@ class Status(IntEnum):
 
 
 class Barrier(IntEnum):
-    """op_kind of BARRIER. ARRIVE also suspends, and is runnable again at once."""
+    """op_kind of BARRIER. ARRIVE also suspends, until its warp has come."""
 
     SYNC = 0
     ARRIVE = 1
     RED_POPC = 2
     RED_AND = 3
     RED_OR = 4
+
+
+BARRIER_UNALIGNED = 8  # or-ed to that: the lanes of a warp may come by different instructions
 
 
 class Trap(IntEnum):

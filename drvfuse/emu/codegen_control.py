@@ -142,7 +142,8 @@ def barrier(op: Opcode) -> Action:
         return _warp(abi.WarpOp.WARP_SYNC, 0, lambda g, ins: None)
     if op.flag("cluster"):
         raise RefusedError("thread block clusters are not supported yet")
-    op.flag("cta", "aligned")
+    op.flag("cta")
+    aligned = op.flag("aligned") or op.base == "bar"
     verb = op.pick("sync", "arrive", "red")
     kind = {"sync": abi.Barrier.SYNC, "arrive": abi.Barrier.ARRIVE}.get(verb)
     if kind is None:
@@ -157,7 +158,7 @@ def barrier(op: Opcode) -> Action:
             operands.pop(0)
         g.put(abi.T_OP_A, f"i32 {g.word(operands[0], 32)}")
         g.put(abi.T_OP_B, f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
-        g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
+        g.put(abi.T_OP_KIND, f"i32 {int(kind) | (0 if aligned else abi.BARRIER_UNALIGNED)}")
         g.put(abi.T_SITE, f"i32 {g.site(ins)}")
         return int(abi.Status.BARRIER)
 

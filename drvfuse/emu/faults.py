@@ -33,6 +33,9 @@ KINDS = (
     "warp_lanes",
     "warp_mismatch",
     "barrier_count",
+    "barrier_divergence",
+    "barrier_kinds",
+    "barrier_left",
     "unsupported",
     "endless",
 )
@@ -137,9 +140,18 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
         _, line = _place(launch, f.flags)
         return f"warp operation with mask 0x{f.value:08x} meets another one, at line {line}, that waits for it"
     if kind == "barrier_count":
-        if f.value > 15 and not f.flags:
+        if f.addr == 1:
             return f"barrier {f.value}; there are barriers 0 to 15"
+        if f.addr == 2:
+            return f"barrier of {f.value} threads; barriers count whole warps: a multiple of 32, which arrive must give"
         return f"barrier of {f.value or 'all'} threads, at which others wait for {f.flags or 'all'}"
+    if kind == "barrier_divergence":
+        _, line = _place(launch, f.flags)
+        return f"lanes of one warp are at different barriers: this one at barrier {f.value}, another at line {line}"
+    if kind == "barrier_kinds":
+        return f"barrier {f.value} was joined by another kind: reductions go with none but the same reduction"
+    if kind == "barrier_left":
+        return f"the block has ended, and barrier {f.value}, at which this warp has arrived, was never completed"
     if kind == "endless":
         if not f.size:
             return f"the thread has made {f.value} rounds of a loop that accesses no memory; {_RAISE}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import interrupts, reports
 from .api.types import R
 from .objects import Context, Stream
-from .window import WindowError
+from .window import Kind, WindowError
 from .work import Command, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 BUDGET_MS = 50
 GRACE_S = 1.0
-"""How long a wait that cannot go on gives other Python threads to queue something."""
+"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
 IDLE_QUERIES = 2000
-"""Queries in a row that find nothing able to move before they count as a wait for ever."""
+"""Queries in a row that find nothing able to move before they let virtual time pass."""
 
 FAULTS = {
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
@@ -37,6 +37,9 @@ FAULTS = {
     "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
     "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
     "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_divergence": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_kinds": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_left": R.CUDA_ERROR_LAUNCH_FAILED,
     "unsupported": R.CUDA_ERROR_LAUNCH_FAILED,
 }
 """The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
@@ -111,26 +114,28 @@ class Progress:
         self.run_until(done)
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        graced = -1  # what was queued when other threads last got their chance
+        lock, threads = self.machine.lock, self.machine.threads
+        queued, since = -1, 0.0  # when nothing could move for the first time after so much had been queued
         while not done():
             interrupts.check()
             if not self.step() and not done():
+                now = time.monotonic()
+                if queued != self.submitted:
+                    queued, since = self.submitted, now
                 if self._in_host_function:
-                    self.machine.lock.wait(0.05)
-                elif graced != self.submitted and self.machine.threads.others():
-                    graced = self._grace()
+                    lock.wait(0.05)
+                elif threads.others() and (now < since + GRACE_S or now < since + self._host_wait()):
+                    with threads.waiting():
+                        lock.wait(0.02)
                 elif not self._advance_clock():
                     self._deadlock()
-            self.machine.lock.give_way()
+            lock.give_way()
 
-    def _grace(self) -> int:
-        """Let other threads queue something; `submitted` when the time was up."""
-        before, deadline = self.submitted, time.monotonic() + GRACE_S
-        with self.machine.threads.waiting():
-            while self.submitted == before and (left := deadline - time.monotonic()) > 0:
-                self.machine.lock.wait(min(left, 0.1))
-                interrupts.check()
-        return before
+    def _host_wait(self) -> float:
+        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        polled = {b.address for op in self.running for b in op.launch.blocked() if b.address}
+        found = [self.machine.window.find(address) for address in polled]
+        return self.machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
 
     def _advance_clock(self) -> bool:
         """Let virtual time pass; False if that changes nothing."""
@@ -140,14 +145,14 @@ class Progress:
             return self.machine.engine.advance_clock()
 
     def poll(self, ops: Iterable[Op]) -> bool:
-        """Advance a little; True if these operations are done."""
+        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
         waited = list(ops)
         if not all(op.done for op in waited):
             moved = self.step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
             self._idle_queries = (self.submitted, count)
             if count > IDLE_QUERIES:
-                self.wait(waited)
+                self._advance_clock()
         return all(op.done for op in waited)
 
     def drain(self) -> None:

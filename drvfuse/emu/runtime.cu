@@ -41,6 +41,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     b->leader->cluster_live--;
     e->progress++;
     e->quiet = 0;
+    if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
     LOOP for (u32 i = 0; i < 16; i++)
         if (b->barrier[i].arrived) try_barrier(l, b, i);
     if (l->cluster_size > 1) try_cluster(l, b->leader);
@@ -94,12 +95,9 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
             warp->warpop |= bit;
         }
     } else if (status == BARRIER) {
-        if (t->op_kind == B_ARRIVE) {
-            arrive(l, b, t);
-            return l->state == RUNNING;
-        }
         warp->barrier |= bit;
-        arrive(l, b, t);
+        warp->gathered |= bit;
+        if (warp->gathered == warp->live) arrive(l, b, warp);
     } else if (status == EXIT) {
         exit_thread(l, b, warp, bit);
     } else if (status == GDC_WAIT) {
@@ -267,7 +265,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         Warp* p = &b->warps[w];
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
-        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = 0;
+        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = p->gathered = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);
@@ -294,6 +292,11 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
 }
 
 FAR void finish_block(Launch* l, Block* b) {
+    LOOP for (u32 i = 0; i < 16; i++) {
+        Barrier* r = &b->barrier[i];
+        if (r->arrived) fault(l, r->last, F_BARRIER_LEFT, r->site, 0, 0, 0, i);
+    }
+    if (l->state != RUNNING) return;
     b->active = 0;
     l->finished++;
     if (!b->triggered) l->triggered++;
@@ -320,6 +323,7 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
         if (l->state != RUNNING) return ran + 1;
         if (l->turn_warp) return ran;
         if (!b->live) finish_block(l, b);
+        if (l->state != RUNNING) return ran + 1;
     }
     u32 size = l->cluster_size, begun = ran;
     LOOP while (l->next < l->blocks && l->free_count && ran - begun < TURN) {
@@ -342,6 +346,7 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
             l->turn_warp = 0;
             if (l->state != RUNNING) return ran;
             if (!b->live) finish_block(l, b);
+            if (l->state == FAULTED) return ran;
         }
     }
     l->part = 0;

@@ -58,12 +58,17 @@ struct Warp {
     u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster, asking;
     // While all lanes in `warpop` came with one operation and one mask: these, and alike = 1.
     u32 alike, alike_mask, alike_kind;
-    u32 pad[3];
+    u32 gathered;  // of `barrier`: those that wait for the rest of the warp to come there
+    u32 pad[2];
 };
 
 struct Barrier {
-    u32 arrived, expected, count;
-    u32 every;  // RED_AND so far; PLAIN while all came to wait and nobody reduces
+    u32 arrived, expected;  // 32 for each warp, whole or not
+    u32 threads;            // of the warps that have arrived
+    u32 kind, count, every;  // the reduction (or B_SYNC), and what it is so far
+    u32 plain;              // nobody arrived without waiting
+    u32 site;               // of the last that came
+    Thread* last;
 };
 
 struct Block {
@@ -143,15 +148,14 @@ struct Engine {
     Write write[WRITES];
 };
 
-const u32 PLAIN = 2, MIXED = 3;
-
 enum { RUNNING, DONE, FAULTED };
 enum { EXIT, YIELD, BARRIER, WARPOP, GDC_WAIT, FAULT, TRAP, SLEEP, CLUSTER_BARRIER };
-enum { B_SYNC, B_ARRIVE, B_POPC, B_AND, B_OR };
+enum { B_SYNC, B_ARRIVE, B_POPC, B_AND, B_OR, B_UNALIGNED = 8 };
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT, MATCH_ANY, MATCH_ALL, REDUX_ADD,
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
-       F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT, F_UNSUPPORTED, F_ENDLESS };
+       F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT,
+       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS };
 enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
@@ -177,7 +181,7 @@ u64 rt_now();
 }
 
 // abi.py and structs.py
-static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 384 && sizeof(Site) == 96, "");
+static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 768 && sizeof(Site) == 96, "");
 static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2256, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }

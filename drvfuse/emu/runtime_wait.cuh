@@ -77,10 +77,11 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     l->barriers++;
-    u32 all = r->every == PLAIN && r->arrived == b->live;
+    u32 all = r->plain && r->kind == B_SYNC && r->threads == b->live;
+    u32 result = r->kind == B_POPC ? r->count : r->kind == B_AND ? r->every : r->count != 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         Warp* warp = &b->warps[w];
-        u32 lanes = warp->barrier;
+        u32 lanes = warp->barrier & ~warp->gathered;
         if (all) {
             warp->ready |= lanes;
             warp->barrier = 0;
@@ -91,7 +92,7 @@ FAR void complete_barrier(Launch* l, Block* b, u32 id) {
             lanes &= lanes - 1;
             Thread* t = thread_at(l, b, w * 32 + lane);
             if (t->op_a != id) continue;
-            t->op_result = t->op_kind == B_POPC ? r->count : t->op_kind == B_AND ? r->every : r->count != 0;
+            t->op_result = result;
             warp->barrier &= ~(1u << lane);
             warp->ready |= 1u << lane;
         }
@@ -102,30 +103,61 @@ FAR void complete_barrier(Launch* l, Block* b, u32 id) {
 
 FAR void try_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
-    if (r->arrived && r->arrived >= (r->expected ? r->expected : b->live)) complete_barrier(l, b, id);
+    if (r->arrived && (r->expected ? r->arrived >= r->expected : r->threads >= b->live)) complete_barrier(l, b, id);
 }
 
-FAR void arrive(Launch* l, Block* b, Thread* t) {
-    u32 id = t->op_a;
+// Barriers are between warps: one arrives when all its lanes that have not exited have come.
+FAR void arrive(Launch* l, Block* b, Warp* warp) {
+    u32 lanes = warp->gathered;
+    u32 w = (u32)(warp - b->warps);
+    Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
+    u32 id = first->op_a;
     if (id > 15) {
-        fault(l, t, F_BARRIER_COUNT, t->site, 0, 0, 0, id);
+        fault(l, first, F_BARRIER_COUNT, first->site, 1, 0, 0, id);
         return;
     }
     Barrier* r = &b->barrier[id];
-    if (!r->arrived) {
-        r->expected = t->op_b;
-        r->count = 0;
-        r->every = PLAIN;
-    } else if (r->expected != t->op_b) {
-        fault(l, t, F_BARRIER_COUNT, t->site, 0, 0, r->expected, t->op_b);
-        return;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
+        u32 lane = FFS(rest) - 1;
+        Thread* t = thread_at(l, b, w * 32 + lane);
+        u32 kind = t->op_kind & ~B_UNALIGNED, every = t->op_kind & first->op_kind & B_UNALIGNED;
+        u32 reduces = kind >= B_POPC ? kind : B_SYNC;
+        if (t->op_a != id || (t->site != first->site && !every)) {
+            fault(l, t, F_BARRIER_DIVERGENCE, t->site, 0, 0, first->site, t->op_a);
+            return;
+        }
+        if (t->op_b & 31 || (kind == B_ARRIVE && !t->op_b)) {
+            fault(l, t, F_BARRIER_COUNT, t->site, 2, 0, 0, t->op_b);
+            return;
+        }
+        if (!r->arrived && t == first) {
+            r->expected = t->op_b;
+            r->threads = r->count = 0;
+            r->every = r->plain = 1;
+            r->kind = reduces;
+        }
+        if (r->expected != t->op_b) {
+            fault(l, t, F_BARRIER_COUNT, t->site, 0, 0, r->expected, t->op_b);
+            return;
+        }
+        if (r->kind != reduces) {
+            fault(l, t, F_BARRIER_KINDS, t->site, 0, 0, 0, id);
+            return;
+        }
+        if (kind == B_ARRIVE) {
+            r->plain = 0;
+            warp->barrier &= ~(1u << lane);
+            warp->ready |= 1u << lane;
+        } else if (reduces) {
+            r->count += t->op_c != 0;
+            r->every &= t->op_c != 0;
+        }
     }
-    r->arrived++;
-    if (t->op_kind == B_ARRIVE && r->every == PLAIN) r->every = MIXED;
-    if (t->op_kind >= B_POPC) {
-        r->count += t->op_c != 0;
-        r->every = (r->every != 0) & (t->op_c != 0);
-    }
+    warp->gathered = 0;
+    r->arrived += 32;
+    r->threads += POPC(lanes);
+    r->site = first->site;
+    r->last = first;
     try_barrier(l, b, id);
 }
 

@@ -23,7 +23,8 @@ class WarpStruct(Structure):
         ("cluster", u32),
         ("asking", u32),
         ("alike", u32 * 3),
-        ("pad", u32 * 3),
+        ("gathered", u32),
+        ("pad", u32 * 2),
     ]
 
 
@@ -81,7 +82,7 @@ class BlockStruct(Structure):
         ("cluster_live", u32),
         ("cluster_phase", u32),
         ("slot", u32),
-        ("barrier", u32 * 4 * 16),
+        ("barrier", u32 * 10 * 16),
     ]
 
 

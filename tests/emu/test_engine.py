@@ -116,6 +116,35 @@ def test_barriers_reduce(rig):
     assert (rig.read(out, np.int32, 100) == (34 | 0 << 8 | 1 << 9 | 1 << 10)).all()
 
 
+@pytest.mark.parametrize("block", [64, 48, 33])
+def test_barriers_count_warps_whole_or_not(rig, block):
+    source = """
+    KERNEL k(u32* out) {
+        __shared__ u32 s;
+        if (threadIdx.x < 32) { if (!threadIdx.x) s = 5; asm volatile("bar.arrive 2, 64;" ::: "memory"); }
+        else { asm volatile("bar.sync 2, 64;" ::: "memory"); out[threadIdx.x] = s; }
+        asm volatile("bar.sync 1, 64;" ::: "memory");
+        if (threadIdx.x < 32) out[threadIdx.x] = s;
+    }"""
+    out = rig.empty(256)
+    rig.run(source, out, block=block)
+    assert (rig.read(out, np.uint32, block) == 5).all()
+
+
+def test_lanes_may_come_to_an_unaligned_barrier_by_different_ways(rig):
+    source = """
+    KERNEL k(u32* out) {
+        __shared__ u32 s[64];
+        s[threadIdx.x] = threadIdx.x;
+        if (threadIdx.x % 2) asm volatile("barrier.sync 0;" ::: "memory");
+        else { s[threadIdx.x] += 100; asm volatile("barrier.sync 0;" ::: "memory"); }
+        out[threadIdx.x] = s[63 - threadIdx.x];
+    }"""
+    out = rig.empty(256)
+    rig.run(source, out, block=64)
+    assert rig.read(out, np.uint32, 64).tolist() == [63 - i + (100 if i % 2 else 0) for i in range(64)]
+
+
 def test_threads_that_left_do_not_hold_up_a_barrier(rig):
     source = """
     KERNEL k(int* out) {

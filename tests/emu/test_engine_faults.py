@@ -190,6 +190,48 @@ def test_a_barrier_with_two_ideas_of_how_many(rig):
     assert fault.message == "barrier of 96 threads, at which others wait for 64"
 
 
+BARRIER_FAULTS = {
+    "a count that is no multiple of a warp": ("bar.sync 1, 33;", "bar.sync 1, 33;", "barrier_count", "multiple of 32"),
+    "a number too high": ("bar.sync %0;", "bar.sync %0;", "barrier_count", "barriers 0 to 15"),
+    "a reduction with a wait": (
+        "{.reg .pred p; setp.ne.u32 p, %0, 0; bar.red.or.pred p, 1, 64, p;}",
+        "bar.sync 1, 64;",
+        "barrier_kinds",
+        "barrier 1",
+    ),
+    "an arrival that nobody joins": ("", "bar.arrive 3, 64;", "barrier_left", "barrier 3"),
+}
+
+
+@pytest.mark.parametrize("name", BARRIER_FAULTS)
+def test_a_barrier_is_misused(rig, name):
+    first, second, kind, message = BARRIER_FAULTS[name]
+    source = f"""
+    KERNEL k(u32 n) {{
+        if (threadIdx.x < 32) asm volatile("{first}" :: "r"(n) : "memory");
+        else asm volatile("{second}" :: "r"(n) : "memory"); // here
+    }}"""
+    launch = rig.launch(source, 99, block=64)
+    assert rig.finish(launch) and launch.fault is not None
+    assert launch.fault.kind == kind and message in launch.fault.message
+    assert launch.fault.file.endswith("test.cu") and launch.fault.line in (3, 4)
+
+
+def test_lanes_of_one_warp_at_different_barriers(rig):
+    source = """
+    KERNEL k(int* out) {
+        if (threadIdx.x < 16) {
+            out[threadIdx.x] = 1;
+            __syncthreads(); // other
+        } else {
+            __syncthreads(); // here
+            out[threadIdx.x] = 2;
+        }
+    }"""
+    fault = fault_of(rig, rig.launch(source, rig.empty(128)), source, "barrier_divergence")
+    assert fault.thread == (16, 0, 0) and f"another at line {line_of(source, 'other')}" in fault.message
+
+
 def test_a_plain_load_that_waits_for_ever(rig):
     source = """
     KERNEL k(const u32* flag) {
