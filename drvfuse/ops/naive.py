@@ -63,11 +63,11 @@ class Naive:
         self._ready = [Event(rank.device) for rank in group]
         self._copied = [Event(rank.device) for rank in group]
 
-    def check(self, streams: Sequence[Stream], alone: bool) -> None:
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """All ranks, and all streams outside a capture or all in one: its events cannot cross the border."""
         if alone:
             raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
-        if len({stream.capture_id() for stream in streams}) > 1:
+        if len(set(captures)) > 1:
             raise Unsupported(
                 'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
                 "copies of one rank are ordered against the others by events"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..errors import Unsupported
+from ..errors import CaptureError, Unsupported
 from ..runtime import interop
 from ..runtime.kernel import Kernel, Launch, Module
 from ..runtime.nvrtc import compile_source
@@ -113,8 +113,16 @@ class Direct:
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]
 
-    def check(self, streams: Sequence[Stream], alone: bool) -> None:
-        """Any streams will do, and one rank at a time."""
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
+        inside = [position for position, capture in enumerate(captures) if capture is not None]
+        if 0 < len(inside) < len(captures):
+            outside = [position for position, capture in enumerate(captures) if capture is None]
+            raise CaptureError(
+                f"the streams of local ranks {inside} are being captured and those of local ranks {outside} are not: "
+                "these would wait for kernels that only a replay starts. Capture the streams of all ranks, or launch "
+                "each rank with launch(rank=i)"
+            )
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         for (launch,), stream in zip(self.launches, streams, strict=True):

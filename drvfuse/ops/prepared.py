@@ -39,8 +39,8 @@ class Schedule(Protocol):
     def launch_one(self, position: int, stream: Stream) -> None:
         """Queue the work of one local rank."""
 
-    def check(self, streams: Sequence[Stream], alone: bool) -> None:
-        """Raise Unsupported if the algorithm cannot run on these streams, or for one rank alone. Queues nothing."""
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing."""
 
 
 class Prepared(Generic[R]):
@@ -137,8 +137,8 @@ class Prepared(Generic[R]):
         group.admit(streams)
         if schedule is None:
             return
-        schedule.check(streams, alone)
         captures = [stream.capture_id() for stream in streams]
+        schedule.check(captures, alone)
         for position, stream, capture in zip(positions, streams, captures, strict=True):
             self._order(position, stream, capture)
         if all(capture is None for capture in captures):

@@ -90,7 +90,8 @@ class Array:
     def copy_from(self, values: np.ndarray[Any, Any]) -> None:
         """Overwrite the array; shape and dtype must match. Returns when `values` may be reused.
 
-        Ordered on the array's stream and after the work of every other stream that uses the array. The stream is synchronised: the driver may read page-locked memory long after the copy was queued.
+        Ordered on the array's stream and after the work of every other stream that uses the array. The stream is
+        synchronised: the driver may read page-locked memory long after the copy was queued.
         """
         import numpy as np
 

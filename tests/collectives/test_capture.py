@@ -212,3 +212,23 @@ def test_arrays_of_a_closed_graph_outlive_its_replay(new_group, foreign):
     group.synchronize()
     assert_bits(ys, ones * 3)
     del junk
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("captured", [(0,), (1, 2)])
+def test_ranks_on_both_sides_of_a_capture_are_refused(group, hosts, algo, captured):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    call = df.allreduce.prepare(group, xs, ys, algo=algo)
+    untouched = ys[0].numpy()
+    with df.Graph.capture([group.ranks[i].stream for i in captured]) as graph:
+        with pytest.raises(CaptureError, match=r"ranks .* captured.* ranks .* not"):
+            call.launch()
+        for position in captured:
+            call.launch(rank=position)  # the caller says that he means this rank alone
+    assert_bits(ys, untouched)
+    graph.launch(group.ranks[captured[0]].stream)
+    for position in {0, 1, 2} - set(captured):
+        call.launch(rank=position)
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    graph.close()
