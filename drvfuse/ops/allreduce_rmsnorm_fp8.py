@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def allreduce_rmsnorm_fp8(
 
     `inputs`: a list with one array [..., columns] a local rank, of one shape and dtype (bfloat16, float16 or float32),
     1 to 16384 columns. `gammas`: one array [columns] a rank, of the inputs' dtype. `residuals`: one array a rank, like
-    the inputs. Gammas and residuals are replicated by contract: equal on all ranks, which nothing checks.
+    the inputs. Gammas and residuals are replicated by contract: equal on all ranks, which nothing checks. With a
+    `pdl_level` other than OFF gammas may be read before the kernel in front has finished: it must not write them.
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the input dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);
@@ -124,6 +126,7 @@ def allreduce_rmsnorm_fp8(
     )
     rows = math.prod(shape[:-1])
     row_bytes = shape[-1] * dtype.itemsize
+    automatic = algo == "auto"
     if algo != "auto":
         plan.require_peers(group, algo)
     elif not group.peers_readable:
@@ -158,7 +161,14 @@ def allreduce_rmsnorm_fp8(
             )
             for i, source in enumerate(sources)
         ]
-        schedule = call.schedule(addresses)
+        try:
+            schedule = call.schedule(addresses)
+        except ArgumentError as error:
+            if not automatic or algo != "two_stage" or error.argument != "workspace_bytes":
+                raise
+            algo = "one_stage"  # which needs less of the workspace, or none
+            call = dataclasses.replace(call, algo=algo)
+            schedule = call.schedule(addresses)
         moved = call.traffic()
     written = [r for r in (result, scale_result, residual_result) if r is not None]
     return Prepared(

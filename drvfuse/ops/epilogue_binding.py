@@ -87,7 +87,9 @@ def _array(group: Group, position: int, name: str, value: Any) -> Operand:
         raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
     operand = validate.operand_of(group, name, value, alignment=None)
     device = group.ranks[position].device
-    if operand.array.size and not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
+    if not operand.array.size:
+        raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
+    if not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_INVALID_VALUE = 1
+
+
 class Array:
     """A C-contiguous array in device memory. Make it with `device.empty/zeros/array` or `view`.
 
@@ -220,4 +223,16 @@ def view(ptr: int, shape: Any, dtype: Any, device: Device, *, stream: Stream | N
         raise ArgumentError("ptr", hex(address), f"a multiple of {element.itemsize}, the size of {element}")
     if not address and element_count(dimensions):
         raise ArgumentError("ptr", 0, "the address of device memory")
+    if element_count(dimensions):
+        _check_known(device, address)
     return Array(address, dimensions, element, device, home, owner)
+
+
+def _check_known(device: Device, address: int) -> None:
+    """Refuse memory that the driver does not know, unless the device can read any memory of the process."""
+    types = device.driver.types
+    code, *_ = device.driver.result(
+        "cuPointerGetAttribute", types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address
+    )
+    if int(code) == _INVALID_VALUE and not device.attribute("PAGEABLE_MEMORY_ACCESS"):
+        raise ArgumentError("ptr", hex(address), f"memory of the {device.driver.name} driver, not of the host")

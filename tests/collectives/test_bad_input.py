@@ -281,3 +281,30 @@ def test_closed_group(new_group):
             call()
     assert "closed" in repr(group)
     assert_bits(xs, np.zeros(8, np.float32))
+
+
+def test_epilogue_arrays_without_elements(group, xs, refused):
+    nothing = df.Replicated([rank.zeros(0, "float32") for rank in group])
+    refused(
+        lambda: df.allreduce(group, xs, epilogue=df.Epilogue("x + b[0]", b=nothing)),
+        "epilogue parameter b[0]",
+        "at least one element",
+    )
+
+
+@pytest.mark.parametrize("wrong", ["array", "1", 1.5, -1, 1 << 64])
+def test_things_that_are_no_streams(group, xs, refused, wrong):
+    if wrong == "array":
+        wrong = xs[0]
+    refused(lambda: df.allreduce(group, xs, streams=[wrong] * 3), "streams[0]")
+
+
+def test_auto_takes_one_stage_where_two_do_not_fit_the_workspace(new_group):
+    group = new_group(3, workspace_bytes=4096)
+    inputs = [rank.zeros((300, 8192), "bfloat16") for rank in group]
+    gammas = [rank.zeros(8192, "bfloat16") for rank in group]
+    call = df.allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=1e-6)
+    assert call.algo == "one_stage"
+    with pytest.raises(ArgumentError, match="workspace_bytes"):
+        df.allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=1e-6, algo="two_stage")
+    assert not call.launch().output[0].numpy().any()

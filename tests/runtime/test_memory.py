@@ -115,6 +115,9 @@ def test_view_borrows_memory_and_keeps_its_owner(driver: str, rng: np.random.Gen
         df.view(part.ptr + 1, (2,), "float32", device)
     with pytest.raises(ArgumentError, match="ptr"):
         df.view(0, (2,), "float32", device)
+    if not device.attribute("PAGEABLE_MEMORY_ACCESS"):
+        with pytest.raises(ArgumentError, match="not of the host"):
+            df.view(values.ctypes.data, (2,), "float32", device)
 
 
 def test_dropped_arrays_are_freed_at_the_next_allocation(driver: str, freed: list[int]) -> None:
