@@ -7,6 +7,7 @@ and add ranks in order, and a value is rounded to its output dtype once. A NaN i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,8 +62,17 @@ def round_to(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     return result
 
 
+def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
+    if np.shape(values) != shape:
+        raise ArgumentError(argument, f"of shape {np.shape(values)}", f"of shape {shape}")
+
+
 def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
-    """+0 + inputs[0] + inputs[1] + ... in fp32, in that order."""
+    """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape."""
+    if not len(inputs):
+        raise ArgumentError("inputs", "empty", "one array a rank")
+    for position, values in enumerate(inputs):
+        _require_shape(f"inputs[{position}]", values, np.shape(inputs[0]))
     total = np.zeros(np.shape(inputs[0]), np.float32)
     with np.errstate(all="ignore"):
         for values in inputs:
@@ -106,15 +116,16 @@ def row_sum_of_squares(rows: Floats, dtype: Any) -> Floats:
     count, columns = rows.shape
     groups = -(-columns // (width * _GROUP))
     rounds = -(-groups // _LANES)
-    padded = np.zeros((count, rounds * _LANES * _GROUP * width), np.float32)
+    packs_of_row = rounds * _LANES * _GROUP
+    padded = np.zeros((count, packs_of_row * width), np.float32)
     padded[:, :columns] = rows
     with np.errstate(all="ignore"):
         padded *= padded
-        elements = padded.reshape(count, -1, width)
+        elements = padded.reshape(count, packs_of_row, width)
         packs = np.zeros(elements.shape[:2], np.float32)
         for k in range(width):
             packs += elements[..., k]
-        group_sums = _butterfly(packs.reshape(count, -1, _GROUP)).reshape(count, rounds, _LANES)
+        group_sums = _butterfly(packs.reshape(count, rounds * _LANES, _GROUP)).reshape(count, rounds, _LANES)
         lanes = np.zeros((count, _LANES), np.float32)
         for k in range(rounds):
             lanes += group_sums[:, k]
@@ -151,14 +162,22 @@ def allreduce_rmsnorm_fp8(
 
     Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
     rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
+
+    No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
     """
+    total = sum_ranks(inputs)
+    shape = total.shape
+    if not shape or not shape[-1]:
+        raise ArgumentError("inputs[0]", f"of shape {shape}", "of shape [..., columns] with at least one column")
+    _require_shape("gamma", gamma, shape[-1:])
+    if residual is not None:
+        _require_shape("residual", residual, shape)
     source: DType = dtypes.get(inputs[0].dtype)
     target = dtypes.get(out_dtype)
     if target.fp8_max is None and target.name != source.name:
         raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
-    shape = inputs[0].shape
     columns = shape[-1]
-    x = sum_ranks(inputs).reshape(-1, columns)
+    x = total.reshape(math.prod(shape[:-1]), columns)
     with np.errstate(all="ignore"):
         stored = None
         if residual is not None:

@@ -178,3 +178,44 @@ def test_output_dtype_is_fp8_or_the_inputs():
     x = [np.ones((1, 8), BF16)]
     with pytest.raises(ArgumentError, match="out_dtype"):
         reference.allreduce_rmsnorm_fp8(x, np.ones(8, BF16), 1e-6, out_dtype="float16")
+
+
+@pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("shape", [(0, 16), (2, 0, 600), (0, 1)])
+def test_no_rows_give_empty_results(shape, out_dtype):
+    inputs = [np.zeros(shape, BF16)] * 3
+    found = reference.allreduce_rmsnorm_fp8(
+        inputs, np.ones(shape[-1], BF16), 1e-6, residual=inputs[0], out_dtype=out_dtype
+    )
+    assert found.output.shape == shape and found.output.dtype == reference.dtypes.get(out_dtype).numpy
+    assert found.residual.shape == shape and found.residual.dtype == BF16
+    if out_dtype == "bfloat16":
+        assert found.scales is None
+    else:
+        assert found.scales.shape == shape[:-1] and found.scales.dtype == np.float32
+    assert reference.allreduce(inputs).shape == shape
+    assert reference.row_sum_of_squares(np.zeros((0, shape[-1]), np.float32), "bfloat16").shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 0)])
+def test_rows_without_columns_are_refused(shape):
+    with pytest.raises(ArgumentError, match=r"inputs\[0\].*column"):
+        reference.allreduce_rmsnorm_fp8([np.zeros(shape, BF16)] * 2, np.ones(0, BF16), 1e-6)
+
+
+def test_wrong_arguments_are_named():
+    x = np.zeros((2, 8), BF16)
+    with pytest.raises(ArgumentError, match="inputs"):
+        reference.allreduce([])
+    with pytest.raises(ArgumentError, match=r"inputs\[1\].*shape"):
+        reference.allreduce([x, x[:1]])
+    with pytest.raises(ArgumentError, match="gamma.*shape"):
+        reference.allreduce_rmsnorm_fp8([x], np.ones(1, BF16), 1e-6)
+    with pytest.raises(ArgumentError, match="residual.*shape"):
+        reference.allreduce_rmsnorm_fp8([x], np.ones(8, BF16), 1e-6, residual=x[:1])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_allreduce_of_scalars_and_of_nothing(shape):
+    found = reference.allreduce([np.full(shape, np.nan, BF16)] * 2)
+    assert found.shape == shape and (bits(found) == 0x7FFF).all()
