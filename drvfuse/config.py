@@ -97,6 +97,12 @@ SETTINGS: Mapping[str, Setting] = {
         "a whole number above 0",
         "loop rounds of an emulated thread after which it counts as endless",
     ),
+    "emu_host_wait": Setting(
+        _seconds,
+        10.0,
+        "seconds, above 0 and below 1e9",
+        "how long an emulated kernel that polls host memory may wait for another host thread",
+    ),
 }
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -108,6 +108,7 @@ class Machine:
         self.closed = False
         self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised)
         self._loop_limit = config.get("emu_loop_limit")
+        self.host_wait = config.get("emu_host_wait")
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}

@@ -150,9 +150,9 @@ class Progress:
         if not all(op.done for op in waited):
             moved = self.step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
+            if count == IDLE_QUERIES and self._advance_clock():
+                count -= 1  # and again at the next
             self._idle_queries = (self.submitted, count)
-            if count > IDLE_QUERIES:
-                self._advance_clock()
         return all(op.done for op in waited)
 
     def drain(self) -> None:

@@ -8,6 +8,7 @@ import gc
 import signal
 import struct
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -545,7 +546,7 @@ def test_freeing_between_two_launches_dead_locks_as_on_hardware(machine: Machine
     assert machine.reports[-1].kind == "deadlock"
 
 
-def test_polling_sees_work_advance_and_ends_a_dead_lock(machine: Machine, cuda: Any) -> None:
+def test_polling_sees_work_advance_and_never_ends_it(machine: Machine, cuda: Any) -> None:
     pair = _pair(cuda)
     _meet(cuda, pair, 0, 1)
     assert code(cuda.cuStreamQuery(pair[0][0])) == R.CUDA_ERROR_NOT_READY
@@ -554,9 +555,70 @@ def test_polling_sees_work_advance_and_ends_a_dead_lock(machine: Machine, cuda: 
         pass
     assert answer == R.CUDA_SUCCESS
     _meet(cuda, pair, 0, 2)
-    while (answer := code(cuda.cuStreamQuery(pair[0][0]))) == R.CUDA_ERROR_NOT_READY:
+    primary(cuda, 0)
+    event = ok(cuda.cuEventCreate(0))
+    ok(cuda.cuEventRecord(event, pair[0][0]))
+    for _ in range(3000):
+        assert code(cuda.cuStreamQuery(pair[0][0])) == code(cuda.cuEventQuery(event)) == R.CUDA_ERROR_NOT_READY
+    assert machine.reports == []
+    assert code(cuda.cuStreamSynchronize(pair[0][0])) == R.CUDA_ERROR_LAUNCH_TIMEOUT
+
+
+def _spin_on_host_memory(cuda: Any) -> tuple[Any, Any]:
+    """(the word, in pinned memory, that releases a kernel; the kernel's stream)."""
+    primary(cuda)
+    address = int(ok(cuda.cuMemHostAlloc(4, 0)))
+    word = ctypes.c_uint32.from_address(address)
+    stream = ok(cuda.cuStreamCreate(1))
+    f = function(cuda, SPIN, "all_arrive")
+    kinds = (ctypes.c_void_p, ctypes.c_int)
+    ok(cuda.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, ((address, 2), kinds), 0))
+    return word, stream
+
+
+def test_the_host_may_release_a_kernel_between_queries(machine: Machine, cuda: Any) -> None:
+    word, stream = _spin_on_host_memory(cuda)
+    for _ in range(3000):
+        assert code(cuda.cuStreamQuery(stream)) == R.CUDA_ERROR_NOT_READY
+    word.value = 2
+    ok(cuda.cuStreamSynchronize(stream))
+    assert machine.reports == []
+
+
+def test_a_wait_gives_other_threads_time_to_release_a_kernel(machine: Machine, cuda: Any) -> None:
+    word, stream = _spin_on_host_memory(cuda)
+    timer = threading.Timer(1.5, setattr, [word, "value", 2])
+    timer.start()
+    ok(cuda.cuStreamSynchronize(stream))
+    timer.join()
+    assert machine.reports == []
+
+
+def test_the_time_that_other_threads_have_is_a_setting() -> None:
+    with config.override(emu_host_wait=0.05), Machine(devices=1) as machine:
+        cuda, leave = machine.driver, threading.Event()
+        ok(cuda.cuInit(0))
+        _, stream = _spin_on_host_memory(cuda)
+        other = threading.Thread(target=leave.wait, args=(30,))
+        other.start()
+        begin = time.monotonic()
+        assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_LAUNCH_TIMEOUT
+        assert time.monotonic() - begin < 5
+        leave.set()
+        other.join()
+        assert machine.reports[-1].kind == "deadlock"
+
+
+def test_polling_lets_virtual_time_pass(cuda: Any) -> None:
+    primary(cuda)
+    f = function(cuda, SPIN, "bounded")
+    flag, out = _zeros(cuda, 1), _zeros(cuda, 1)
+    kinds = (None, None, ctypes.c_ulonglong)
+    ok(cuda.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, ((flag, out, 10**9), kinds), 0))
+    while (answer := code(cuda.cuStreamQuery(0))) == R.CUDA_ERROR_NOT_READY:
         pass
-    assert answer == R.CUDA_ERROR_LAUNCH_TIMEOUT
+    assert answer == R.CUDA_SUCCESS
+    assert _host(cuda, out, np.zeros(1, np.uint32))[0] == 7
 
 
 def test_a_thread_may_launch_what_another_one_waits_for(cuda: Any) -> None:
