@@ -108,6 +108,26 @@ def test_flags_are_release_and_acquire_at_system_scope(spec):
     assert ("st.release.sys.global.u64" in ptx) == ("ld.acquire.sys.global.u64" in ptx) == (not spec.local)
 
 
+EPILOGUE = (
+    "struct EpilogueParams { float scale; const bf16* bias; };\n"
+    "__device__ float epilogue(float x, i64 i, i64 row, i64 col, int rank, const EpilogueParams& params) {\n"
+    "    return x * params.scale + params.bias[col];\n}"
+)
+
+
+@pytest.mark.parametrize("spec", [*VARIANTS, allreduce(epilogue=EPILOGUE, local=True)], ids=label)
+def test_only_gamma_is_read_before_the_wait(spec):
+    """A pack of gamma is one load of 16 bytes; it is fetched ahead where a thread has at most two of a row."""
+    ptx = compiled(spec).ptx
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    ahead = spec.op == "allreduce_rmsnorm_fp8" and spec.algo == "one_stage" and spec.packs <= 2
+    assert (
+        wait
+        and len(re.findall(r"\bld\.global|\bld\.acquire|\bld\.relaxed|\batom|\bred\b", before)) == ahead * spec.packs
+    )
+    assert not re.search(r"\bst\.(?:global|release|relaxed)", before)
+
+
 @pytest.mark.parametrize("spec", [allreduce(), fused()], ids=label)
 def test_numerics_need_ieee_operations_without_contraction(spec):
     ptx = compiled(spec).ptx
@@ -153,12 +173,7 @@ def test_structures_match_the_host_byte_for_byte(spec, structure):
 
 
 def test_epilogue_is_a_second_parameter():
-    text = (
-        "struct EpilogueParams { float scale; const bf16* bias; };\n"
-        "__device__ float epilogue(float x, i64 i, i64 row, i64 col, int rank, const EpilogueParams& params) {\n"
-        "    return x * params.scale + params.bias[col];\n}"
-    )
-    for spec in (allreduce(epilogue=text), allreduce("two_stage", ragged=True, epilogue=text)):
+    for spec in (allreduce(epilogue=EPILOGUE), allreduce("two_stage", ragged=True, epilogue=EPILOGUE)):
         sizes = [param.size for param in compiled(spec).kernels[spec.name].params]
         assert sizes == [ctypes.sizeof(kernels.AllreduceParams), 16]
 

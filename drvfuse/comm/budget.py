@@ -4,6 +4,13 @@
 Blocks that wait for a peer must be able to run together with those of every other open group on the device, or two
 groups could starve each other. Every kernel of ours fits a multiprocessor alone, so the number of multiprocessors is
 a safe capacity: the budgets of all open groups on a device sum to at most that.
+
+The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
+resident while it still waits for a peer. With PDLLevel.OVERLAP_AT_BEGINNING a whole chain of kernels may be, each
+holding multiprocessors in its `griddepcontrol.wait`. That cannot stop the call they wait for, whose blocks were all
+placed before the first of them, so one group alone is safe. Two groups are not: on one device group A's chain may
+leave no room for B's first kernel while on another B's leaves none for A's, and each waits for the other until the
+bound in time ends both. No budget prevents this, since the kernels behind may be anyone's; `PDLLevel` tells the user.
 """
 
 from __future__ import annotations

@@ -17,12 +17,17 @@ class PDLLevel(IntEnum):
     """When a collective lets the next kernel in its stream start (programmatic dependent launch).
 
     With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
-    finished; it reads nothing that kernel may write, the workspace included, before its `griddepcontrol.wait`. The
-    kernel behind it, if launched with PDL, may start
+    finished; it reads nothing that kernel may write, the workspace and an epilogue's arrays included, before its
+    `griddepcontrol.wait`. The one exception are the gammas of `allreduce_rmsnorm_fp8`, weights that are fetched before
+    the wait: between a kernel that writes them and the collective there must be a launch without PDL, a wait for an
+    event or a synchronisation. The kernel behind it, if launched with PDL, may start
 
-    - OFF, ON, OVERLAP_AT_END: once every block has written its results (the trigger is the last thing a block does);
+    - OFF, ON, OVERLAP_AT_END: once every block has come to its end (the trigger is the last thing a block does). Only
+      the dependent's own wait makes results visible;
     - OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
-      wait.
+      wait. It holds multiprocessors while the collective waits for its peers, which no block budget counts: where two
+      groups share devices, their calls of this level can starve each other until `spin_timeout`. Order them by events,
+      or use ON.
 
     NO_WAIT_OVERLAP_AT_END would skip the wait; drvfuse's own collectives refuse it.
     """
