@@ -119,6 +119,9 @@ class Array:
         if isinstance(owner, Array) and owner._block is not None:
             owner._block.order(self.stream)
 
+    def __array__(self, *args: Any, **more: Any) -> Any:
+        raise TypeError(f"{self!r} is in device memory: copy it to the host with .numpy()")
+
     def __dlpack_device__(self) -> tuple[int, int]:
         from . import dlpack
 

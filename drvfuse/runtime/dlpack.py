@@ -2,7 +2,8 @@
 """DLPack capsules: making them from arrays and reading those of others, with ctypes.
 
 Layouts are those of dlpack.h 1.x. A capsule that is read is kept alive and never renamed, so its own destructor still
-calls its deleter. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
+calls its deleter. Memory behind a capsule of ours that is dropped unconsumed is let go at the next allocation or
+synchronisation. Memory of the emulated driver is announced as an "extension device": it is not CUDA memory, and a
 framework that took it for that would crash.
 """
 
@@ -17,6 +18,8 @@ from .. import dtypes
 from ..dtypes import DType
 from ..errors import ArgumentError
 from .array import Array
+from .driver import Driver
+from .lifetime import retire
 from .stream import LEGACY, Stream
 
 CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 2, 3, 13, 12
@@ -66,30 +69,42 @@ _capsule_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 )
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-# The destructor gets a capsule whose reference count is zero already: it must stay a bare address here.
-_raw_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_raw_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
-
 _exported: dict[int, Any] = {}  # address of the managed tensor -> what must live until its deleter is called
 
 
-# The defaults below keep both callbacks whole when the module's globals are cleared at interpreter exit.
+_capsules: dict[int, list[Any]] = {}  # address -> [its capsule], until that is consumed or dropped
+
+
+# The default keeps the callback whole when the module's globals are cleared at interpreter exit.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _destroy(
-    capsule: int,
-    exported: dict[int, Any] = _exported,
-    names: tuple[bytes, ...] = tuple(_NAMES.values()),
-    is_valid: Any = _raw_is_valid,
-    pointer: Any = _raw_pointer,
-) -> None:
-    for name in names:
-        if is_valid(capsule, name):  # a consumer that took the tensor has renamed the capsule
-            exported.pop(pointer(capsule, name), None)
+def _references(holder: list[Any]) -> int:
+    return sys.getrefcount(holder[0])
+
+
+_ALONE = _references([object()])
+
+
+def _reclaim(driver: Driver, address: int) -> None:
+    """Drop what a capsule holds if nobody can consume it any more; else look again at the next flush.
+
+    The capsule has no destructor: one written in Python would lose the exception of a consumer that drops the capsule
+    while it raises, as numpy does for device memory. So this module holds a reference to the capsule itself.
+    """
+    holder = _capsules.get(address)
+    if holder is None:
+        return
+    alone = _references(holder) == _ALONE
+    if not any(_is_valid(holder[0], name) for name in _NAMES.values()):
+        del _capsules[address]  # consumed, so its consumer calls the deleter
+    elif alone:
+        del _capsules[address]
+        _exported.pop(address, None)
+    else:
+        retire(driver, _reclaim, address)
 
 
 def device_of(array: Array) -> tuple[int, int]:
@@ -135,7 +150,10 @@ def export(
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value
     address = ctypes.addressof(managed)
     _exported[address] = (managed, shape, strides, array)
-    return _capsule_new(address, _NAMES[versioned], ctypes.cast(_destroy, ctypes.c_void_p))
+    capsule = _capsule_new(address, _NAMES[versioned], None)
+    _capsules[address] = [capsule]
+    retire(array.device.driver, _reclaim, address)
+    return capsule
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:

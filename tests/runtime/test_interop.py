@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,13 +56,37 @@ def test_dlpack_round_trip(driver: str, name: str, version: tuple[int, int] | No
 
 def test_dropped_capsules_free_what_they_hold(driver: str) -> None:
     device = df.device(0, driver=driver)
+    device.synchronize()
     held = len(dlpack._exported)
     array = device.zeros((4,), "float32")
     capsules = [array.__dlpack__(stream=-1), array.__dlpack__(stream=-1, max_version=(1, 0))]
     assert len(dlpack._exported) == held + 2
+    device.synchronize()
+    assert len(dlpack._exported) == held + 2 and dlpack.read(capsules[0]).ptr == array.ptr
     del capsules
-    gc.collect()
+    device.synchronize()
     assert len(dlpack._exported) == held
+
+
+def test_a_consumer_that_refuses_raises_its_own_error_and_holds_nothing(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    device.synchronize()
+    held = len(dlpack._exported), len(dlpack._capsules)
+    array = device.zeros((4,), "float32")
+    for _ in range(3):
+        with pytest.raises((RuntimeError, BufferError), match="(?i)device"):
+            np.from_dlpack(array)
+    gone = weakref.ref(array)
+    del array
+    device.synchronize()
+    assert gone() is None and (len(dlpack._exported), len(dlpack._capsules)) == held
+
+
+def test_numpy_gets_no_array_of_objects(driver: str) -> None:
+    array = df.device(0, driver=driver).zeros((4,), "float32")
+    for convert in (np.asarray, np.array, lambda a: np.zeros(4, np.float32) + a):
+        with pytest.raises(TypeError, match=r"\.numpy\(\)"):
+            convert(array)
 
 
 def test_consumer_calls_the_deleter(driver: str) -> None:
