@@ -100,7 +100,7 @@ HOST = {
     "arrays are freed after the call": (
         Prepared,
         "_launched",
-        "operand.array.used_on(stream)",
+        "mark_used(arrays, stream, event)",
         scenarios.a_freed_input_is_not_reused_early,
     ),
     "peer access is enabled": (
