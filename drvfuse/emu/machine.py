@@ -75,7 +75,7 @@ class Machine:
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
-    `close()` gives the memory back; using a handle or pointer of a closed machine is an error.
+    `close()` gives the memory back; calls to a closed machine answer CUDA_ERROR_DEINITIALIZED.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class Machine:
             raise ArgumentError("arch", repr(arch), "one of " + ", ".join(_ARCHES) + ", with or without a suffix")
         if not isinstance(sm_count, int) or sm_count < 1:
             raise ArgumentError("sm_count", repr(sm_count), "positive")
+        if not isinstance(memory_bytes, int) or memory_bytes < 1:
+            raise ArgumentError("memory_bytes", repr(memory_bytes), "positive")
         if race:
             raise Unsupported("the race detector is not part of this version: use race=False")
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))

@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING
 from .api.entry import Failure
 from .api.types import R
 from .objects import Context, Device, Memory, Pool
+from .reports import Report
 from .window import Kind, WindowError
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
+_WRONG = {
+    "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
+    "no_access": "which no device was given access to (cuMemSetAccess)",
+    "read_only": "which every device may only read (cuMemSetAccess)",
+}
 
 
 @dataclass(eq=False)
@@ -87,6 +94,37 @@ class MachineMemory:
             if base + self._live[base].nbytes > start:
                 found.append(self._live[base])
         return found
+
+    # What queued copies and fills meant ------------------------------------------------------------------------------
+
+    def identify(self, command: Command) -> list[tuple[int, ...]]:
+        """Which allocations each access of a command touches: the same later on only if none has gone or come."""
+        return [tuple(a.number for a in self.within(at.address, at.nbytes)) for at in command.accesses()]
+
+    def refusal(self, command: Command, allocations: list[tuple[int, ...]]) -> Report | None:
+        """What is wrong with running a command now that meant these allocations; None if nothing is."""
+        now = self.identify(command)
+        for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
+            if self._machine.window.contains(at.address, at.nbytes):
+                kind = ""
+                if numbers != then or not self.covered(at.address, at.nbytes):
+                    kind = "use_after_free"
+                elif not self._permits(at.address, at.nbytes, READ):
+                    kind = "no_access"
+                elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
+                    kind = "read_only"
+                if kind:
+                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
+                    return Report(kind, text, device=command.context.device.index, address=at.address)
+        return None
+
+    def _permits(self, address: int, nbytes: int, flags: int) -> bool:
+        """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
+        and pools permit all copies, which go through the host if need be.
+        """
+        mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
+        return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
 
     # Making and dropping ---------------------------------------------------------------------------------------------
 

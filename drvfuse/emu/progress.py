@@ -87,6 +87,7 @@ class Progress:
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority
         op = Op(command, (priority, next(self._sequence)))
+        op.allocations = self.machine.memory.identify(command)
         for other in set(after):
             if not other.done:
                 other.dependents.append(op)
@@ -204,8 +205,13 @@ class Progress:
         else:
             if isinstance(command, Record):
                 command.event.op = op
-            command.run(self.machine)
+            refusal = self.machine.memory.refusal(command, op.allocations)
+            if refusal is None:
+                command.run(self.machine)
             self._finish(op)
+            if refusal is not None:
+                self.machine.report(refusal)
+                self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS)
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:

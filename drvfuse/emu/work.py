@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,14 +23,29 @@ Dim = tuple[int, int, int]
 
 
 class Op:
-    """One queued command. `primary` is the kernel in front of it that it may overlap (programmatic launch)."""
+    """One queued command. `primary` is the kernel in front of it that it may overlap (programmatic launch);
+    `allocations` tells what the addresses of the command meant when it was queued (`MachineMemory.identify`).
+    """
 
-    __slots__ = ("command", "dependents", "done", "launch", "order", "primary", "room", "secondaries", "time", "waits")
+    __slots__ = (
+        "allocations",
+        "command",
+        "dependents",
+        "done",
+        "launch",
+        "order",
+        "primary",
+        "room",
+        "secondaries",
+        "time",
+        "waits",
+    )
 
     def __init__(self, command: Command, order: tuple[int, int]) -> None:
         self.command = command
         self.order = order
         self.waits = 0
+        self.allocations: list[tuple[int, ...]] = []
         self.dependents: list[Op] = []
         self.primary: Op | None = None
         self.secondaries: list[Op] = []
@@ -43,6 +58,14 @@ class Op:
         return self.order < other.order
 
 
+class Access(NamedTuple):
+    """What a copy or a fill does to a range."""
+
+    address: int
+    nbytes: int
+    write: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Command:
     """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
@@ -51,6 +74,10 @@ class Command:
 
     def run(self, machine: Machine) -> None:
         """Do it; everything but a kernel and a host function is done at once."""
+
+    def accesses(self) -> tuple[Access, ...]:
+        """The memory that `run` reads and writes."""
+        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +96,10 @@ class Copy(Command):
                 machine.window.mark_initialised(self.destination, self.nbytes)
         else:
             machine.window.copy(self.destination, self.source, self.nbytes)
+
+    def accesses(self) -> tuple[Access, ...]:
+        target = Access(self.destination, self.nbytes, True)
+        return (target,) if isinstance(self.source, bytes) else (target, Access(self.source, self.nbytes, False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +120,13 @@ class Copy2D(Command):
                 self.destination + row * self.destination_pitch, self.source + row * self.source_pitch, self.width
             )
 
+    def accesses(self) -> tuple[Access, ...]:
+        rows = self.height - 1
+        return (
+            Access(self.destination, rows * self.destination_pitch + self.width, True),
+            Access(self.source, rows * self.source_pitch + self.width, False),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Fill(Command):
@@ -107,6 +145,9 @@ class Fill(Command):
             machine.window.view(address, self.count * self.size).view(f"<u{self.size}")[:] = self.value
             machine.window.mark_initialised(address, self.count * self.size)
 
+    def accesses(self) -> tuple[Access, ...]:
+        return (Access(self.destination, (self.rows - 1) * self.pitch + self.count * self.size, True),)
+
 
 @dataclass(frozen=True, eq=False)
 class PoolFree(Command):
@@ -121,7 +162,7 @@ class PoolFree(Command):
 
 @dataclass(frozen=True, eq=False)
 class Record(Command):
-    """The marker of an event record inside a graph, for an event outside of it; elsewhere a plain Command does."""
+    """An event record inside a graph, of an event that others outside of the graph wait for."""
 
     event: Event
 

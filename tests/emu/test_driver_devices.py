@@ -45,12 +45,16 @@ def test_two_machines_do_not_know_each_others_handles() -> None:
         assert code(two.driver.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_a_closed_machine_answers_not_initialised() -> None:
+def test_a_closed_machine_says_that_it_is_closed() -> None:
     machine = Machine(devices=1)
     ok(machine.driver.cuInit(0))
     machine.close()
     machine.close()
-    assert code(machine.driver.cuDeviceGetCount()) == R.CUDA_ERROR_NOT_INITIALIZED
+    cuda = machine.driver
+    for call in (cuda.cuDeviceGetCount(), cuda.cuInit(0), cuda.cuMemAlloc(16)):
+        assert code(call) == R.CUDA_ERROR_DEINITIALIZED
+    assert ok(cuda.cuGetErrorName(R.CUDA_ERROR_DEINITIALIZED)) == b"CUDA_ERROR_DEINITIALIZED"
+    assert b"machine was closed" in ok(cuda.cuGetErrorString(R.CUDA_ERROR_DEINITIALIZED))
 
 
 def test_a_forked_child_is_refused(cuda: Any) -> None:

@@ -12,6 +12,7 @@ from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
 
 from drvfuse.emu import Machine
+from drvfuse.errors import ArgumentError
 
 P = types.CUpointer_attribute
 MIB = 1 << 20
@@ -64,6 +65,12 @@ def test_copies_outside_of_an_allocation_are_refused(cuda: Any) -> None:
     assert code(cuda.cuMemFree(pointer)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuMemAlloc(0)) == R.CUDA_ERROR_INVALID_VALUE
     ok(cuda.cuMemFree(0))
+
+
+def test_device_memory_of_a_machine_is_positive() -> None:
+    for wrong in (-1, 0, 1.5, None):
+        with pytest.raises(ArgumentError, match="memory_bytes"):
+            Machine(devices=1, memory_bytes=wrong)
 
 
 def test_device_memory_is_finite() -> None:
@@ -367,6 +374,67 @@ def test_vmm_refuses_what_does_not_fit(cuda: Any) -> None:
     assert code(cuda.cuMemAddressFree(address, 2 * size)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuMemUnmap(address, size // 2)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuMemFree(address)) == R.CUDA_ERROR_INVALID_VALUE
+
+
+def _mapped(cuda: Any, address: int, flags: Any) -> None:
+    """Fresh memory of device 0 at an address."""
+    size = ok(cuda.cuMemGetAllocationGranularity(_prop(0), types.CUmemAllocationGranularity_flags(0)))
+    handle = ok(cuda.cuMemCreate(size, _prop(0), 0))
+    ok(cuda.cuMemMap(address, size, 0, handle, 0))
+    ok(cuda.cuMemRelease(handle))
+    if flags is not None:
+        ok(cuda.cuMemSetAccess(address, size, [_access(0, flags)], 1))
+
+
+READ, READ_WRITE = (types.CUmemAccess_flags(n) for n in (1, 3))
+QUEUED = {
+    "a fill": lambda cuda, address, other, stream: cuda.cuMemsetD32Async(address, 7, 16, stream),
+    "a copy to it": lambda cuda, address, other, stream: cuda.cuMemcpyDtoDAsync(address, other, 64, stream),
+    "a copy from it": lambda cuda, address, other, stream: cuda.cuMemcpyDtoDAsync(other, address, 64, stream),
+}
+
+
+@pytest.mark.parametrize("queued", QUEUED)
+@pytest.mark.parametrize("then", ["unmapped", "mapped anew"])
+def test_queued_work_on_memory_that_went_away_faults(machine: Machine, cuda: Any, queued: str, then: str) -> None:
+    primary(cuda)
+    size, stream = 2 * MIB, ok(cuda.cuStreamCreate(1))
+    address, other = int(ok(cuda.cuMemAddressReserve(size, 0, 0, 0))), ok(cuda.cuMemAlloc(64))
+    _mapped(cuda, address, READ_WRITE)
+    ok(QUEUED[queued](cuda, address, other, stream))
+    ok(cuda.cuMemUnmap(address, size))
+    if then == "mapped anew":
+        _mapped(cuda, address, READ_WRITE)
+    assert machine.reports == []
+    assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    (report,) = machine.reports
+    assert (report.kind, report.device, report.address) == ("use_after_free", 0, address)
+    assert f"0x{address:x}" in report.message and "64 bytes" in report.message
+
+
+@pytest.mark.parametrize("queued", QUEUED)
+@pytest.mark.parametrize(("flags", "kind"), [(None, "no_access"), (READ, "read_only")])
+def test_copies_and_fills_need_access(machine: Machine, cuda: Any, queued: str, flags: Any, kind: str) -> None:
+    primary(cuda)
+    stream = ok(cuda.cuStreamCreate(1))
+    address, other = int(ok(cuda.cuMemAddressReserve(2 * MIB, 0, 0, 0))), ok(cuda.cuMemAlloc(64))
+    _mapped(cuda, address, flags)
+    ok(QUEUED[queued](cuda, address, other, stream))
+    if flags is READ and queued == "a copy from it":
+        ok(cuda.cuStreamSynchronize(stream))
+        return
+    assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert machine.reports[-1].kind == kind
+
+
+def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any) -> None:
+    primary(cuda)
+    stream = ok(cuda.cuStreamCreate(1))
+    pointer = ok(cuda.cuMemAllocAsync(64, stream))
+    ok(cuda.cuMemFreeAsync(pointer, stream))
+    ok(cuda.cuMemsetD8Async(pointer, 1, 64, stream))
+    assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert machine.reports[-1].kind == "use_after_free"
 
 
 def test_multicast_is_not_supported(cuda: Any) -> None:

@@ -27,11 +27,16 @@ def _pageable(m: Machine, address: int) -> bool:
     return m.memory.find(address) is None
 
 
-def _copy_async(m: Machine, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
-    if stream.capture is not None and (_pageable(m, src) or _pageable(m, dst)):
+def _capturable(m: Machine, stream: Stream, *addresses: int) -> None:
+    """Failure, and the capture is spoilt, for a copy of pageable memory: the graph could not do what the call does."""
+    if stream.capture is not None and any(_pageable(m, address) for address in addresses):
         stream.capture.invalidate()
         raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+
+
+def _copy_async(m: Machine, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
+    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
+    _capturable(m, stream, src, dst)
     source = ctypes.string_at(src, nbytes) if _pageable(m, src) else src
     op = m.enqueue(stream, Copy(stream.context, dst, source, nbytes, keep))
     if op is not None and _pageable(m, dst):
@@ -173,6 +178,7 @@ def cuMemcpy2DAsync(m: Machine, pCopy: Any, hStream: Any) -> None:
     stream = m.stream(hStream)
     command = _copy_2d(m, pCopy, stream.context)
     if command is not None:
+        _capturable(m, stream, command.source, command.destination)
         op = m.enqueue(stream, command)
         if op is not None and (_pageable(m, command.destination) or _pageable(m, command.source)):
             m.progress.wait([op])

@@ -40,6 +40,7 @@ class Entry:
     function: Callable[..., Any]
     outputs: int
     before_init: bool
+    without_machine: bool
     unsafe: bool
 
 
@@ -47,15 +48,21 @@ ENTRIES: dict[str, Entry] = {}
 
 
 def entry(
-    outputs: int = 0, *, before_init: bool = False, unsafe: bool = False, bindings: int | None = None, name: str = ""
+    outputs: int = 0,
+    *,
+    before_init: bool = False,
+    without_machine: bool = False,
+    unsafe: bool = False,
+    bindings: int | None = None,
+    name: str = "",
 ) -> Callable[[Function], Function]:
-    """Register a function. `before_init`: legal before cuInit. `unsafe`: illegal while a stream of this thread is
-    captured (unless the capture is relaxed). `bindings`: exists only under that major version of cuda.bindings."""
+    """Register a function. `before_init`: legal before cuInit. `without_machine`: on a closed one too.
+    `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed). `bindings`: exists only under that major version of cuda.bindings."""
 
     def register(function: Function) -> Function:
         if bindings is None or bindings == MAJOR:
             known = name or function.__name__
-            ENTRIES[known] = Entry(known, function, outputs, before_init, unsafe)
+            ENTRIES[known] = Entry(known, function, outputs, before_init or without_machine, without_machine, unsafe)
         return function
 
     return register
@@ -63,7 +70,9 @@ def entry(
 
 def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call an entry and give the result the shape that cuda.bindings gives it."""
-    if machine.pid != os.getpid() or machine.closed or not (machine.initialised or e.before_init):
+    if machine.closed and not e.without_machine:
+        return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
+    if machine.pid != os.getpid() or not (machine.initialised or e.before_init):
         return (R.CUDA_ERROR_NOT_INITIALIZED, *(None,) * e.outputs)
     if machine.threads.in_host_function:
         return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)

@@ -18,6 +18,7 @@ TEXTS = {
     "CUDA_ERROR_INVALID_VALUE": "invalid argument",
     "CUDA_ERROR_OUT_OF_MEMORY": "out of memory",
     "CUDA_ERROR_NOT_INITIALIZED": "initialization error",
+    "CUDA_ERROR_DEINITIALIZED": "driver shutting down: the emulated machine was closed",
     "CUDA_ERROR_NO_DEVICE": "no CUDA-capable device is detected",
     "CUDA_ERROR_INVALID_DEVICE": "invalid device ordinal",
     "CUDA_ERROR_INVALID_IMAGE": "device kernel image is invalid",
@@ -63,19 +64,19 @@ def cuInit(m: Machine, Flags: int) -> None:
     m.initialised = True
 
 
-@entry(1, before_init=True)
+@entry(1, without_machine=True)
 def cuDriverGetVersion(m: Machine) -> int:
     return DRIVER_VERSION
 
 
-@entry(1, before_init=True)
+@entry(1, without_machine=True)
 def cuGetErrorName(m: Machine, error: Any) -> bytes:
     is_enum(error, R, "error")
     name: str = error.name
     return name.encode()
 
 
-@entry(1, before_init=True)
+@entry(1, without_machine=True)
 def cuGetErrorString(m: Machine, error: Any) -> bytes:
     is_enum(error, R, "error")
     fallback = error.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
