@@ -57,19 +57,19 @@ _HINTS = {
     400: "the handle was destroyed, or belongs to another context",
     500: "the module has no symbol of that name: C++ names are mangled, see the module's kernels",
     600: "work queued before is still running",
-    700: "a kernel touched memory it may not touch; the context is lost. driver='emu' finds the line",
+    700: "a kernel touched memory it may not touch",
     701: "block size times registers, or the shared memory, is more than the multiprocessor has",
-    702: "a kernel ran longer than the display watchdog allows; the context is lost",
+    702: "a kernel ran longer than the display watchdog allows",
     704: "harmless: peer access was enabled before",
     705: "call Device.enable_peer before the access",
     708: "the primary context is in use already",
     709: "the context was destroyed under its user, e.g. by another library's device reset",
-    710: "an assert() in a kernel failed; the context is lost",
-    715: "a kernel executed an instruction that this device does not have; the context is lost",
-    716: "a kernel accessed memory at an address that is not a multiple of the access size; the context is lost",
-    717: "a kernel used an address outside the space its instruction needs; the context is lost",
-    718: "a kernel jumped to an invalid address; the context is lost",
-    719: "a kernel failed (trap, bad instruction, hardware); the context is lost",
+    710: "an assert() in a kernel failed",
+    715: "a kernel executed an instruction that this device does not have",
+    716: "a kernel accessed memory at an address that is not a multiple of the access size",
+    717: "a kernel used an address outside the space its instruction needs",
+    718: "a kernel jumped to an invalid address",
+    719: "a kernel failed (trap, bad instruction, hardware)",
     720: "a cooperative launch has more blocks than fit on the device at once",
     801: "this device or driver does not have the feature",
     802: "the fabric is not ready: the fabric manager may still be starting",
@@ -83,8 +83,12 @@ _HINTS = {
     914: "another process sharing this GPU through MPS failed",
 }
 
-# Lost contexts and refused modules: what an emulated machine reports about.
-_EXPLAINED_BY_REPORTS = frozenset({200, 209, 218, 700, 702, 710, 715, 716, 717, 718, 719})
+_CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
+_GO_ON = {
+    "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
+    "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
+}
+_MODULE_REFUSED = frozenset({200, 209, 218})
 
 _forked = False
 _lock = threading.Lock()
@@ -215,11 +219,27 @@ class Driver:
             text = raw.decode() if not status and raw else ""
         except Exception:  # the explanation must never hide the error itself
             text = text or "the driver gives no text for this code"
-        hint = _HINTS.get(number)
+        hints = [_HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
+        hint = "; ".join(part for part in hints if part)
         explanation = f"{text} ({hint})" if hint and text else hint or text
-        if number in _EXPLAINED_BY_REPORTS and self.machine is not None and self.machine.reports:
-            explanation += f"\n{self.machine.reports[-1]}"
+        report = self._report(number)
+        if report is not None:
+            explanation += f"\n{report}"
         return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
+
+    def _report(self, number: int) -> Any:
+        """What the emulated machine found last that explains the error code, on the current context's device."""
+        if self.machine is None or number not in _CONTEXT_LOST | _MODULE_REFUSED:
+            return None
+        status, *values = self._raw("cuCtxGetDevice")()
+        failing = None if status else int(values[0])
+        for report in reversed(self.machine.reports):
+            if (report.kind == "module") != (number in _MODULE_REFUSED):
+                continue
+            # A deadlock is of all devices, and its report names the first.
+            if failing is None or report.device in (None, failing) or report.kind == "deadlock":
+                return report
+        return None
 
     @staticmethod
     def _before(name: str, code: Any) -> list[str]:
