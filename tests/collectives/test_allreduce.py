@@ -165,10 +165,10 @@ def test_mixed_sizes_and_algorithms_back_to_back_without_synchronising(open_grou
         assert_bits(ys, reference.allreduce(hosts[size]), f"{call.algo} {size}")
 
 
-@pytest.mark.gpus(2)
+@pytest.mark.gpus(4)
 def test_auto_takes_the_tuned_algorithm(open_group):
-    group = open_group(2)
-    for count, algo in ((1 << 10, "one_stage"), (1 << 19, "one_stage"), ((1 << 19) + 8, "two_stage")):
+    group = open_group(4)
+    for count, algo in ((1 << 10, "one_stage"), (96 << 10, "one_stage"), ((96 << 10) + 8, "two_stage")):
         xs = [rank.empty(count, "bfloat16") for rank in group]
         ys = [rank.empty(count, "bfloat16") for rank in group]
         assert df.allreduce.prepare(group, xs, ys).algo == algo

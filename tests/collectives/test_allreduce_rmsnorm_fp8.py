@@ -303,8 +303,8 @@ def test_auto_takes_two_stages_for_many_rows(open_group):
             residuals=arrays((rows, 4096)) if residual else None,
         ).algo
 
-    assert algo(252, False) == "one_stage"
-    assert algo(253, False) == "two_stage"
+    assert algo(60, False) == "one_stage"
+    assert algo(61, False) == "two_stage"
     assert algo(124, True) == "one_stage"
     assert algo(125, True) == "two_stage"
 
