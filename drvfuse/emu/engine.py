@@ -61,6 +61,11 @@ class Engine:
     def clock_ns(self) -> int:
         return int(self._state.clock)
 
+    @property
+    def undecided(self) -> int:
+        """After an `advance_clock` that said False: how many polls it took for that if nothing proves it, else 0."""
+        return int(self._state.loop_limit) if self._state.undecided else 0
+
     @staticmethod
     def load(ptx: str) -> EngineModule:
         """Native code of a module. Raises PtxError with the line that the translator refuses."""

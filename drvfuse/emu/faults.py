@@ -153,6 +153,11 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     if kind == "barrier_left":
         return f"the block has ended, and barrier {f.value}, at which this warp has arrived, was never completed"
     if kind == "endless":
+        if f.addr == 1:
+            return (
+                f"threads have gone on from {f.value} strong accesses (or 16 times as many barriers and warp operations) "
+                f"while none ended and no block began: a livelock, or very long work; {_RAISE}"
+            )
         if not f.size:
             return f"the thread has made {f.value} rounds of a loop that accesses no memory; {_RAISE}"
         why = f"the thread has made {f.value} plain accesses without a wait"
@@ -213,6 +218,8 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                     status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
                 elif field == "yielded" or (field == "sleeping" and t.polls & 0xFF):
                     status = "polling" if field == "yielded" else "polling, asleep at the moment"
+                    if launch.engine.undecided:
+                        status += f" (registers still changed after {launch.engine.undecided} polls; {_RAISE})"
                     address = int(t.op_addr)
                     nbytes = min(int(t.op_size), 16)
                     if launch.engine.window.contains(address, nbytes):

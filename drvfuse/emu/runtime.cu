@@ -40,11 +40,22 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     b->live--;
     b->leader->cluster_live--;
     e->progress++;
-    e->quiet = 0;
+    e->quiet = e->strain = 0;
     if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
     LOOP for (u32 i = 0; i < 16; i++)
         if (b->barrier[i].arrived) try_barrier(l, b, i);
     if (l->cluster_size > 1) try_cluster(l, b->leader);
+}
+
+// What decides how a thread goes on: where it is, and the registers that it has saved.
+FAR u64 state_of(Launch* l, Thread* t) {
+    u64* words = (u64*)(t + 1);
+    u64 h = (u64)t + t->resume;
+    LOOP for (u32 i = 0; i < (l->frame_stride - sizeof(Thread)) / 8; i++) {
+        h = (h ^ words[i]) * 0x9E3779B97F4A7C15ull;
+        h ^= h >> 29;
+    }
+    return h;
 }
 
 // Runs one thread until it suspends; 1 if it may be run again at once.
@@ -68,8 +79,18 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     e->rounds = 0;
     e->resumes++;
     l->resumes++;
+    if (e->watching) e->state -= state_of(l, t);
     u32 status = rt_call(l->function, t);
     t->status = status;
+    if (e->watching) e->state += state_of(l, t);
+    if (!e->advancing) {
+        e->strain += watched ? STRAIN : 1;
+        if (e->strain > e->loop_limit * STRAIN && status != FAULT) {
+            fault(l, t, F_ENDLESS, t->site, 1, 0, 0, e->loop_limit);
+            e->strain = 0;
+            return 0;
+        }
+    }
     e->work += RESUME_WORK + e->loop_limit - e->fuel + e->rounds;
     if (watched) {
         if (low != low_of(addr, size) || high != high_of(addr, size)) {
@@ -337,7 +358,7 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
         // borrowed memory remembers its last user
         LOOP for (; l->high < first + size; l->high++) ((Block*)(l->slots + l->high * l->slot_stride))->active = 0;
         l->engine->progress++;
-        l->engine->quiet = 0;
+        l->engine->quiet = l->engine->strain = 0;
         ran++;
         LOOP for (u32 i = 0; i < size; i++) start_block(l, first + i, group, i);
         LOOP for (u32 i = 0; i < size; i++) {
@@ -391,9 +412,9 @@ FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     return e->pass_ran;
 }
 
-// Wakes the threads that sleep the shortest by moving the clock; 0 if none sleeps.
+// Wakes the threads that sleep the shortest by moving the clock, or all of them; 0 if none sleeps.
 FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
-    u64 first = ~0ull;
+    u64 first = ~0ull, last = 0;
     LOOP for (u32 k = 0; k < n; k++) {
         Launch* l = launches[k];
         if (l->state != RUNNING) continue;
@@ -406,11 +427,13 @@ FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
                     u64 wake = thread_at(l, b, w * 32 + FFS(lanes) - 1)->wake;
                     lanes &= lanes - 1;
                     if (wake < first) first = wake;
+                    if (wake > last) last = wake;
                 }
             }
         }
     }
     if (first == ~0ull) return 0;
+    if (e->watching) first = last;
     if (e->clock < first) e->clock = first;
     return 1;
 }
@@ -428,8 +451,21 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
+// While watching, all wait again: 1 if everything is as it was some rounds ago. Then it will be for ever.
+FN u32 repeats(Engine* e) {
+    if (e->state == e->state_kept && e->clock_reads == e->state_reads) return 1;
+    if (!--e->state_rounds) {
+        e->state_kept = e->state;
+        e->state_reads = e->clock_reads;
+        e->state_rounds = e->state_period *= 2;
+    }
+    return 0;
+}
+
+const u32 PROBE_EVENT = 2;
+
 // Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
-// of it. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
+// of it, PROBE_EVENT if that is for R_EVENT. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
 // `probing` is left set if the call has done enough before that.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {
@@ -438,27 +474,34 @@ FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
         e->probe_before = e->resumes;
         e->probe_streak = 0;
         e->progress = 0;
+        e->state = e->state_kept = 0;
+        e->state_reads = e->clock_reads;
+        e->state_rounds = e->state_period = 1;
     }
+    u32 event = 0;
     LOOP while (e->pass_open || (e->probe_rounds && !e->progress && e->resumes - e->probe_before < limit)) {
         u32 ran = run_pass(e, launches, n, e->probe_force);
         if (e->pass_open) return 0;
-        if (has_event(launches, n)) e->progress++;
+        event = has_event(launches, n);
+        e->progress += event;
         u32 force = !ran || e->quiet > QUIET_LIMIT;
         e->probe_force = force;
         e->probe_streak = force ? 0 : e->probe_streak + 1;
         if (e->probe_streak > STREAK) e->progress++;
         e->probe_rounds -= force;
         if (force) wake_sleepers(e, launches, n);
+        if (force && e->watching && repeats(e)) e->probe_rounds = 0;
     }
     e->probing = 0;
     e->writes = 0;
-    return e->progress != 0;
+    return event ? PROBE_EVENT : e->progress != 0;
 }
 
 // `more`: goes on with what the last call left unfinished. Else that is forgotten, which loses no work of any thread.
 FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     e->work = 0;
     if (more) return;
+    e->advancing = e->watching = e->undecided = 0;
     e->pass_open = e->probing = e->writes = e->slept = 0;
     LOOP for (u32 k = 0; k < n; k++) launches[k]->part = launches[k]->turn_warp = 0;
 }
@@ -487,7 +530,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
             u32 moved = probe(e, launches, n, 1, ~0ull);
             if (e->probing) return R_MORE;
             if (!moved) return R_IDLE;
-            if (has_event(launches, n)) return R_EVENT;
+            if (moved == PROBE_EVENT) return R_EVENT;
             e->slept = 0;
         }
         if (rt_now() > deadline) return R_BUDGET;
@@ -495,28 +538,29 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
 }
 
 // Everything is idle: moves the clock (by ever more while nothing comes of it) and lets everything poll. 1 if that led
-// anywhere or somebody reads the clock; 0 if not, or if the clock has moved by a virtual day in vain; or R_MORE.
+// anywhere, or if somebody reads the clock and it has not moved by a day yet; 0 if not; or R_MORE. Before that is said, all
+// poll until their states repeat, so that a loop that counts its polls comes to its end; `undecided` if the limit ended that.
 API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     begin(e, launches, n, more);
     if (!more) {
         e->advancing = 1;
         e->reads_before = e->clock_reads;
-        e->step = e->step ? e->step * 4 : 1000000;
+        e->step = !e->step ? 1000000 : e->step < LAST_STEP ? e->step * 4 : e->step;
         e->clock += e->step;
     }
     u32 moved = 0;
-    if (e->advancing == 1) {
+    if (!e->watching) {
         moved = probe(e, launches, n, 2200, ~0ull);
         if (e->probing) return R_MORE;
-        e->advancing = 2;
+        if (!moved && e->clock_reads != e->reads_before && e->step < LAST_STEP) return 1;
     }
-    if (!moved && (e->probing || e->clock_reads == e->reads_before)) {
-        moved = probe(e, launches, n, 60000, PROBE_LIMIT);
+    if (!moved) {
+        e->watching = 1;
+        moved = probe(e, launches, n, ~0u, e->loop_limit);
         if (e->probing) return R_MORE;
+        e->undecided = e->probe_rounds != 0;
+        e->watching = 0;
     }
-    if (moved) {
-        e->step = 0;
-        return 1;
-    }
-    return e->clock_reads != e->reads_before && e->step < 86400000000000ull;
+    if (moved) e->step = 0;
+    return moved != 0;
 }

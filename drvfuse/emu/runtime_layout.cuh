@@ -142,6 +142,11 @@ struct Engine {
     // A pass and a probe that the last call may have left unfinished.
     u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept;
     u64 pass_random, pass_before, probe_rounds, probe_before, reads_before;
+    // The last attempt before a deadlock is declared: a sum over all threads' saved states, the one that it is compared to
+    // (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether the limit ended that.
+    u64 state, state_kept, state_reads, state_rounds, state_period;
+    u64 strain;  // resumes since a thread ended or a block started, weighted
+    u32 watching, undecided;
     void* clock_thread;
     u64 clock_run, clock_read;
     void* print;
@@ -165,7 +170,8 @@ const u32 LOOP_SLICE = 4096;  // rounds after which generated code calls rt_loop
 const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
 const u64 LOOK_WORK = 8;
 const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
-const u64 PROBE_LIMIT = 8 << 20;  // resumes, in the last attempt before a deadlock is declared
+const u64 STRAIN = 16;  // of a resume at a strong access; others, which wait for threads and not for words, count 1
+const u64 LAST_STEP = 86400000000000ull;  // a virtual day
 const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
 const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
 
@@ -182,6 +188,6 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 768 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2256, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2312, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }

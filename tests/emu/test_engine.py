@@ -410,7 +410,8 @@ def test_every_kind_of_spin_is_released(rig, kind):
 
 
 @pytest.mark.parametrize("kind", SPINS)
-def test_every_kind_of_endless_spin_is_a_deadlock(rig, kind):
+def test_every_kind_of_endless_spin_is_a_deadlock(kind):
+    rig = Rig(loop_limit=10_000_000)
     spin = SPINS[kind].replace("\n", " ")
     waiter = f"KERNEL k(u32* flag, int* out) {{\n {spin} // spin\n out[threadIdx.x] = 5; }}"
     flag = rig.array(np.zeros(64, np.uint32))
@@ -425,6 +426,7 @@ def test_every_kind_of_endless_spin_is_a_deadlock(rig, kind):
     assert polling and all(b.line == line or f"{b.file}:{line}" in b.status for b in polling)
     launch.abandon()
     assert not launch.running and launch.fault is None
+    rig.close()
 
 
 def test_a_bounded_loop_over_one_word_is_no_deadlock(rig):
@@ -437,6 +439,74 @@ def test_a_bounded_loop_over_one_word_is_no_deadlock(rig):
     out = rig.empty(128)
     rig.run(source, rig.array(np.full(1, 3, np.uint32)), out)
     assert (rig.read(out, np.uint32, 32) == 15000).all()
+
+
+@pytest.mark.parametrize("block, reads", [(1, 70_000), (32, 70_000), (1, 300_000)])
+def test_a_long_loop_over_one_word_is_no_deadlock(rig, block, reads):
+    source = """
+    KERNEL k(const u32* word, u32* out, u32 n) {
+        u32 s = 0;
+        for (u32 i = 0; i < n; i++) s += load(word);
+        out[threadIdx.x] = s;
+        if (!threadIdx.x) while (!load(out + 32));
+    }"""
+    out = rig.array(np.zeros(33, np.uint32))
+    launch = rig.launch(source, rig.array(np.full(1, 3, np.uint32)), out, reads, block=block)
+    assert not rig.finish(launch)
+    assert (rig.read(out, np.uint32, block) == 3 * reads).all()
+    assert [b.thread for b in launch.blocked()] == [(0, 0, 0)] and not rig.engine.undecided
+
+
+def test_a_loop_over_shared_memory_with_a_sleep_is_no_deadlock(rig):
+    source = """
+    KERNEL k(u32* out) {
+        __shared__ volatile u32 word;
+        if (threadIdx.x == 1) while (!load(out)) __nanosleep(20);
+        if (threadIdx.x) return;
+        word = 3;
+        u32 s = 0;
+        for (u32 i = 0; i < 5000; i++) { s += word; __nanosleep(1000000); }
+        store(out, s);
+    }"""
+    out = rig.array(np.zeros(1, np.uint32))
+    rig.run(source, out)
+    assert rig.read(out, np.uint32, 1) == 15000
+
+
+def test_an_endless_spin_that_counts_its_polls_ends_at_the_limit():
+    source = """
+    KERNEL k(u32* flag, u32* out) {
+        u32 n = 0;
+        while (!load(flag)) n++; // spin
+        out[threadIdx.x] = n;
+    }"""
+    rig = Rig(loop_limit=1_000_000)
+    launch = rig.launch(source, rig.array(np.zeros(1, np.uint32)), rig.empty(128))
+    assert not rig.finish(launch)
+    assert "after 1000000 polls; DRVFUSE_EMU_LOOP_LIMIT raises this limit" in launch.blocked()[7].status
+    rig.close()
+
+
+LIVELOCKS = {
+    "plain store": "do out[threadIdx.x] = ++n; while (!load(flag));",
+    "strong store": "do store(out + threadIdx.x, ++n); while (!load(flag));",
+    "shared store": "__shared__ volatile u32 s[32]; do s[threadIdx.x] = ++n; while (!load(flag));",
+    "atomic count": "do atomicAdd(out, 1); while (!load(flag));",
+    "atomics": "for (;;) n += atomicAdd(out, 1);",
+    "barriers": "for (;;) n += __syncthreads_or(n & 1);",
+    "shuffles": "for (;;) n += __shfl_xor_sync(0xffffffffu, n, 1);",
+}
+
+
+@pytest.mark.parametrize("kind", LIVELOCKS)
+def test_a_livelock_ends_at_the_limit(kind):
+    source = f"KERNEL k(u32* flag, u32* out) {{ u32 n = 0; {LIVELOCKS[kind]} out[threadIdx.x] = n; }}"
+    rig = Rig(loop_limit=200_000)
+    launch = rig.launch(source, rig.array(np.zeros(1, np.uint32)), rig.array(np.zeros(32, np.uint32)))
+    assert rig.finish(launch)
+    assert launch.fault.kind == "endless" and "livelock" in launch.fault.message
+    assert "DRVFUSE_EMU_LOOP_LIMIT" in launch.fault.message
+    rig.close()
 
 
 # Waiting for ever, and time ------------------------------------------------------------------------------------------
