@@ -238,7 +238,7 @@ class Emitter(Registers):
         self.values, self.carry = {}, None
         self.start(f"B{block.index}")
         if block.resumed:
-            after = self._kept(block)
+            after = self._kept_registers(block)
             self.restore(after)
             self.emit(block.resumed, "after")
         for ins in block.instructions:
@@ -246,7 +246,7 @@ class Emitter(Registers):
         if block.suspended:
             status = self.emit(block.suspended, "before")
             target = block.successors[0]
-            self.save(self._kept(target))
+            self.save(self._kept_registers(target))
             self.do(f"store i32 {number[target.index]}, ptr %t")
             self.do(f"ret i32 {int(status or 0)}")
             return
@@ -295,7 +295,7 @@ class Emitter(Registers):
     def _ended(self, block: Block) -> bool:
         return bool(block.instructions) and block.instructions[-1].base in ("ret", "exit", "trap")
 
-    def _kept(self, block: Block) -> int:
+    def _kept_registers(self, block: Block) -> int:
         """Registers that the frame keeps for a resumed block: what it and its resumed instruction read."""
         return block.live_in
 

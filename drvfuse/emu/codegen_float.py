@@ -212,7 +212,7 @@ def arithmetic(op: Opcode) -> Action:
     verb = op.base
     kinds = [p for p in op.rest if p in KINDS]
     if len(kinds) != 1:
-        return mixed(op)
+        raise RefusedError("one floating-point type is expected")
     kind = op.type()
     mode = op.pick("rn", "rz", "rm", "rp", default="rn")
     ftz, sat, relu = op.flag("ftz"), op.flag("sat"), op.flag("relu")
@@ -245,11 +245,6 @@ def _xorsign(kind: str, verb: str, nan: bool, ftz: bool) -> Action:
         g.set_int(d, g.op(f"select i1 {isnan}, i32 2147483647, i32 {r}"), 32)
 
     return Action(emit)
-
-
-def mixed(op: Opcode) -> Action:
-    """fma/add/sub.f32.bf16-style mixed precision is not an sm_90 form."""
-    raise RefusedError("one floating-point type is expected")
 
 
 @opcode("fma")

@@ -203,7 +203,7 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
     s = "s" if is_signed(t) else "u"
     allowed = {
         "cas": ("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
-        "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64", "f32"),
+        "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64"),
         "and": ("b32", "b64"),
         "or": ("b32", "b64"),
         "xor": ("b32", "b64"),

@@ -95,10 +95,6 @@ def width(type_: str) -> int:
     return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
 
 
-def is_float(type_: str) -> bool:
-    return type_ in ("f32", "f64")
-
-
 def is_signed(type_: str) -> bool:
     return type_[0] == "s"
 

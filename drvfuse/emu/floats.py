@@ -82,31 +82,22 @@ class Helpers:
 }}"""
             return f"@{name}"
         up = {
+            # above half, or exactly half and odd
             "rn": f"""  %odd = and {t} {half}
-  %rem2 = or {t} %rem, %odd
-  %over = icmp ugt {t} %rem2, %half
-  %up = and i1 %inexact, %over""",
-            "rna": f"  %up = icmp uge {t} %rem, %half",
-            "rz": "  %up = and i1 false, %neg",
-            "rm": "  %up = and i1 %inexact, %neg",
-            "rp": "  %pos = xor i1 %neg, true\n  %up = and i1 %inexact, %pos",
-        }[mode]
-        if mode == "rn":  # above half, or exactly half and odd
-            up = f"""  %odd = and {t} {half}
   %tie = icmp eq {t} %rem, %half
   %isodd = icmp ne {t} %odd, 0
   %tieup = and i1 %tie, %isodd
   %over = icmp ugt {t} %rem, %half
-  %up = or i1 %over, %tieup"""
-        overflow = {
-            "rn": f"  %ovf = select i1 true, {t} {d.infinity}, {t} 0",
-            "rna": f"  %ovf = select i1 true, {t} {d.infinity}, {t} 0",
-            "rz": f"  %ovf = select i1 true, {t} {d.largest}, {t} 0",
-            "rm": f"  %ovf = select i1 %neg, {t} {d.infinity}, {t} {d.largest}",
-            "rp": f"  %ovf = select i1 %neg, {t} {d.largest}, {t} {d.infinity}",
+  %up = or i1 %over, %tieup""",
+            "rna": f"  %up = icmp uge {t} %rem, %half",
+            "rz": "",
+            "rm": "  %up = and i1 %inexact, %neg",
+            "rp": "  %pos = xor i1 %neg, true\n  %up = and i1 %inexact, %pos",
         }[mode]
-        if saturate:
-            overflow = f"  %ovf = select i1 true, {t} {d.largest}, {t} 0"
+        towards = {"rm": (d.infinity, d.largest), "rp": (d.largest, d.infinity)}
+        overflow, ovf = "", str(d.largest if mode == "rz" or saturate else d.infinity)
+        if mode in towards and not saturate:
+            overflow, ovf = "  %ovf = select i1 %neg, {t} {}, {t} {}".format(*towards[mode], t=t), "%ovf"
         infinite = d.largest if saturate else d.infinity
         self.functions[name] = f"""define internal {r} @{name}({t} %x) {{
   %mag = and {t} %x, {(1 << (s.width - 1)) - 1}
@@ -134,13 +125,13 @@ class Helpers:
   %half = lshr {t} %one, 1
   %inexact = icmp ne {t} %rem, 0
 {up}
-  %upw = zext i1 %up to {t}
+  %upw = zext i1 {"%up" if up else "false"} to {t}
   %q = add {t} %q0, %upw
   %base = shl {t} %dpos, {d.mantissa}
   %r0 = add {t} %base, %q
   %isovf = icmp ugt {t} %r0, {d.largest}
 {overflow}
-  %r1 = select i1 %isovf, {t} %ovf, {t} %r0
+  %r1 = select i1 %isovf, {t} {ovf}, {t} %r0
   %r2 = select i1 %inf, {t} {infinite}, {t} %r1
   %sign = select i1 %neg, {t} {1 << (d.width - 1)}, {t} 0
   %r3 = or {t} %r2, %sign

@@ -57,7 +57,8 @@ def entry(
     name: str = "",
 ) -> Callable[[Function], Function]:
     """Register a function. `before_init`: legal before cuInit. `without_machine`: on a closed one too.
-    `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed). `bindings`: exists only under that major version of cuda.bindings."""
+    `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed).
+    `bindings`: exists only under that major version of cuda.bindings."""
 
     def register(function: Function) -> Function:
         if bindings is None or bindings == MAJOR:
