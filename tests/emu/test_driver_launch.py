@@ -686,6 +686,59 @@ def test_concurrent_kernels_share_the_multiprocessors() -> None:
             assert (expected == R.CUDA_SUCCESS) or "room for a block" in machine.reports[-1].message
 
 
+ORDER = """
+extern "C" __global__ void note(unsigned* log, unsigned value) { log[1 + atomicAdd(log, 1u)] = value; }
+extern "C" __global__ void late(unsigned* log, unsigned value) {
+  for (int i = 0; i < 50; i++) __nanosleep(1000);
+  log[1 + atomicAdd(log, 1u)] = value;
+}
+"""
+
+
+def _noted(cuda: Any, log: Any) -> list[int]:
+    entries = _host(cuda, log, np.zeros(16, np.uint32))
+    return list(entries[1 : 1 + entries[0]])
+
+
+@pytest.mark.parametrize("legacy_first", [False, True])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_blocking_streams_and_the_legacy_stream_wait_for_each_other(
+    cuda: Any, legacy_first: bool, blocking: bool
+) -> None:
+    primary(cuda)
+    note, late = function(cuda, ORDER, "note"), function(cuda, ORDER, "late")
+    log, stream = _zeros(cuda, 16), ok(cuda.cuStreamCreate(0 if blocking else 1))
+    ok(cuda.cuCtxSynchronize())
+    order = (0, stream) if legacy_first else (stream, 0)
+    ok(_launch(cuda, late, 1, 1, (log, 1), order[0]))
+    ok(_launch(cuda, note, 1, 1, (log, 2), order[1]))
+    ok(cuda.cuCtxSynchronize())
+    assert _noted(cuda, log) == ([1, 2] if blocking else [2, 1])
+
+
+def test_a_launch_of_higher_priority_starts_first(cuda: Any) -> None:
+    primary(cuda)
+    note, log = function(cuda, ORDER, "note"), _zeros(cuda, 16)
+    ok(cuda.cuCtxSynchronize())
+    for value, priority in ((1, 0), (2, -1), (3, -5)):
+        stream = ok(cuda.cuStreamCreate(1))
+        config = _config(1, 1, stream, _attribute("PRIORITY", priority=priority))
+        ok(cuda.cuLaunchKernelEx(config, note, ((log, value), (None, ctypes.c_int)), 0))
+    ok(cuda.cuCtxSynchronize())
+    assert _noted(cuda, log) == [3, 2, 1]
+
+
+def test_disabling_peer_access_waits_for_the_work_that_uses_it(cuda: Any) -> None:
+    peer = primary(cuda, 1)
+    pointer = _device(cuda, np.array([42], np.uint32))
+    primary(cuda, 0)
+    f, out, stream = function(cuda, FAULTS, "reads"), _zeros(cuda, 1), ok(cuda.cuStreamCreate(1))
+    ok(cuda.cuCtxEnablePeerAccess(peer, 0))
+    ok(_launch(cuda, f, 1, 1, (pointer, out), stream))
+    ok(cuda.cuCtxDisablePeerAccess(peer))
+    assert _host(cuda, out, np.zeros(1, np.uint32))[0] == 42
+
+
 # Programmatic launches ----------------------------------------------------------------------------------------------
 
 CHAIN = """
