@@ -23,6 +23,7 @@ from .. import config
 
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 1
+_unwritable: set[Path] = set()  # folders that were warned of
 _FILES = ("source.cu", "kernel.cubin", "kernel.ptx")
 
 
@@ -62,7 +63,7 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
 
 
 def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """Write an entry, replacing a damaged one. A cache that cannot be written is only logged."""
+    """Write an entry, replacing a damaged one. A cache that cannot be written is only logged, as a warning once."""
     building = entry.parent / f"tmp-{os.getpid()}-{uuid.uuid4().hex}"
     try:
         building.mkdir(parents=True)
@@ -72,7 +73,11 @@ def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> N
         (building / "meta.json").write_text(json.dumps({**meta, "sha256": digests}, indent=1))
         _publish(building, entry)
     except OSError as error:
-        _log.warning("the kernel cache %s cannot be written: %s", entry.parent, error)
+        level = logging.DEBUG if entry.parent in _unwritable else logging.WARNING
+        _unwritable.add(entry.parent)
+        _log.log(
+            level, "the kernel cache %s cannot be written, so kernels are compiled each time: %s", entry.parent, error
+        )
     finally:
         shutil.rmtree(building, ignore_errors=True)
 

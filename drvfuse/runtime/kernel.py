@@ -39,15 +39,31 @@ def compile(
     options: Sequence[str] = (),
     include: Sequence[str | Path] = (),
 ) -> Module:
-    """Compile CUDA C++ (a text, or the path of a file) for the devices of `driver`.
+    """Compile CUDA C++ for the devices of `driver`, which is as for `drvfuse.device`.
 
-    `names` are name expressions such as "kernel<float>"; extern "C" kernels need none. `arch` defaults to that of
-    device 0. The other arguments are those of `runtime.nvrtc.compile_source`.
+    `source` is the text itself as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such
+    as "kernel<float>", to be asked for in `module[...]`; extern "C" kernels need none. `arch` is an architecture such
+    as "sm_90a", by default that of device 0. `name` labels a text in errors and line information; a file has its path.
+    `defines` become -D macros and `options` are any other NVRTC options. `include` are the folders of headers, which
+    come after the folder of the source's own file: CUDA's own headers, such as cuda_fp16.h, are not found unless their
+    folder is among them. Line information is always on, and the language C++17 unless an option says otherwise.
+
+    The result is kept in memory and, by the `cache` setting, on disk. Raises CompileError with NVRTC's log and the
+    source lines that it speaks of, Unsupported for an architecture that NVRTC does not know, ArgumentError for a file
+    that cannot be read.
     """
     gate = get_driver(driver)
     if isinstance(source, os.PathLike):
         name = os.fspath(source)
-        source = Path(source).read_text()
+        try:
+            source = Path(source).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not UTF-8"
+            raise ArgumentError(
+                "source", f"{name!r} ({why})", "CUDA C++, or the path of a file that can be read"
+            ) from None
+    if not isinstance(source, str):
+        raise ArgumentError("source", f"a {type(source).__name__}", "CUDA C++ as a str, or the path of a file")
     target = arch if arch is not None else get_device(0, driver=gate).arch
     image = compile_source(
         source, name=name, arch=target, defines=defines, names=names, options=options, include=include

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -24,6 +25,11 @@ _log = logging.getLogger("drvfuse.compile")
 _ARCH = re.compile(r"sm_(\d+)[af]?$")
 _TAKEN = ("-I", "--include-path", "-arch", "--gpu-architecture")
 _LOCATION = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error", re.M)
+_MISSING = re.compile("(could not|cannot) open source file")
+_NO_HEADER = (
+    "hint: headers are looked for in the folders of include= and beside the source's own file; drvfuse finds no CUDA "
+    'headers by itself: pass theirs, e.g. include=["/usr/local/cuda/include"]'
+)
 _AROUND = 3
 
 
@@ -65,7 +71,7 @@ def compile_source(
     """
     nvrtc = library()
     _check(nvrtc, arch, names, options)
-    folders = [Path(folder).absolute() for folder in include]
+    folders = _folders(include)
     file = Path(name).absolute() if Path(name).is_file() else None
     flags = [f"--gpu-architecture={arch}", "-lineinfo"]
     if not any(option.startswith(("-std", "--std")) for option in options):
@@ -108,6 +114,13 @@ def _check(nvrtc: Library, arch: str, names: Sequence[str], options: Sequence[st
             raise ArgumentError("options", repr(option), "given as `include` or `arch`")
 
 
+def _folders(include: Sequence[str | Path]) -> list[Path]:
+    found = [] if isinstance(include, (str, bytes, os.PathLike)) else list(include)
+    if include and not (found and all(isinstance(folder, (str, os.PathLike)) for folder in found)):
+        raise ArgumentError("include", repr(include), "a sequence of folders")
+    return [Path(folder).absolute() for folder in found]
+
+
 def _cached(
     nvrtc: Library,
     source: str,
@@ -130,7 +143,8 @@ def _cached(
     try:
         output = nvrtc.compile(source, shown, flags, names)
     except CompileError as error:
-        raise CompileError(name, _with_source(error.log, source, shown).replace(shown, name)) from None
+        log = _with_source(error.log, source, shown).replace(shown, name)
+        raise CompileError(name, f"{log}\n{_NO_HEADER}" if _MISSING.search(log) else log) from None
     _log.info("compiled %s for %s in %.0f ms", name, arch, (time.perf_counter() - start) * 1000)
     if output.log:
         _log.warning("%s: %s", name, output.log)

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import struct
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -436,3 +437,18 @@ def test_compile_from_a_file(driver: str, device: df.Device, tmp_path: Any) -> N
     module["one"].prepare(1, 8, array)(device.stream)
     np.testing.assert_array_equal(array.numpy(), 5)
     assert str(path) in module.image.ptx
+
+
+def test_compile_reads_a_file_and_names_one_that_it_cannot_read(driver: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.cu"
+    file.write_text('#include "beside.cuh"\nextern "C" __global__ void k(int* p) { *p = BESIDE; }')
+    (tmp_path / "beside.cuh").write_text("#define BESIDE 5\n")
+    module = df.compile(file, driver=driver)
+    assert module.image.name == str(file)
+    array = df.device(0, driver=driver).zeros((1,), "int32")
+    module["k"].prepare(1, 1, array)(array.stream)
+    assert array.numpy() == [5]
+    (tmp_path / "binary.cu").write_bytes(b"\xff\xfe\xfa")
+    for wrong in (tmp_path / "missing.cu", tmp_path, tmp_path / "binary.cu", b"int x;", None):
+        with pytest.raises(ArgumentError, match="source is"):
+            df.compile(wrong, driver=driver)  # type: ignore[arg-type]

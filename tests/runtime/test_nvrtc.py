@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,3 +262,27 @@ def test_warnings_are_kept_with_the_image() -> None:
     image = compile_source(source, name="warn.cu", arch="sm_90")
     forget()
     assert "unused" in image.log and compile_source(source, name="warn.cu", arch="sm_90").log == image.log
+
+
+@pytest.mark.parametrize("line", ["#include <cuda_fp16.h>", '#include "mine.cuh"'])
+def test_a_missing_header_gets_a_hint(line: str) -> None:
+    with pytest.raises(CompileError, match=r"hint: .*no CUDA headers by itself.*include=\[") as caught:
+        compile_source(f"{line}\n", name="k.cu", arch="sm_90")
+    assert caught.value.log in str(caught.value)
+    with pytest.raises(CompileError) as caught:
+        compile_source("int broken = nothing;\n", name="k.cu", arch="sm_90")
+    assert "hint" not in str(caught.value)
+
+
+@pytest.mark.parametrize("include", ["/usr/include", Path("/usr/include"), [3], [None]])
+def test_include_is_a_sequence_of_folders(include: Any) -> None:
+    with pytest.raises(ArgumentError, match="include is .*sequence of folders"):
+        compile_source("", name="k.cu", arch="sm_90", include=include)
+
+
+def test_a_cache_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with config.override(cache_dir=tmp_path / "file"):
+        for number in range(3):
+            compile_source(f"__device__ int x{number};", name="k.cu", arch="sm_90")
+    assert caplog.text.count("cannot be written") == 1
