@@ -155,7 +155,7 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     if kind == "endless":
         if f.addr == 1:
             return (
-                f"threads have gone on from {f.value} strong accesses (or 16 times as many barriers and warp operations) "
+                f"threads have gone on from {f.value} strong accesses (or 16 times as many other waits) "
                 f"while none ended and no block began: a livelock, or very long work; {_RAISE}"
             )
         if not f.size:
