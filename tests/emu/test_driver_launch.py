@@ -671,6 +671,25 @@ def test_blocks_that_do_not_fit_cannot_wait_for_each_other(seed: int) -> None:
         assert code(cuda.cuCtxSynchronize()) == R.CUDA_ERROR_LAUNCH_TIMEOUT
 
 
+def test_a_cooperative_launch_starts_when_all_of_its_blocks_have_room() -> None:
+    """Behind a kernel that leaves room for half of it, it waits; started in part it would be first in the log."""
+    with Machine(devices=1, sm_count=2) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        note, late = function(cuda, ORDER, "note"), function(cuda, ORDER, "late")
+        log, streams = _zeros(cuda, 8192), [ok(cuda.cuStreamCreate(1)) for _ in range(2)]
+        ok(cuda.cuCtxSynchronize())
+        ok(_launch(cuda, late, 2, 1024, (log, 1), streams[0]))
+        params = ((log, 2), (None, ctypes.c_int))
+        ok(cuda.cuLaunchCooperativeKernel(note, 4, 1, 1, 1024, 1, 1, 0, streams[1], params))
+        ok(cuda.cuCtxSynchronize())
+        entries = _host(cuda, log, np.zeros(8192, np.uint32))
+        assert entries[0] == 6 * 1024
+        values = entries[1 : 1 + 6 * 1024]
+        assert (values[: np.flatnonzero(values == 2)[0]] == 1).sum() >= 1024
+
+
 def test_concurrent_kernels_share_the_multiprocessors() -> None:
     """Two grids of the same size, of which only one is resident at a time, cannot meet; with more room they can."""
     for sm_count, expected in ((2, R.CUDA_ERROR_LAUNCH_TIMEOUT), (4, R.CUDA_SUCCESS)):
@@ -790,6 +809,25 @@ def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
     """A primary that waits for its dependent is wrong: nothing promises that they overlap."""
     assert _chain(1, gated=True) == (R.CUDA_SUCCESS, [10, 20, 11, 21, 30])
     assert _chain(0, gated=True)[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_work_behind_a_dependent_launch_waits_for_the_primary_too(seed: int) -> None:
+    """The dependent launch does not wait for its primary itself and ends long before it."""
+    with Machine(devices=1, seed=seed) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        source = CHAIN + ORDER.replace("{\n  for", '{\n  asm volatile("griddepcontrol.launch_dependents;");\n  for')
+        late, third, note = (function(cuda, source, name) for name in ("late", "third", "note"))
+        log, stream = _zeros(cuda, 16), ok(cuda.cuStreamCreate(1))
+        ok(cuda.cuCtxSynchronize())
+        serial = _attribute("PROGRAMMATIC_STREAM_SERIALIZATION", programmaticStreamSerializationAllowed=1)
+        ok(_launch(cuda, late, 1, 1, (log, 1), stream))
+        ok(cuda.cuLaunchKernelEx(_config(1, 1, stream, serial), third, ((log,), (None,)), 0))
+        ok(_launch(cuda, note, 1, 1, (log, 2), stream))
+        ok(cuda.cuCtxSynchronize())
+        assert _noted(cuda, log) == ([30, 1, 2] if seed % 2 else [1, 30, 2])
 
 
 def test_a_launch_without_the_attribute_never_overlaps() -> None:
