@@ -7,6 +7,7 @@ All cases of one table are kernels of one module, so LLVM runs once.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import struct
 from collections.abc import Callable
@@ -166,6 +167,16 @@ def samples(kind: str, seed: int, count: int = COUNT) -> np.ndarray:
     pool += [int.from_bytes(rng.bytes(width // 8), "little") for _ in range(count)]
     rng.shuffle(pool)
     return np.array(pool[:count], f"u{width // 8}")
+
+
+def corners(kind: str) -> list[int]:
+    """Values of which every pair is tried: zeros, the least and largest ones, NaN; of both signs."""
+    if kind not in FORMATS:
+        n = int(kind[1:])
+        return [0, 1, n - 1, (1 << n - 1) - 1, 1 << n - 1, (1 << n) - 1]
+    n, eb, mb = FORMATS[kind]
+    positive = [0, 1, ((1 << (eb - 1)) - 1) << mb, ((1 << eb) - 1) << mb, (1 << n - 1) - 1]
+    return positive + [x | 1 << n - 1 for x in positive]
 
 
 def signed(x: int, n: int) -> int:
@@ -719,9 +730,13 @@ def test_opcode_matches_the_exact_reference(program: Program, base: str) -> None
         if c.name.split(".")[0] != base:
             continue
         inputs = [samples(kind, 1000 * index + i) for i, kind in enumerate(c.sources)]
-        out = np.zeros(COUNT, f"u{_bytes(c.result)}")
-        program.run(f"k{index}", pointers(out, *inputs).ljust(32, b"\0"), COUNT)
-        for i in range(COUNT):
+        if len(inputs) == 2:
+            crossed = np.array(list(itertools.product(*(corners(kind) for kind in c.sources))), np.uint64)
+            inputs = [np.concatenate([x, crossed[:, i].astype(x.dtype)]) for i, x in enumerate(inputs)]
+        count = len(inputs[0])
+        out = np.zeros(count, f"u{_bytes(c.result)}")
+        program.run(f"k{index}", pointers(out, *inputs).ljust(32, b"\0"), count)
+        for i in range(count):
             v = [int(x[i]) for x in inputs]
             expected, got = int(c.reference(*v)), int(out[i])
             if expected == -1 and _is_nan(got, "f64"):
