@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DrvfuseError, Unsupported
+from ..runtime.device import Device
 from ..runtime.device import device as open_device
-from ..runtime.driver import FORKED, forked, get_driver
+from ..runtime.driver import forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
@@ -20,7 +21,6 @@ from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
-    from ..runtime.device import Device
     from ..runtime.driver import Driver
     from ..runtime.stream import Stream
 
@@ -60,7 +60,7 @@ class Group(Owned):
     @classmethod
     def local(
         cls,
-        devices: int | Sequence[int],
+        devices: int | Sequence[int | Device],
         *,
         driver: Any = None,
         workspace_bytes: int = 64 << 20,
@@ -68,10 +68,10 @@ class Group(Owned):
     ) -> Group:
         """A group whose ranks are all driven by this process.
 
-        `devices` is a number of devices (0 .. n-1) or a list of device ids, rank by rank. `driver` is as for
-        `drvfuse.device`. `workspace_bytes` is the payload of a rank's workspace: inputs larger than it are processed
-        in chunks. `max_blocks` bounds the blocks of a launch on each device; the budgets of all open groups on a
-        device sum to at most its number of multiprocessors.
+        `devices` is a number of devices (0 .. n-1), or a list of device ids or of `Device` objects, rank by rank.
+        `driver` is as for `drvfuse.device`, by default that of the objects. `workspace_bytes` is the payload of a
+        rank's workspace: inputs larger than it are processed in chunks. `max_blocks` bounds the blocks of a launch on
+        each device; the budgets of all open groups on a device sum to at most its number of multiprocessors.
 
         Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
         DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device is captured.
@@ -80,7 +80,7 @@ class Group(Owned):
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
         if max_blocks is not None:
             max_blocks = _integer("max_blocks", max_blocks, 1)
-        chosen = get_driver(driver)
+        chosen = _driver_of(devices, driver)
         present = int(chosen.cuDeviceGetCount())
         for index in ids:
             if not 0 <= index < present:
@@ -208,7 +208,7 @@ class Group(Owned):
         collected without it is freed later, by an allocation or synchronisation. A hang report that nobody has read is
         dropped. Memory that running kernels may still use, because waiting for them failed, is kept.
         """
-        if not self.closed and not forked():
+        if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:
                 rank.require_no_capture()
             self._forget_partial()
@@ -227,8 +227,7 @@ class Group(Owned):
     def require_open(self) -> None:
         if self.closed:
             raise ClosedError("the group is closed")
-        if forked():
-            raise ClosedError(FORKED)
+        self.driver.require_open()
 
 
 def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
@@ -257,9 +256,18 @@ def _integer(argument: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
+def _driver_of(devices: Any, driver: Any) -> Driver:
+    """The driver that was asked for, or that of the Device objects, which must be the same."""
+    objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
+    chosen = objects[0].driver if objects and driver is None else get_driver(driver)
+    if any(found.driver is not chosen for found in objects):
+        raise ArgumentError("devices", repr(list(devices)), f"devices of one driver, {chosen!r}")
+    return chosen
+
+
 def _device_ids(devices: Any) -> tuple[int, ...]:
     if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
-        ids = tuple(_integer("devices", index, 0) for index in devices)
+        ids = tuple(d.index if isinstance(d, Device) else _integer("devices", d, 0) for d in devices)
     else:
         ids = tuple(range(_integer("devices", devices, 0)))
     if not 1 <= len(ids) <= MAX_RANKS:

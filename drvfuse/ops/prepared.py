@@ -73,6 +73,10 @@ class Prepared(Generic[R]):
         self._streams = streams
         self._epilogue = epilogue
 
+    def __repr__(self) -> str:
+        arrays = ", ".join(repr(of_rank[0].array) for of_rank in self._reads)
+        return f"<Prepared {self.algo} on {self.group!r} of {arrays}>"
+
     def launch(self, streams: Any = None, *, rank: int | None = None, stream: Any = None) -> R:
         """Queue the collective and return its results, which are valid in the order of the streams.
 

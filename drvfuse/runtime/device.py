@@ -186,4 +186,5 @@ class Device:
             if self._pool is not None:
                 self._pool.close()
             self._use = None
-            self.driver.cuDevicePrimaryCtxRelease(self.handle)
+            if not self.driver.closed:
+                self.driver.cuDevicePrimaryCtxRelease(self.handle)

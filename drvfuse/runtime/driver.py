@@ -208,8 +208,22 @@ class Driver:
         """True if the bindings of this driver have the function."""
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
 
-    def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError:
-        """The DriverError for a call that gave `code`."""
+    @property
+    def closed(self) -> bool:
+        """True once the emulated machine was closed: its memory is gone and every call fails."""
+        return self.machine is not None and bool(self.machine.closed)
+
+    def require_open(self) -> None:
+        """Raise ClosedError if the driver cannot be used any more."""
+        if _forked:
+            raise ClosedError(FORKED)
+        if self.closed:
+            raise ClosedError(f"{self.machine!r} was closed, and its devices, arrays and groups with it")
+
+    def error(self, name: str, args: tuple[Any, ...], code: Any) -> DriverError | ClosedError:
+        """The error for a call that gave `code`: a DriverError, unless the emulated machine was closed."""
+        if self.closed:
+            return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
         number = int(code)
         label, text = calls.code_name(code), ""
         try:
@@ -328,6 +342,8 @@ def _open_machine(machine: Any) -> Driver:
     global _machines_opened
     found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
     if found is None:
+        if machine.closed:
+            raise ClosedError(f"{machine!r} was closed")
         found = Driver("emu", machine.driver, _bindings(), machine)
         found.cuInit(0)
         machine.__dict__["_drvfuse_driver"] = found
@@ -370,7 +386,7 @@ def get_driver(spec: Any = None) -> Driver:
     if spec not in ("cuda", "emu"):
         raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
     with _lock:
-        if spec not in _drivers:
+        if spec not in _drivers or _drivers[spec].closed:
             _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_default_machine())
         return _drivers[spec]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, CaptureError
@@ -47,7 +47,7 @@ class Graph(Owned):
         The mode is relaxed: other threads are not disturbed, and a kernel may be loaded for the first time inside.
         What drvfuse itself cannot do in a capture (allocate, synchronise, copy to the host) raises CaptureError.
         """
-        members = [streams] if isinstance(streams, Stream) else list(streams)
+        members = list(streams) if isinstance(streams, Iterable) else [streams]
         if not members or not all(isinstance(stream, Stream) for stream in members):
             raise ArgumentError("streams", repr(streams), "one or more drvfuse streams")
         origin = members[0]

@@ -62,6 +62,8 @@ def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
 def flush(driver: Driver) -> None:
     """Free what was queued, if nothing forbids it now; what a capture uses stays queued."""
     queue = driver.retired
+    if driver.closed:
+        queue.clear()
     if not queue or _open_groups or len(_holders):
         return
     for _ in range(len(queue)):
@@ -100,7 +102,7 @@ class Owned:
             return
         weak, free, args = state[2]
         driver = weak()
-        if driver is not None and not forked():
+        if driver is not None and not forked() and not driver.closed:
             free(driver, *args)
 
     def _check_open(self) -> None:

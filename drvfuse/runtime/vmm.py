@@ -176,6 +176,10 @@ class SymmetricBuffer(Owned):
         self.ptrs = tuple(mapping.ptr for mapping in mappings)
         self._owns(driver, _close_mappings, mappings)
 
+    def __repr__(self) -> str:
+        places = ", ".join(f"{ptr:#x} on device {d.index}" for ptr, d in zip(self.ptrs, self.devices, strict=True))
+        return f"<SymmetricBuffer of {self.nbytes} bytes: {'closed' if self.closed else places}>"
+
 
 def _close_mappings(driver: Driver, mappings: list[Mapping]) -> None:
     with Undo() as undo:

@@ -258,3 +258,33 @@ def test_a_forked_child_is_told_so(open_group):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     group.check()
+
+
+@pytest.mark.gpus(2)
+def test_a_group_of_device_objects(new_group, driver):
+    devices = [df.device(index, driver=driver) for index in (1, 0)]
+    group = df.Group.local(devices, max_blocks=2, workspace_bytes=1 << 16)
+    assert [rank.device for rank in group] == devices
+    group.close()
+    mixed = new_group([devices[0], 0])
+    assert [rank.device.index for rank in mixed] == [1, 0]
+    with pytest.raises(ArgumentError, match="distinct"):
+        df.Group.local([devices[0], 1], driver=driver)
+
+
+def test_devices_of_several_drivers_are_refused(driver):
+    with df.emu.Machine(devices=2) as machine:
+        other, ours = df.device(0, driver=machine), df.device(0, driver=driver)
+        for devices, chosen in (([other, df.device(1, driver=driver)], None), ([other], driver), ([ours], machine)):
+            with pytest.raises(ArgumentError, match="devices is .*one driver"):
+                df.Group.local(devices, driver=chosen)
+
+
+def test_reprs_say_what_is_what(new_group):
+    group = new_group(1)
+    call = df.allreduce.prepare(group, group.ranks[0].zeros((2, 4), "bfloat16"), algo="one_stage")
+    assert "one_stage" in repr(call) and "bfloat16[2, 4]" in repr(call) and "size=1" in repr(call)
+    buffer = group.symmetric(100)
+    assert hex(buffer.ptrs[0]) in repr(buffer) and str(buffer.nbytes) in repr(buffer)
+    buffer.close()
+    assert "closed" in repr(buffer)

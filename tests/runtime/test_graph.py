@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,3 +113,9 @@ def test_capture_of_a_captured_or_legacy_stream_is_refused(driver: str) -> None:
         with df.Graph.capture(stream), pytest.raises(CaptureError, match="already"), df.Graph.capture(stream):
             pass
         stream.synchronize()
+
+
+@pytest.mark.parametrize("wrong", [None, 0, [], [None], "streams", [0]])
+def test_capture_takes_streams_only(wrong: Any) -> None:
+    with pytest.raises(ArgumentError, match="streams is .*drvfuse streams"), df.Graph.capture(wrong):
+        pass

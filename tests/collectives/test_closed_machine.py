@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of a closed emulated machine, whose memory is gone: every use is a ClosedError, and closing is harmless."""
+
+from __future__ import annotations
+
+import pytest
+
+import drvfuse as df
+from drvfuse.errors import ClosedError
+
+
+def test_every_use_is_a_closed_error_and_closing_is_harmless():
+    machine = df.emu.Machine(devices=2)
+    device = df.device(0, driver=machine)
+    array, stream, event = device.zeros((4,), "float32"), df.Stream(device), device.stream.record()
+    group = df.Group.local(2, driver=machine)
+    xs = [rank.zeros(64, "float32") for rank in group]
+    call, buffer = df.allreduce.prepare(group, xs), group.symmetric(64)
+    machine.close()
+    uses = {
+        "array": array.numpy,
+        "device": device.synchronize,
+        "allocation": lambda: device.empty(4, "float32"),
+        "stream": stream.synchronize,
+        "query": stream.query,
+        "event": event.synchronize,
+        "launch": call.launch,
+        "call": lambda: df.allreduce(group, xs),
+        "check": group.check,
+        "synchronize": group.synchronize,
+        "reset": group.reset,
+        "open a device": lambda: df.device(1, driver=machine),
+        "open a group": lambda: df.Group.local(1, driver=machine),
+    }
+    for what, use in uses.items():
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+            pytest.fail(what)
+    for owner in (buffer, event, stream, group, device):
+        owner.close()
+        owner.close()
+
+
+def test_a_machine_closed_before_its_first_use():
+    machine = df.emu.Machine(devices=1)
+    machine.close()
+    with pytest.raises(ClosedError, match="closed"):
+        df.device(0, driver=machine)
