@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from .stream import Stream
 from .vmm import granularity
 
 _DEVICE_MEMORY = 2
+_INTERFACE_VERSION = 3
 _INVALID_VALUE, _NOT_SUPPORTED = 1, 801
 
 
@@ -69,40 +72,68 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str, writable: bool) -> tup
 def _from_interface(
     obj: Any, interface: dict[str, Any], driver: Driver, argument: str, writable: bool
 ) -> tuple[Array, Stream | None]:
+    said = f"{argument}.__cuda_array_interface__"
+    for key in ("shape", "typestr", "data", "version"):
+        if key not in interface:
+            raise ArgumentError(said, f"without {key!r}", "a dict with shape, typestr, data and version")
+    if not isinstance(interface["version"], int) or not 0 <= interface["version"] <= _INTERFACE_VERSION:
+        raise ArgumentError(f"{said}['version']", repr(interface["version"]), f"{_INTERFACE_VERSION} or older")
     if interface.get("mask") is not None:
         raise ArgumentError(argument, "a masked array", "an array without mask")
     dtype = _interface_dtype(obj, interface["typestr"], argument)
-    strides = interface.get("strides")
-    if strides is not None:
+    shape = _integers(f"{said}['shape']", interface["shape"], least=0)
+    strides = None
+    if interface.get("strides") is not None:
+        strides = _integers(f"{said}['strides']", interface["strides"])
+        if len(strides) != len(shape):
+            raise ArgumentError(f"{said}['strides']", repr(strides), f"one for each of {len(shape)} dimensions")
         if any(step % dtype.itemsize for step in strides):
-            raise ArgumentError(argument, f"an array of byte strides {tuple(strides)}", "C-contiguous")
+            raise ArgumentError(argument, f"an array of byte strides {strides}", "C-contiguous")
         strides = tuple(step // dtype.itemsize for step in strides)
-    ptr, read_only = interface["data"]
-    shape = tuple(interface["shape"])
+    try:
+        ptr, read_only = interface["data"]
+        ptr = operator.index(ptr or 0)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{said}['data']", repr(interface["data"]), "(address, read-only)") from None
     index = 0
     if ptr and 0 not in shape:
         index = _owner_index(driver, ptr, argument)
     where = _device(driver, index, argument)
-    description = Description(ptr or 0, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
+    description = Description(ptr, shape, strides, dtype, dlpack.CUDA, index, bool(read_only))
     handle = interface.get("stream")
     if handle is None:  # nothing to wait for, says the interface; a version 2 producer cannot say and is asked
-        handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface.get("version", 2) < 3 else None
+        handle = dlpack.current_stream(obj, dlpack.CUDA, index) if interface["version"] < 3 else None
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
-        raise ArgumentError(f"{argument}.__cuda_array_interface__['stream']", repr(handle), expected)
+        raise ArgumentError(f"{said}['stream']", repr(handle), expected)
     producer = None if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     return _checked(description, where, producer, obj, argument, writable), producer
 
 
 def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
     """The dtype of an array interface. bfloat16 and FP8 look like "<V2" there; the object's own dtype names them."""
-    element = np.dtype(typestr)
+    try:
+        element = np.dtype(str(typestr))
+    except TypeError:
+        raise ArgumentError(f"{argument}.dtype", repr(typestr), "a type string such as '<f4'") from None
+    if not element.isnative:
+        raise ArgumentError(f"{argument}.dtype", f"{typestr!r}, big-endian", "little-endian, as the device is")
     if element.kind != "V":
         return dtypes.get(element, f"{argument}.dtype")
     own = str(getattr(obj, "dtype", "")).rpartition(".")[2]
     if own in dtypes.NAMES:
         return dtypes.get(own)
     raise ArgumentError(f"{argument}.dtype", typestr, "clear: use DLPack or drvfuse.view for bfloat16 and FP8")
+
+
+def _integers(argument: str, values: Any, least: int | None = None) -> tuple[int, ...]:
+    try:
+        found = tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise ArgumentError(argument, repr(values), "a tuple of ints") from None
+    if least is not None and any(value < least for value in found):
+        raise ArgumentError(argument, repr(values), f"a tuple of ints of at least {least}")
+    return found
 
 
 def _device(driver: Driver, index: int, argument: str) -> Device:
@@ -120,13 +151,30 @@ def _checked(
         raise ArgumentError(argument, shown, "C-contiguous")
     if writable and found.read_only:
         raise ArgumentError(argument, "read-only", "writable, as it is an output")
-    if found.ptr and 0 not in found.shape:
+    if 0 not in found.shape:
+        if not found.ptr:
+            raise ArgumentError(argument, f"of shape {found.shape} at address 0", "in device memory")
         index = _owner_index(where.driver, found.ptr, argument)
         if index != where.index:
             raise ArgumentError(argument, f"memory of device {index}", f"on device {where.index}, as it says itself")
         if found.ptr % found.dtype.itemsize:
             raise ArgumentError(argument, f"at {found.ptr:#x}", f"aligned to {found.dtype.itemsize} bytes")
+        _check_range(found, where, argument)
     return view(found.ptr, found.shape, found.dtype, where, stream=producer, owner=owner)
+
+
+def _check_range(found: Description, where: Device, argument: str) -> None:
+    """ArgumentError if the array goes on after the end of the allocation that it begins in."""
+    with where.use():
+        code, *values = where.driver.result("cuMemGetAddressRange", found.ptr)
+    base, nbytes = (int(value) for value in values) if not code else (0, 0)
+    end = found.ptr + math.prod(found.shape) * found.dtype.itemsize
+    # An array in virtual memory may go on in the mapping behind.
+    if nbytes and end > base + nbytes and not _is_virtual(where.driver, found.ptr):
+        shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
+        raise ArgumentError(
+            argument, shown, f"inside its allocation, which ends {end - base - nbytes} bytes before that"
+        )
 
 
 def _attribute(driver: Driver, name: str, ptr: int) -> int | None:

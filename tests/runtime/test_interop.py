@@ -199,13 +199,55 @@ def test_array_interface_of_bfloat16_needs_the_objects_own_dtype(driver: str) ->
         ({"strides": (3, 1)}, "C-contiguous"),
         ({"mask": object()}, "mask"),
         ({"typestr": "<c8"}, r"x\.dtype"),
+        ({"typestr": ">f4"}, r"x\.dtype is '>f4', big-endian"),
+        ({"typestr": "nonsense"}, r"x\.dtype is 'nonsense'"),
+        ({"typestr": None}, r"x\.dtype"),
         ({"data": (4096, False)}, "not device memory"),
+        ({"data": (0, False)}, r"x is of shape \(4, 4\) at address 0"),
+        ({"data": (None, False)}, r"x is of shape \(4, 4\) at address 0"),
+        ({"data": 4096}, r"\['data'\] is 4096"),
+        ({"data": ("x", False)}, r"\['data'\]"),
+        ({"version": 4}, r"\['version'\] is 4; it must be 3 or older"),
+        ({"version": "3"}, r"\['version'\]"),
+        ({"shape": 4}, r"\['shape'\]"),
+        ({"shape": (4, -1)}, r"\['shape'\]"),
+        ({"shape": (4, 4.0)}, r"\['shape'\]"),
+        ({"strides": (4,)}, r"\['strides'\]"),
+        ({"strides": 4}, r"\['strides'\]"),
+        ({"stream": 0}, r"\['stream'\] is 0"),
+        ({"stream": "1"}, r"\['stream'\] is '1'"),
     ],
 )
 def test_array_interfaces_that_are_refused(driver: str, changes: dict[str, Any], message: str) -> None:
     device = df.device(0, driver=driver)
     with pytest.raises(ArgumentError, match=message):
         as_array(interface(device.zeros((4, 4), "float32"), **changes), driver=device.driver, argument="x")
+
+
+@pytest.mark.parametrize("key", ["shape", "typestr", "data", "version"])
+def test_an_array_interface_without_a_key_is_refused(driver: str, key: str) -> None:
+    foreign = interface(df.device(0, driver=driver).zeros((4,), "float32"))
+    del foreign.__cuda_array_interface__[key]
+    with pytest.raises(ArgumentError, match=f"x.__cuda_array_interface__ is without '{key}'"):
+        as_array(foreign, driver=get_driver(driver), argument="x")
+
+
+def test_the_emulated_driver_knows_every_size_and_stream() -> None:
+    device = df.device(0, driver="emu")
+    array = device.zeros((4, 4), "float32")
+    with pytest.raises(ArgumentError, match="x is 80 bytes at .* inside its allocation, which ends 16 bytes before"):
+        as_array(interface(array, shape=(4, 5)), driver=device.driver, argument="x")
+    with pytest.raises(ArgumentError, match="stream of x is 0xdead0"):
+        as_array(interface(array, stream=0xDEAD0), driver=device.driver, argument="x")
+
+
+def test_the_end_of_an_allocation_is_the_end_of_foreign_arrays(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros((64,), "float32")
+    tail = interface(array, data=(array.ptr + 128, False), shape=(32,))
+    assert as_array(tail, driver=device.driver, argument="x")[0].ptr == array.ptr + 128
+    with pytest.raises(ArgumentError, match="inside its allocation"):
+        as_array(interface(array, data=(array.ptr + 128, False), shape=(1 << 26,)), driver=device.driver, argument="x")
 
 
 def test_read_only_memory_is_refused_as_an_output(driver: str) -> None:
