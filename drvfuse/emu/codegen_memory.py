@@ -169,6 +169,25 @@ def st(op: Opcode) -> Action:
 
 
 # Atomics ------------------------------------------------------------------------------------------------------------
+def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
+    """The sum's bits. `flushing` (i1): in global memory subnormal operands and results count as zero."""
+
+    def maybe_flushed(x: str) -> str:
+        return g.op(f"select i1 {flushing}, float {real.flush(g, x)}, float {x}")
+
+    x, y = (maybe_flushed(g.op(f"bitcast i32 {bits} to float")) for bits in (old, value))
+    total = maybe_flushed(g.op(f"fadd float {x}, {y}"))
+    return g.op(
+        f"select i1 {g.op(f'fcmp uno float {total}, 0.0')}, i32 2147483647, i32 {g.op(f'bitcast float {total} to i32')}"
+    )
+
+
+def _in_shared(g: Emitter, address: str) -> str:
+    static = g.header("launch", abi.L_SHARED_STATIC)
+    total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', abi.L_SMEM_DYNAMIC))} to i64")
+    return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")
+
+
 def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]], str]:
     """(old bits, operand bits) -> new bits."""
     n = width(t)
@@ -183,13 +202,11 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
             )
 
         def real_update(g: Emitter, old: str, v: list[str]) -> str:
-            if t in ("f32", "f64"):
-                f = "float" if t == "f32" else "double"
-                r = g.op(f"fadd {f} {g.op(f'bitcast {ll} {old} to {f}')}, {g.op(f'bitcast {ll} {v[0]} to {f}')}")
-                b = g.op(f"bitcast {f} {r} to {ll}")
-                if t == "f64":
-                    return b
-                return g.op(f"select i1 {g.op(f'fcmp uno float {r}, 0.0')}, i32 2147483647, i32 {b}")
+            if t == "f32":
+                return _add_f32(g, old, *v)
+            if t == "f64":
+                x, y = (g.op(f"bitcast i64 {bits} to double") for bits in (old, v[0]))
+                return g.op(f"bitcast double {g.op(f'fadd double {x}, {y}')} to i64")
             compute = real.half_operation(t, verb)
             if n == 16:
                 return compute(g, [old, v[0]])
@@ -257,10 +274,17 @@ def atom(op: Opcode) -> Action:
         columns = [[g.word(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
         at = _place(g, address, space, n // 8 * count, flags, ins)
         olds = []
+        extra = []
+        if t == "f32" and verb == "add":
+            if space:
+                extra = ["true" if space == "global" else "false"]
+            else:
+                extra = [g.op(f"xor i1 {_in_shared(g, g.op(f'ptrtoint ptr {at(0)} to i64'))}, true")]
         for i in range(count):
             pointer = at(i * n // 8)
             old = g.op(f"load i{n}, ptr {pointer}, align {min(n // 8, 16)}")
-            g.do(f"store i{n} {update(g, old, [c[i] for c in columns])}, ptr {pointer}, align {min(n // 8, 16)}")
+            new = update(g, old, [*(c[i] for c in columns), *extra])
+            g.do(f"store i{n} {new}, ptr {pointer}, align {min(n // 8, 16)}")
             olds.append(old)
         _seen(g, olds[0], n)
         for item, old in zip(dst, olds, strict=True):
@@ -323,10 +347,8 @@ def isspacep(op: Opcode) -> Action:
         def inside(base: str, size: str) -> str:
             return g.op(f"icmp ult i64 {g.op(f'sub i64 {x}, {base}')}, {size}")
 
-        static = g.header("launch", abi.L_SHARED_STATIC)
-        total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', abi.L_SMEM_DYNAMIC))} to i64")
         if space == "shared":
-            r = inside("%shared", total)
+            r = _in_shared(g, x)
         elif space == "local":
             r = inside("%local", str(g.local_bytes))
         elif space == "param":
@@ -334,7 +356,7 @@ def isspacep(op: Opcode) -> Action:
         elif space == "const":
             r = "false"
         else:
-            either = g.op(f"or i1 {inside('%shared', total)}, {inside('%local', str(g.local_bytes))}")
+            either = g.op(f"or i1 {_in_shared(g, x)}, {inside('%local', str(g.local_bytes))}")
             r = g.op(f"xor i1 {either}, true")
         g.set_pred(d, r)
 

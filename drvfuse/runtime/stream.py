@@ -228,7 +228,7 @@ def _ready(device: Device, call: str, handle: int) -> bool:
 def foreign_handle(stream: Any, argument: str) -> int:
     """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
     handle = _handle_of(stream, argument)
-    if handle < 0:
+    if not 0 <= handle < 1 << 64:
         raise ArgumentError(argument, handle, "a stream handle")
     return handle or LEGACY
 

@@ -110,6 +110,19 @@ ATOMICS = {
 }
 
 
+@pytest.mark.parametrize("space", [".global", ""])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_adding_floats_in_global_memory_flushes_subnormals_as_a_gpu_does(space, sign):
+    p = program(
+        f"ld.global.f32 %f1, [%d1]; atom{space}.add.f32 %f0, [%d0], %f1; st.global.f32 [%d0+4], %f0;"
+        f"ld.global.f32 %f1, [%d1+4]; atom{space}.add.f32 %f0, [%d0+8], %f1;"
+    )
+    tiny, normal = np.float32(sign * 1e-40), np.float32(sign * 1.5)
+    out = np.array([tiny, 0, normal], np.float32)
+    p.run("k", pointers(out, np.array([tiny, tiny], np.float32)))
+    assert out.view(np.uint32).tolist() == np.array([sign * 0.0, tiny, normal], np.float32).view(np.uint32).tolist()
+
+
 @pytest.mark.parametrize("name", ATOMICS)
 @pytest.mark.parametrize("modifiers", [".global", "", ".acq_rel.sys.global", ".global.relaxed.gpu"])
 def test_an_atomic_returns_the_old_value_and_stores_the_new(name, modifiers, rng):
