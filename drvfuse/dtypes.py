@@ -76,7 +76,8 @@ def get(dtype: Any, argument: str = "dtype") -> DType:
         import numpy as np
 
         try:
-            found = _TABLE.get(np.dtype(dtype).name)
+            element = np.dtype(dtype)
+            found = _TABLE.get(element.name) if element.isnative else None
         except TypeError:
             found = None
     if found is None:

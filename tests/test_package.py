@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import drvfuse as df
@@ -95,7 +96,7 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
         assert dtypes.from_dlpack(*dtype.dlpack, 1) is dtype
         if dtype.fp8_max is not None:
             assert float(dtype.numpy.type(dtype.fp8_max)) == dtype.fp8_max
-    for wrong in ("float7", None, object(), "complex64"):
+    for wrong in ("float7", None, object(), "complex64", np.dtype(">f4")):
         with pytest.raises(errors.ArgumentError, match="out_dtype"):
             dtypes.get(wrong, "out_dtype")
 

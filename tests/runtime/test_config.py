@@ -27,7 +27,7 @@ WRONG: list[tuple[str, Any]] = [
     ("driver", "foo"),
     ("driver", None),
     ("driver", 3),
-    ("driver", object()),
+    ("driver", ("emu",)),
     ("cache", "maybe"),
     ("cache", 7),
     ("cache_dir", 5),
