@@ -15,7 +15,6 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +25,11 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes
+from drvfuse.cli.timing import REPLAYS, microseconds_per_call
 
 SHAPES = [(1, 4096), (8, 4096), (32, 4096), (128, 4096), (512, 4096), (2048, 4096), (16, 8192), (1024, 8192)]
 WIRE_BYTES_A_MICROSECOND = 364e3
 SETS = 4
-REPLAYS = 9
-
-
-def time_graph(group: df.Group, calls: Sequence[Callable[[], Any]], per_graph: int) -> tuple[float, float]:
-    """(median, spread) of microseconds a call; the calls take turns inside one graph."""
-    streams = [rank.stream for rank in group]
-    for call in calls:
-        call()
-    group.synchronize()
-    with df.Graph.capture(streams) as graph:
-        for turn in range(per_graph):
-            calls[turn % len(calls)]()
-    start, end = (df.Event(group.ranks[0].device, timing=True) for _ in range(2))
-    times = []
-    for _ in range(REPLAYS):
-        graph.launch(streams[0])
-        start.record(streams[0])
-        graph.launch(streams[0])
-        end.record(streams[0])
-        group.synchronize()
-        times.append(end.elapsed_ms(start) * 1000 / per_graph)
-    graph.close()
-    return statistics.median(times), max(times) - min(times)
 
 
 def time_nccl(gpus: int, rows: int, cols: int, per_graph: int) -> float:
@@ -103,14 +80,14 @@ def measure(group: df.Group, rows: int, cols: int) -> dict[str, Any]:
     }
     for algo in ("one_stage", "two_stage"):
         plain = [df.allreduce.prepare(group, xs, sums, algo=algo).launch for xs in sets]
-        result[f"allreduce_{algo}"], result[f"allreduce_{algo}_spread"] = time_graph(group, plain, per_graph)
+        result[f"allreduce_{algo}"], result[f"allreduce_{algo}_spread"] = microseconds_per_call(group, plain, per_graph)
         fused = [
             df.allreduce_rmsnorm_fp8.prepare(
                 group, xs, gammas, epsilon=1e-6, outputs=quantised, scales=scales, algo=algo
             ).launch
             for xs in sets
         ]
-        result[f"fused_{algo}"], result[f"fused_{algo}_spread"] = time_graph(group, fused, per_graph)
+        result[f"fused_{algo}"], result[f"fused_{algo}_spread"] = microseconds_per_call(group, fused, per_graph)
     return result
 
 

@@ -142,13 +142,13 @@ class Demo:
             for check in checks:
                 if check.op == "allreduce":
                     call = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
-                    check.microseconds = microseconds_per_call(self.group, call.launch)
+                    check.microseconds = microseconds_per_call(self.group, [call.launch])[0]
                     continue
                 fused = allreduce_rmsnorm_fp8.prepare(
                     self.group, self.inputs, self.gammas, epsilon=EPSILON, outputs=quantised, scales=scales,
                     algo=check.algo,
                 )  # fmt: skip
-                check.microseconds = microseconds_per_call(self.group, fused.launch)
+                check.microseconds = microseconds_per_call(self.group, [fused.launch])[0]
                 plain = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
 
                 def unfused(plain: Any = plain) -> None:
@@ -156,7 +156,7 @@ class Demo:
                     for rank, norm in zip(self.group, norms, strict=True):
                         norm.launch(streams=[rank.stream])
 
-                check.unfused_microseconds = microseconds_per_call(self.group, unfused)
+                check.unfused_microseconds = microseconds_per_call(self.group, [unfused])[0]
         finally:
             for single in singles:
                 single.close()
