@@ -14,7 +14,6 @@ from drvfuse.emu import Machine
 from drvfuse.emu import driver as emulated
 from drvfuse.emu.api import ENTRIES
 
-
 # They return (CUresult, value); some releases of the bindings document the former alone, or apart.
 HALF_DOCUMENTED = ("cuMemPoolGetAccess", "cuMemPoolGetAttribute")
 
