@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,18 @@ class Engine:
     """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches and warps back.
 
     `loop_limit`: accesses, or rounds of loops without accesses, that a thread may make between two places where it can
-    wait. `idle` tells whether the last `run` ended because nothing could move; `clock_ns` is the virtual time.
+    wait. `delay_stores`: stores reach other blocks late (runtime_delay.cuh). `idle` tells whether the last `run` ended
+    because nothing could move; `clock_ns` is the virtual time.
     """
 
-    def __init__(self, window: Window, seed: int = 0, sm_count: int = 132, loop_limit: int = 100_000_000) -> None:
+    def __init__(
+        self,
+        window: Window,
+        seed: int = 0,
+        sm_count: int = 132,
+        loop_limit: int = 100_000_000,
+        delay_stores: bool = False,
+    ) -> None:
         runtime = native.runtime()
         self.window, self.seed, self.sm_count = window, seed, sm_count
         self.idle = False
@@ -54,6 +62,12 @@ class Engine:
             loop_limit=loop_limit,
             print=ctypes.cast(self._print, ctypes.c_void_p).value,
         )
+        self._end_delay: Callable[[int, int], None] | None = None
+        if delay_stores:
+            nbytes = ctypes.CFUNCTYPE(ctypes.c_uint64)(runtime.address("rt_delay_bytes"))()
+            self._delay = _zeroed(nbytes)
+            self._state.delay = self._delay.ctypes.data
+            self._end_delay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(runtime.address("rt_delay_end"))
         self._last: list[EngineLaunch] = []
         self._pools = Pools(window)
 
@@ -148,7 +162,7 @@ class Pools:
         if kept:
             piece = kept.pop()
         elif kind is Kind.NONE:
-            piece = np.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000), np.uint8)
+            piece = _zeroed(size)
         else:
             piece = self._carve(kind, size)
         address = piece if isinstance(piece, int) else piece.ctypes.data
@@ -333,12 +347,20 @@ class EngineLaunch:
     def settle(self) -> None:
         """It has ended: keep what there is to tell, give back its memory."""
         if self._counters is None:
+            if self.engine._end_delay is not None:
+                self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)
             if self._struct.fault.kind:
                 self.fault = faults.describe(self)
             self._counters = self.counters
             for ticket in self._tickets:
                 self.engine._pools.give(ticket)
             self._tickets.clear()
+
+
+def _zeroed(nbytes: int) -> np.ndarray:
+    """Host memory of which only touched pages cost anything."""
+    no_reserve = 0x4000
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), np.uint8)
 
 
 def _round_up(nbytes: int, alignment: int) -> int:

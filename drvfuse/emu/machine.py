@@ -64,14 +64,18 @@ class Machine:
 
     devices   how many, 1 to 8
     arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
-    seed      decides the order in which blocks and warps run and when an overlapping launch starts; the same seed and
-              the same calls give the same run, step for step. Odd seeds start a programmatic launch as early as
-              allowed, even ones as late as possible.
+    seed      decides the order in which blocks and warps run and when queued work starts; the same seed and the same
+              calls give the same run, step for step. With 0, what is ready starts at once, in the order of the calls;
+              others draw the order in which work of different streams starts, and hold some of it back. Odd seeds
+              start a programmatic launch as early as allowed, even ones as late as possible.
     race      the happens-before detector; raises Unsupported for True
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
     sm_count  multiprocessors a device, which bounds how many blocks are resident
     memory_bytes  device memory of each device
     check_initialised  a kernel that reads memory nobody has written is a fault; else such memory is zero
+    delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
+              unless a release or fence that covers them, of sufficient scope, comes first: a missing one shows as a
+              wrong result under some seed. Loads are never stale otherwise, so a missing acquire does not show.
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
@@ -88,6 +92,7 @@ class Machine:
         sm_count: int = 132,
         memory_bytes: int = 16 << 30,
         check_initialised: bool = True,
+        delay_stores: bool = False,
     ) -> None:
         if not isinstance(devices, int) or not 1 <= devices <= MAX_DEVICES:
             raise ArgumentError("devices", repr(devices), f"between 1 and {MAX_DEVICES}")
@@ -102,7 +107,7 @@ class Machine:
             raise Unsupported("the race detector is not part of this version: use race=False")
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
-        self.seed, self.sm_count = seed, sm_count
+        self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
         self.reports: list[Report] = []
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
@@ -128,7 +133,7 @@ class Machine:
         """The engine, made on first use: it has native code to load."""
         from .engine import Engine
 
-        return Engine(self.window, self.seed, self.sm_count, self._loop_limit)
+        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.delay_stores)
 
     @functools.cached_property
     def driver(self) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -54,6 +55,9 @@ class Progress:
         self.submitted = 0
         self._sequence = itertools.count()
         self._ready: list[Op] = []
+        self._held: list[tuple[int, Op]] = []  # heap: ready, but starts only when so many operations have ended
+        self._ended = 0
+        self._random = random.Random(machine.seed)
         self._secondaries: list[Op] = []  # wait for nothing but their primary's trigger
         self._crowded: list[Op] = []  # kernels for which no SM has room
         self._in_host_function = 0
@@ -86,7 +90,8 @@ class Progress:
         """Queue a command behind some operations, and in the programmatic sense behind `primary`."""
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority
-        op = Op(command, (priority, next(self._sequence)))
+        drawn = self._random.getrandbits(32) if self.machine.seed else 0
+        op = Op(command, (priority, drawn, next(self._sequence)))
         op.allocations = self.machine.memory.identify(command)
         for other in set(after):
             if not other.done:
@@ -174,7 +179,11 @@ class Progress:
             for op in list(self.running):
                 if op in self.running:  # the fault of another may have ended it
                     moved = self._settle(op) or moved
-        return self._start_ready() or moved
+        moved = self._start_ready() or moved
+        if self._held and not moved:
+            heapq.heappush(self._ready, heapq.heappop(self._held)[1])
+            moved = self._start_ready()
+        return moved
 
     # Running ---------------------------------------------------------------------------------------------------------
 
@@ -190,6 +199,8 @@ class Progress:
                 return started
             while self._ready:
                 started = self._start(heapq.heappop(self._ready)) or started
+            while self._held and self._held[0][0] <= self._ended:
+                heapq.heappush(self._ready, heapq.heappop(self._held)[1])
 
     def _start(self, op: Op) -> bool:
         command = op.command
@@ -296,6 +307,7 @@ class Progress:
 
     def _finish(self, op: Op) -> None:
         op.done = True
+        self._ended += 1
         op.time = self.machine.clock()
         self._pending -= 1
         if op.launch is not None and op in self.running:
@@ -317,7 +329,11 @@ class Progress:
     def _release(self, op: Op) -> None:
         if op.waits == 0:
             if op.primary is None:
-                heapq.heappush(self._ready, op)
+                hold = self._random.choice((0, 0, 1, 2)) if self.machine.seed else 0
+                if hold:
+                    heapq.heappush(self._held, (self._ended + hold, op))
+                else:
+                    heapq.heappush(self._ready, op)
             else:
                 self._secondaries.append(op)
 

@@ -65,6 +65,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     u32 watched = 0;
     u64 addr = 0, low = 0, high = 0;
     u32 size = 0;
+    if (e->delay) view_block(e->delay, b);
     if (t->status == YIELD && in_window(l, t->op_addr, t->op_size)) {
         watched = 1;
         addr = t->op_addr;
@@ -131,6 +132,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         if (!(t->polls & POLL_COUNT)) e->progress++;
     } else if (status == CLUSTER_BARRIER) {
         if (t->op_kind == 0) {  // arrive
+            if (e->delay) release(t, SCOPE_CLUSTER);
             t->wake = b->leader->cluster_phase;
             b->leader->cluster_arrived++;
             try_cluster(l, b->leader);
@@ -206,14 +208,6 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
-FN u64 hash(u64 x) {
-    x ^= x >> 30;
-    x *= 0xBF58476D1CE4E5B9ull;
-    x ^= x >> 27;
-    x *= 0x94D049BB133111EBull;
-    return x ^ x >> 31;
-}
-
 // The warps of a block that a seed other than 0 holds back for some passes, so that the others run ahead of them.
 FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
@@ -229,6 +223,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);
     l->turn_warp = 0;
     l->engine->work += l->warps;
+    if (l->engine->delay && l->engine->delay->block != b) view_block(l->engine->delay, 0);
     LOOP do {
         if (!w) b->woken = 0;
         LOOP for (; w < l->warps; w++) {
@@ -276,6 +271,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         b->cluster_live = l->threads * l->cluster_size;
     }
     LOOP for (u32 i = 0; i < 16; i++) b->barrier[i].arrived = 0;
+    if (l->engine->delay) delay_start_block(l->engine->delay, b);
     u64* shadow = (u64*)(b->shared_base + SHADOW_OFFSET);
     LOOP for (u32 i = 0; i < (l->shared_bytes + 7) / 8; i++) shadow[i] = 0x0101010101010101ull;
     b->warps = (Warp*)(b + 1);
@@ -286,7 +282,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         Warp* p = &b->warps[w];
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
-        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = p->gathered = 0;
+        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = p->gathered = p->syncs = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);
@@ -318,6 +314,7 @@ FAR void finish_block(Launch* l, Block* b) {
         if (r->arrived) fault(l, r->last, F_BARRIER_LEFT, r->site, 0, 0, 0, i);
     }
     if (l->state != RUNNING) return;
+    if (l->engine->delay) delay_end_block(l->engine->delay, b);
     b->active = 0;
     l->finished++;
     if (!b->triggered) l->triggered++;
@@ -325,12 +322,14 @@ FAR void finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < size; i++)
         if (((Block*)(l->slots + (first + i) * l->slot_stride))->active) return;
     l->free_groups[l->free_count++] = first / size;
-    if (l->finished == l->blocks) l->state = DONE;
+    if (l->finished < l->blocks) return;
+    if (l->engine->delay) delay_end_launch(l->engine, l);
+    l->state = DONE;
 }
 
 // A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started). `part`
 // is left set if the call has done enough before the end of that.
-FAR u32 run_launch(Launch* l, u32 force, u64 random) {
+FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->high;
     u32 start = high && random ? (u32)(random % high) : 0;
     if (!l->part) l->turn = 0;
@@ -374,6 +373,14 @@ FAR u32 run_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
+FN u32 run_launch(Launch* l, u32 force, u64 random) {
+    Delay* d = l->engine->delay;
+    if (d) view_device(d, l->device + 1);
+    u32 ran = turn_launch(l, force, random);
+    if (d) view_device(d, 0);
+    return ran;
+}
+
 // One pass over the launches; what it ran. `pass_open` is left set if the call has done enough before its end.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     if (!e->pass_open) {
@@ -409,6 +416,7 @@ FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
         }
     }
     e->pass_open = 0;
+    if (e->delay) delay_pass(e);
     return e->pass_ran;
 }
 
@@ -469,6 +477,7 @@ const u32 PROBE_EVENT = 2;
 // `probing` is left set if the call has done enough before that.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {
+        if (e->delay) delay_flush(e);
         e->probing = e->probe_force = 1;
         e->probe_rounds = rounds;
         e->probe_before = e->resumes;
@@ -523,6 +532,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
             }
         }
         if (!ran || e->quiet > QUIET_LIMIT) {
+            if (e->delay && !e->probing && !ran && delay_idle(e)) continue;
             if (!e->probing && e->slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
                 e->slept++;
                 continue;

@@ -2,7 +2,7 @@
 // The checks behind every memory access of generated code, their counters, and the other functions that it calls.
 #pragma once
 
-#include "runtime_layout.cuh"
+#include "runtime_delay.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
@@ -153,6 +153,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             if (e->probing) note_write(e, addr, size);
         }
     }
+    if (e->delay && (flags & A_STRONG || (write && type != K_SHARED))) delay_access(t, addr, size, flags, type == K_SHARED);
     return 0;
 }
 
@@ -176,7 +177,9 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-API void rt_fence(Thread* t, u32 flags, u32 site) {}
+API void rt_fence(Thread* t, u32 flags, u32 site) {
+    if (t->launch->engine->delay) delay_fence(t, flags);
+}
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
 API void rt_trigger(Thread* t) {

@@ -59,7 +59,8 @@ struct Warp {
     // While all lanes in `warpop` came with one operation and one mask: these, and alike = 1.
     u32 alike, alike_mask, alike_kind;
     u32 gathered;  // of `barrier`: those that wait for the rest of the warp to come there
-    u32 pad[2];
+    u32 syncs;     // bar.warp.sync that it has completed
+    u32 pad;
 };
 
 struct Barrier {
@@ -69,6 +70,10 @@ struct Barrier {
     u32 plain;              // nobody arrived without waiting
     u32 site;               // of the last that came
     Thread* last;
+};
+
+struct List {
+    u32 first, last;
 };
 
 struct Block {
@@ -83,6 +88,10 @@ struct Block {
     Block* leader;  // of the cluster; it holds the cluster barrier
     u32 cluster_arrived, cluster_live, cluster_phase, slot;
     Barrier barrier[16];
+    u64 owner;     // of delayed stores: a number that no other block has had
+    List pending;  // those that are seen by this block alone
+    u32 epoch;     // barriers that it has completed
+    u32 pad;
 };
 
 struct Site {
@@ -150,6 +159,7 @@ struct Engine {
     void* clock_thread;
     u64 clock_run, clock_read;
     void* print;
+    struct Delay* delay;  // null where stores are not delayed
     Write write[WRITES];
 };
 
@@ -166,6 +176,10 @@ enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
+const u32 A_SCOPE = 4, A_ORDER = 6;  // shifts of two bits each
+const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
+enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
+enum { ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 const u32 LOOP_SLICE = 4096;  // rounds after which generated code calls rt_loop
 const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
 const u64 LOOK_WORK = 8;
@@ -187,7 +201,15 @@ u64 rt_now();
 }
 
 // abi.py and structs.py
-static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 768 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2312, "");
+static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2320, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
+
+FN u64 hash(u64 x) {
+    x ^= x >> 30;
+    x *= 0xBF58476D1CE4E5B9ull;
+    x ^= x >> 27;
+    x *= 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}

@@ -34,6 +34,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 changed = 0;
     LOOP for (u32 i = 0; i < n; i++) {
         Polled* w = &p->word[i];
+        if (l->engine->delay) delay_look(l->engine->delay, b, w->addr);
         u64 low = low_of(w->addr, w->size), high = high_of(w->addr, w->size);
         if (low != w->low || high != w->high) {
             if (w->addr == t->op_addr && w->site == t->site) return 0;
@@ -77,6 +78,7 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
 FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     Barrier* r = &b->barrier[id];
     l->barriers++;
+    b->epoch++;
     u32 all = r->plain && r->kind == B_SYNC && r->threads == b->live;
     u32 result = r->kind == B_POPC ? r->count : r->kind == B_AND ? r->every : r->count != 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
@@ -192,6 +194,7 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
 FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     u32 rest = mask;
     l->warp_ops++;
+    if (kind == WARP_SYNC) b->warps[w].syncs++;
     if (kind <= SHFL_IDX) {
         LOOP while (rest) {
             u32 lane = FFS(rest) - 1;

@@ -24,7 +24,8 @@ class WarpStruct(Structure):
         ("asking", u32),
         ("alike", u32 * 3),
         ("gathered", u32),
-        ("pad", u32 * 2),
+        ("syncs", u32),
+        ("pad", u32),
     ]
 
 
@@ -83,6 +84,10 @@ class BlockStruct(Structure):
         ("cluster_phase", u32),
         ("slot", u32),
         ("barrier", u32 * 10 * 16),
+        ("owner", u64),
+        ("pending", u32 * 2),
+        ("epoch", u32),
+        ("pad", u32),
     ]
 
 
@@ -183,6 +188,7 @@ class EngineStruct(Structure):
         ("clock_run", u64),
         ("clock_read", u64),
         ("print", u64),
+        ("delay", u64),
         ("write", u64 * 4 * 64),
     ]
 

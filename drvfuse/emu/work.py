@@ -41,7 +41,7 @@ class Op:
         "waits",
     )
 
-    def __init__(self, command: Command, order: tuple[int, int]) -> None:
+    def __init__(self, command: Command, order: tuple[int, ...]) -> None:
         self.command = command
         self.order = order
         self.waits = 0
