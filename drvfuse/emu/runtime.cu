@@ -322,9 +322,7 @@ FAR void finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < size; i++)
         if (((Block*)(l->slots + (first + i) * l->slot_stride))->active) return;
     l->free_groups[l->free_count++] = first / size;
-    if (l->finished < l->blocks) return;
-    if (l->engine->delay) delay_end_launch(l->engine, l);
-    l->state = DONE;
+    if (l->finished == l->blocks && !l->pending) l->state = DONE;
 }
 
 // A turn for each resident block of a launch, then new blocks in free slots; threads resumed (and blocks started). `part`
@@ -375,9 +373,15 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
 
 FN u32 run_launch(Launch* l, u32 force, u64 random) {
     Delay* d = l->engine->delay;
-    if (d) view_device(d, l->device + 1);
-    u32 ran = turn_launch(l, force, random);
-    if (d) view_device(d, 0);
+    if (!d) return turn_launch(l, force, random);
+    view_device(d, l->device + 1);
+    u32 ran = l->finished == l->blocks ? 0 : turn_launch(l, force, random);
+    view_device(d, 0);
+    if (l->finished == l->blocks && !l->pending) {
+        l->state = DONE;
+        ran++;
+    }
+    if (l->state == DONE) pass_on_device(d, l->device);
     return ran;
 }
 
@@ -532,7 +536,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
             }
         }
         if (!ran || e->quiet > QUIET_LIMIT) {
-            if (e->delay && !e->probing && !ran && delay_idle(e)) continue;
+            if (e->delay && !e->probing && !ran && delay_idle(e, launches, n)) continue;
             if (!e->probing && e->slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
                 e->slept++;
                 continue;

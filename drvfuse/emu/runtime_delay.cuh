@@ -26,8 +26,9 @@
 //     between that orders them, are one.
 //   Atomicity. An atomic acts on what everybody sees: entries of its own block and device that overlap it are passed on
 //     first; others are not performed yet, and come behind it in the coherence order.
-//   Completion. When a launch ends, all that its blocks stored and all that its device holds is passed on, so the stream's
-//     next operation, the host, and griddepcontrol.wait see it. The end of a block alone orders nothing: its entries stay.
+//   Completion. A launch has ended when its blocks have and nothing that they stored is pending; then all that its device
+//     holds is passed on too. So the stream's next operation, the host, and griddepcontrol.wait see it. The end of a block
+//     alone orders nothing: its entries stay.
 //   Proxies. fence.proxy counts as a release at .sys. Entries are told apart by address: where one page is mapped at two
 //     addresses, stores by one do not wait for those by the other unless a fence.proxy is between, as the model says.
 //
@@ -174,6 +175,7 @@ FN u32 is_freed(Launch* l, u64 addr) {
 FAR void to_all(Delay* d, u32 i) {
     Pending* p = &d->pool[i];
     if (d->device != p->device + 1 && !is_freed(p->launch, p->addr)) exchange(p);
+    p->launch->pending--;
     unlink(d, i);
     if (p->chain) d->pool[p->chain].back = p->back;
     if (p->back) d->pool[p->back].chain = p->chain;
@@ -296,6 +298,7 @@ FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
         pass_on_overlapping(e, b, t->launch->device, addr, size);
         return;
     }
+    t->launch->pending++;
     if (!d->live++) d->next_due = ~0ull;
     p = &d->pool[i];
     p->addr = addr;
@@ -352,17 +355,6 @@ FN void delay_end_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// A launch has ended, or is given up. No other device's view is in memory.
-FAR void delay_end_launch(Engine* e, Launch* l) {
-    Delay* d = e->delay;
-    view_block(d, 0);
-    LOOP for (u32 i = 1; i <= d->high; i++) {
-        Pending* p = &d->pool[i];
-        if ((p->level == P_BLOCK || p->level == P_ENDED) && p->launch == l) pass_on(e, d, i);
-    }
-    pass_on_device(d, l->device);
-}
-
 // A spinning thread is about to be asked whether the word that it polls has changed: for what its block sees, if it has
 // stores of its own there.
 FN void delay_look(Delay* d, Block* b, u64 addr) {
@@ -390,13 +382,26 @@ FAR void delay_pass(Engine* e) {
     e->work += d->high;
 }
 
+FAR void delay_flush(Engine* e) {
+    Delay* d = e->delay;
+    LOOP for (u32 i = 1; i <= d->high; i++)
+        if (d->pool[i].level == P_BLOCK || d->pool[i].level == P_ENDED) pass_on(e, d, i);
+    LOOP for (u32 k = 0; k < 8; k++) pass_on_device(d, k);
+}
+
 FN u64 rank_of(Engine* e, Pending* p) { return e->seed ? hash(e->seed + p->order * 0x9E3779B97F4A7C15ull) >> 16 : p->order; }
 
 // Nothing else can run: passes on one entry by one level, or a small part of many; the newest first, or what the seed says.
 // 0 if nothing was pending.
-FAR u32 delay_idle(Engine* e) {
+FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     Delay* d = e->delay;
     if (!d->live) return 0;
+    u32 watched = 0;
+    LOOP for (u32 k = 0; k < n; k++) watched |= launches[k]->state == RUNNING && launches[k]->finished < launches[k]->blocks;
+    if (!watched) {  // by nobody who could see an order in it
+        delay_flush(e);
+        return 1;
+    }
     u64 low = ~0ull, high = 0;
     LOOP for (u32 i = 1; i <= d->high; i++) {
         if (d->pool[i].level == P_FREE) continue;
@@ -414,15 +419,16 @@ FAR u32 delay_idle(Engine* e) {
     return 1;
 }
 
-FAR void delay_flush(Engine* e) {
-    Delay* d = e->delay;
-    LOOP for (u32 i = 1; i <= d->high; i++)
-        if (d->pool[i].level == P_BLOCK || d->pool[i].level == P_ENDED) pass_on(e, d, i);
-    LOOP for (u32 k = 0; k < 8; k++) pass_on_device(d, k);
-}
-
 // Bytes of zeroed memory that Engine::delay needs.
 API u64 rt_delay_bytes() { return sizeof(Delay); }
 
 // The launch is given up before its end: what it has stored takes its place.
-API void rt_delay_end(Engine* e, Launch* l) { delay_end_launch(e, l); }
+API void rt_delay_end(Engine* e, Launch* l) {
+    if (!l->pending) return;
+    Delay* d = e->delay;
+    LOOP for (u32 i = 1; i <= d->high; i++) {
+        Pending* p = &d->pool[i];
+        if ((p->level == P_BLOCK || p->level == P_ENDED) && p->launch == l) pass_on(e, d, i);
+    }
+    pass_on_device(d, l->device);
+}

@@ -128,6 +128,7 @@ struct Launch {
     u32 reported;
     u32 part, turn, turn_warp;  // part: in the middle of its turn, at this slot, at this warp (plus one) of its block
     u8 owner_class[256];
+    u32 pending, pad;  // delayed stores of its blocks, resident or ended
 };
 
 struct Write {
@@ -202,7 +203,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 648 && sizeof(Engine) == 2320, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2320, "");
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 

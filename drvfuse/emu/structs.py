@@ -156,6 +156,8 @@ class LaunchStruct(Structure):
         ("fault", FaultStruct),
         *((name, u32) for name in ("reported", "part", "turn", "turn_warp")),
         ("owner_class", c_uint8 * 256),
+        ("pending", u32),
+        ("pad", u32),
     ]
 
 
