@@ -65,7 +65,7 @@ struct Delay {
     Block* block;  // whose entries are in memory, if any
     u32 device;    // and whose (plus one)
     u32 live, high, free;
-    u64 owners, order, pass, next_due;
+    u64 owners, order, pass, next_due, looked;
     List devices[8];
     u32 bucket[BUCKETS];
     Pending pool[PENDING];  // the first is not used
@@ -366,11 +366,12 @@ FN void delay_look(Delay* d, Block* b, u64 addr) {
         }
 }
 
-// A pass is over: what is due is passed on.
+// A pass is over: what is due is passed on. Many entries are looked at more rarely.
 FAR void delay_pass(Engine* e) {
     Delay* d = e->delay;
     d->pass++;
-    if (!d->live || d->pass <= d->next_due) return;
+    if (!d->live || d->pass <= d->next_due || d->pass < d->looked + d->high / 256) return;
+    d->looked = d->pass;
     u64 now = d->pass - 1;
     d->next_due = ~0ull;
     LOOP for (u32 i = 1; i <= d->high; i++) {

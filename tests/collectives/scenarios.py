@@ -139,7 +139,7 @@ def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -
 def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel) -> None:
     """While slow warps of the last block are at their last instructions: the epoch may still be the call's own."""
     early = 0
-    for seed in range(1, 40, 2):
+    for seed in range(1, 120, 2):
         with opened(2, seed) as (_, group):
             hosts = random_inputs(_random(0), 2, (4, 2048), "bfloat16")
             call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
