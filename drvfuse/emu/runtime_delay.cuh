@@ -41,7 +41,7 @@
 
 #include "runtime_layout.cuh"
 
-const u32 PENDING = 1 << 16;
+const u32 PENDING = 1 << 13;
 const u32 BUCKETS = 1 << 16;
 const u32 CHUNK = 5;     // shift: accesses are aligned and at most 32 bytes, so each lies in one chunk
 const u64 LATEST = 1024;  // passes for which a store may be pending at one level
@@ -410,7 +410,7 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
         if (rank < low) low = rank;
         if (rank > high) high = rank;
     }
-    low = high - (d->live < 32 ? 0 : (high - low) / 32);
+    low = high - (d->live < 32 ? 0 : (high - low) / 8);
     u64 last = d->order;  // what this makes new is not looked at again
     LOOP for (u32 i = 1; i <= d->high; i++) {
         Pending* p = &d->pool[i];
