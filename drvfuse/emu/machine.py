@@ -21,7 +21,7 @@ from .api.entry import Failure
 from .api.types import R
 from .capture import Capture
 from .memory import MachineMemory
-from .objects import Context, Device, Object, Pool, Stream
+from .objects import Context, Device, Event, Function, Object, Pool, Stream
 from .progress import MachineLock, Progress
 from .reports import Report
 from .window import Window
@@ -35,6 +35,7 @@ log = logging.getLogger("drvfuse")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
+ORPHANS_KEPT = 4096
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -104,6 +105,7 @@ class Machine:
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count = seed, sm_count
         self.reports: list[Report] = []
+        self.refusal: Report | None = None  # what the last driver call that failed says of it
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
         self.initialised = False
@@ -114,6 +116,7 @@ class Machine:
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
+        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
         for device in self.devices:
             device.pool = device.default_pool = self.add(Pool(device, is_default=True))
@@ -180,12 +183,29 @@ class Machine:
     def remove(self, item: Object) -> None:
         self.handles.pop(item.handle, None)
 
+    def orphan(self, item: Object, device: Device) -> None:
+        """Remove an object because its context goes; a later use says so."""
+        self.remove(item)
+        self.orphans[item.handle] = device.index
+        while len(self.orphans) > ORPHANS_KEPT:
+            del self.orphans[next(iter(self.orphans))]
+
     def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
         """The object of a handle; Failure(code) if it is not a live one of this kind."""
-        item = self.handles.get(0 if value is None else int(value))
-        if not isinstance(item, kind):
+        number = 0 if value is None else int(value)
+        item = self.handles.get(number)
+        if isinstance(item, kind):
+            return item
+        if number not in self.orphans:
             raise Failure(code)
-        return item
+        device = self.orphans[number]
+        name = {Function: "kernel"}.get(kind, kind.__name__.lower())
+        message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
+        if kind is Event:
+            code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+        elif not self.threads.contexts:
+            code = R.CUDA_ERROR_INVALID_CONTEXT
+        raise Failure(code, Report("context", message, device=device))
 
     def device(self, value: Any) -> Device:
         index = 0 if value is None else int(value)

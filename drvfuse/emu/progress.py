@@ -34,6 +34,7 @@ FAULTS = {
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
     "trap": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
+    "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
     "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
     "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
@@ -155,6 +156,17 @@ class Progress:
                 count -= 1  # and again at the next
             self._idle_queries = (self.submitted, count)
         return all(op.done for op in waited)
+
+    def kernels(self, context: Context) -> list[str]:
+        """The kernels of a context that have not ended, in the order in which they were queued."""
+        pending = {*self.running, *self._ready, *self._secondaries, *self._crowded}
+        rest = list(pending)
+        while rest:
+            op = rest.pop()
+            rest += [other for other in (*op.dependents, *op.secondaries) if other not in pending]
+            pending.update(op.dependents, op.secondaries)
+        ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.order[1])
+        return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
     def drain(self) -> None:
         """Run until nothing can move without the host or the clock."""

@@ -293,6 +293,14 @@ class Window:
                     return Allocation(starts[i], item.nbytes, item.physical.device, Kind.MAPPED)
         return None
 
+    def freed(self, address: int) -> Allocation | None:
+        """What held an address that nothing holds now, as far as that is remembered."""
+        if self.find(address) is None:
+            for gone in reversed(self._freed.values()):
+                if gone.address <= address < gone.address + gone.nbytes:
+                    return gone
+        return None
+
     def physical(self, address: int) -> Physical | None:
         """The physical allocation mapped at an address."""
         found = next(self._mapped(address, 1), None)
@@ -313,9 +321,9 @@ class Window:
         holder = self.find(address)
         if holder is not None:
             return f"{address - holder.address} bytes into {holder}"
-        for gone in reversed(self._freed.values()):
-            if gone.address <= address < gone.address + gone.nbytes:
-                return f"{address - gone.address} bytes into {gone}, which was freed"
+        gone = self.freed(address)
+        if gone is not None:
+            return f"{address - gone.address} bytes into {gone}, which was freed"
         known = list(self._live.values()) + [
             Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
         ]
