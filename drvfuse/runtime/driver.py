@@ -225,6 +225,7 @@ class Driver:
         if self.closed:
             return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
         number = int(code)
+        report = self._report(number)  # before other calls are made
         label, text = calls.code_name(code), ""
         try:
             status, raw = self._raw("cuGetErrorName")(code)
@@ -236,7 +237,6 @@ class Driver:
         hints = [_HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
         hint = "; ".join(part for part in hints if part)
         explanation = f"{text} ({hint})" if hint and text else hint or text
-        report = self._report(number)
         if report is not None:
             explanation += f"\n{report}"
         return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
