@@ -28,7 +28,7 @@ from .window import Window
 from .work import Command, Dim, Launch, Op
 
 if TYPE_CHECKING:
-    from .counters import Counters
+    from .counters import Counters, Summary
     from .engine import Engine, EngineLaunch, EngineModule
 
 log = logging.getLogger("drvfuse")
@@ -168,6 +168,12 @@ class Machine:
         assert isinstance(command, Launch)
         device = command.context.device.index
         self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
+
+    def counters(self) -> Summary:
+        """What the kernels that are in `launches` have asked of memory, by kernel and source line."""
+        from .counters import Summary
+
+        return Summary((record.kernel, record.counters) for record in self.launches)
 
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""
