@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError
 from . import interrupts, residency
 from .api.entry import Failure
 from .api.types import R
@@ -23,6 +23,7 @@ from .capture import Capture
 from .memory import MachineMemory
 from .objects import Context, Device, Event, Function, Object, Pool, Stream
 from .progress import MachineLock, Progress
+from .race import Detector
 from .reports import Report
 from .window import Window
 from .work import Command, Dim, Launch, Op
@@ -68,7 +69,8 @@ class Machine:
     seed      decides the order in which blocks and warps run and when an overlapping launch starts; the same seed and
               the same calls give the same run, step for step. Odd seeds start a programmatic launch as early as
               allowed, even ones as late as possible.
-    race      the happens-before detector; raises Unsupported for True
+    race      the happens-before detector, which reports data races and lets the run go on: True or "hardware" accepts
+              what the hardware orders beyond the PTX model, "strict" does not (`runtime_race.cuh`)
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
     sm_count  multiprocessors a device, which bounds how many blocks are resident
     memory_bytes  device memory of each device
@@ -84,7 +86,7 @@ class Machine:
         devices: int = MAX_DEVICES,
         arch: str = "sm_90a",
         seed: int = 0,
-        race: bool = False,
+        race: bool | str = False,
         peers: Peers = None,
         sm_count: int = 132,
         memory_bytes: int = 16 << 30,
@@ -99,8 +101,6 @@ class Machine:
             raise ArgumentError("sm_count", repr(sm_count), "positive")
         if not isinstance(memory_bytes, int) or memory_bytes < 1:
             raise ArgumentError("memory_bytes", repr(memory_bytes), "positive")
-        if race:
-            raise Unsupported("the race detector is not part of this version: use race=False")
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count = seed, sm_count
@@ -110,7 +110,9 @@ class Machine:
         self.pid = os.getpid()
         self.initialised = False
         self.closed = False
-        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised)
+        cells = race is not False
+        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells)
+        self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
         self._loop_limit = config.get("emu_loop_limit")
         self.host_wait = config.get("emu_host_wait")
         self.lock = MachineLock()
@@ -123,7 +125,7 @@ class Machine:
         self.captures: list[Capture] = []
         self.images: dict[str, EngineModule] = {}
         self.memory = MachineMemory(self)
-        self.progress = Progress(self)
+        self.progress = Progress(self, self.detector)
         self._reachable = _peer_table(devices, peers)
 
     @functools.cached_property
@@ -131,7 +133,7 @@ class Machine:
         """The engine, made on first use: it has native code to load."""
         from .engine import Engine
 
-        return Engine(self.window, self.seed, self.sm_count, self._loop_limit)
+        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector)
 
     @functools.cached_property
     def driver(self) -> Any:
@@ -178,6 +180,14 @@ class Machine:
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""
         return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+
+    def declare_polled(self, address: int, nbytes: int) -> None:
+        """Never report races in this range, whose unordered accesses are the protocol (words that carry their own
+        readiness). In multiples of 16 bytes of allocated memory, until that is freed. Nothing without `race`.
+        """
+        with self.lock:
+            if self.detector is not None:
+                self.detector.polled(int(address), nbytes)
 
     # Handles and the current context ---------------------------------------------------------------------------------
 
@@ -298,8 +308,11 @@ class Machine:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def context_ops(self, context: Context) -> list[Op]:
-        """All operations of a context that are still to be done, as far as its streams know them."""
-        return [op for stream in (*context.streams, context.legacy) for op in stream.tail if not op.done]
+        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
+        also those that are done.
+        """
+        ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
+        return ops if self.detector is not None else [op for op in ops if not op.done]
 
     def synchronise(self, context: Context) -> None:
         """Run until everything queued in a context is done; Failure with its error."""

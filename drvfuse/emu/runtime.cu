@@ -36,6 +36,7 @@ FAR void settle_writes(Engine* e) {
 
 FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     Engine* e = l->engine;
+    if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
     warp->live &= ~bit;
     b->live--;
     b->leader->cluster_live--;
@@ -65,6 +66,11 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     u32 watched = 0;
     u64 addr = 0, low = 0, high = 0;
     u32 size = 0;
+    e->fruitless = 0;
+    if (t->status == GDC_WAIT) {
+        note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
+        if (e->race) race_gdc_wait(t);
+    }
     if (t->status == YIELD && in_window(l, t->op_addr, t->op_size)) {
         watched = 1;
         addr = t->op_addr;
@@ -276,6 +282,8 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         b->cluster_live = l->threads * l->cluster_size;
     }
     LOOP for (u32 i = 0; i < 16; i++) b->barrier[i].arrived = 0;
+    note(l, b, 0, V_START, NO_SITE, 0, 0, 0);
+    if (l->engine->race) race_start_block(l, b, slot);
     u64* shadow = (u64*)(b->shared_base + SHADOW_OFFSET);
     LOOP for (u32 i = 0; i < (l->shared_bytes + 7) / 8; i++) shadow[i] = 0x0101010101010101ull;
     b->warps = (Warp*)(b + 1);
@@ -318,6 +326,8 @@ FAR void finish_block(Launch* l, Block* b) {
         if (r->arrived) fault(l, r->last, F_BARRIER_LEFT, r->site, 0, 0, 0, i);
     }
     if (l->state != RUNNING) return;
+    note(l, b, 0, V_END, NO_SITE, 0, 0, 0);
+    if (l->engine->race) race_finish_block(l, b);
     b->active = 0;
     l->finished++;
     if (!b->triggered) l->triggered++;

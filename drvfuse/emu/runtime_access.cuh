@@ -2,7 +2,7 @@
 // The checks behind every memory access of generated code, their counters, and the other functions that it calls.
 #pragma once
 
-#include "runtime_layout.cuh"
+#include "runtime_race.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
@@ -153,6 +153,12 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             if (e->probing) note_write(e, addr, size);
         }
     }
+    if (flags & A_STRONG) {
+        u32 kind = flags & A_ATOMIC ? V_ATOMIC : write ? V_STORE : V_LOAD;
+        if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
+        e->fruitless = 0;
+    }
+    if (e->race) race_access(t, addr, size, flags, site);
     return 0;
 }
 
@@ -176,7 +182,13 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-API void rt_fence(Thread* t, u32 flags, u32 site) {}
+API void rt_fence(Thread* t, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    if (flags & FENCE_PROXY) return;
+    note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
+    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;
+    if (l->engine->race) race_fence(t, flags >> A_SCOPE & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
+}
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
 API void rt_trigger(Thread* t) {
@@ -184,6 +196,7 @@ API void rt_trigger(Thread* t) {
     if (!b->triggered) {
         b->triggered = 1;
         t->launch->triggered++;
+        note(t->launch, b, t->linear, V_TRIGGER, t->site, 0, 0, 0);
     }
 }
 
