@@ -112,7 +112,7 @@ class Calls:
         for number, problem in enumerate(problems):
             solution = solved(problem)
             sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
-            self._produce.append([self._copying(*pair) for pair in zip(sources, inputs, strict=True)])
+            produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
             outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
             if problem.op == "allreduce":
                 results = inputs if in_place else outputs[0]
@@ -126,9 +126,13 @@ class Calls:
                 gammas = [rank.array(solution.gamma) for rank in group]
                 shared["outputs"], shared["scales"] = outputs[:2]
                 if solution.residual is not None:
-                    shared["residuals"] = [rank.array(solution.residual) for rank in group]
                     shared["residual_outputs"] = outputs[2]
+                    shared.setdefault("residuals", [rank.array(solution.residual) for rank in group])
+                    sources = [rank.array(solution.residual) for rank in group]
+                    for launches, *pair in zip(produce, sources, shared["residuals"], strict=True):
+                        launches.append(self._copying(*pair))
                 call = allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=EPSILON, **shared)
+            self._produce.append(produce)
             self._calls.append(call)
             self.outputs.append(outputs)
 
@@ -145,19 +149,22 @@ class Calls:
 
     def _copying(self, source: Array, target: Array) -> Launch:
         blocks = 2 if source.nbytes > 4096 else 1
-        return self._copy.prepare(
-            blocks, 128, source, target, source.nbytes, device=target.device, pdl=self._pdl
-        )
+        return self._copy.prepare(blocks, 128, source, target, source.nbytes, device=target.device, pdl=self._pdl)
 
-    def launch(self, number: int, streams: Sequence[Stream], alone: Sequence[int] = ()) -> None:
-        """Queue call `number` behind the kernels that write its inputs: all ranks together, or in the order `alone`."""
+    def launch(
+        self, number: int, streams: Sequence[Stream], alone: Sequence[int] = (), late: int | None = None
+    ) -> None:
+        """Queue call `number` behind the kernels that write its inputs: all ranks together, or in the order `alone`.
+
+        Rank `late` writes its inputs three times.
+        """
         call, produce, after = self._calls[number], self._produce[number], self._after[number]
-        for position in alone:
-            produce[position](streams[position])
-            call.launch(rank=position, stream=streams[position])
+        for position in alone or range(len(streams)):
+            for launch in produce[position] * (3 if position == late else 1):
+                launch(streams[position])
+            if alone:
+                call.launch(rank=position, stream=streams[position])
         if not alone:
-            for position, stream in enumerate(streams):
-                produce[position](stream)
             call.launch(streams)
         for position, launch in enumerate(after):
             launch(streams[position])
@@ -182,11 +189,13 @@ def repeated(
     graph: bool | None = None,
     pdl: PDLLevel | None = None,
     blocks: int | None = None,
+    alone: bool | None = None,
     side: bool = True,
 ) -> None:
     """Two calls of 64 KiB a rank on 4 GPUs, and between them one of another shape and dtype; what is None is drawn.
 
-    `private` inputs are staged; a `tight` workspace holds a fraction of them; `graph` replays the sequence twice.
+    `private` inputs are staged; a `tight` workspace holds a fraction of them; `graph` replays the sequence twice;
+    `alone` launches rank by rank in another order than theirs.
     """
     naive = algo == "naive"
     private = not naive and (run.chance(0.3) if private is None else private)
@@ -202,13 +211,15 @@ def repeated(
             shape, dtype = run.choice(SIDE)
             problem = Problem(op, 4, shape, dtype, residual)
             calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))
-        alone = run.shuffled(range(4)) if not naive and run.chance() else ()
+        alone = not naive and (run.chance() if alone is None else alone)
+        order = run.shuffled(range(4)) if alone else ()
+        late = run.choice((None, 0, 1, 2, 3))
         streams = [rank.stream for rank in group]
         with _maybe_graph(group, streams, graph):
-            calls[0].launch(0, streams, alone)
+            calls[0].launch(0, streams, order, late)
             for more in calls[1:]:
-                more.launch(0, streams, alone)
-            calls[0].launch(1, streams, alone)
+                more.launch(0, streams, order, late)
+            calls[0].launch(1, streams, order, late)
         group.synchronize()
         for done in calls:
             done.compare()
