@@ -133,7 +133,7 @@ class Engine:
         op: Op | None = None,
     ) -> EngineLaunch:
         """A launch that `run` will run, for `op`. At most `max_resident` of its blocks are resident at once; `params`
-        is the packed parameter buffer. The caller has checked grid, block and shared memory against the device's limits.
+        is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
         """
         return EngineLaunch(
             self, module, kernel_name, device, grid, block, smem, params, globals_addr, max_resident, cluster, op

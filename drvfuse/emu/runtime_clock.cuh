@@ -37,6 +37,12 @@ struct Joined {
     Ref a, b, result;
 };
 
+// A clock knows an operation wholly.
+struct Certain {
+    Ref clock;
+    u32 op;
+};
+
 // Two accesses that nothing orders. Of `other`, the earlier one, any lane may be it.
 struct Found {
     u64 addr, clock;
@@ -48,6 +54,7 @@ struct Found {
 };
 
 const u32 FOUND = 64;
+const u32 CERTAIN = 32;
 const u32 JOINED = 256;
 const u32 CLASSES = 40;
 
@@ -59,7 +66,9 @@ struct Race {
     u32 strict, off;  // off: the arena is used up
     u32 wholes;       // items of block WHOLE that were ever made
     u32 found_count;
+    u32 reads, reserved;
     Ref free[CLASSES];
+    Certain certain[CERTAIN];  // by operation: what was found last
     Joined joined[JOINED];
     Found found[FOUND];
 };
@@ -67,7 +76,7 @@ struct Race {
 const u32 WHOLE = 0x3FFFFFF;
 const u64 RESERVE = 64 << 20;  // of the arena: more than one access needs
 
-static_assert(sizeof(Found) == 80 && sizeof(Race) == 64 + CLASSES * 4 + JOINED * 12 + FOUND * 80, "");
+static_assert(sizeof(Found) == 80 && sizeof(Race) == 72 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN void* at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }
@@ -103,7 +112,10 @@ FN Ref retain(Race* r, Ref ref) {
 FN void release(Race* r, Ref ref) {
     if (!ref) return;
     Clock* c = (Clock*)at(r, ref);
-    if (!--c->refs) give(r, ref, c->klass);
+    if (--c->refs) return;
+    LOOP for (u32 i = 0; i < CERTAIN; i++)
+        if (r->certain[i].clock == ref) r->certain[i].clock = 0;
+    give(r, ref, c->klass);
 }
 
 // `*slot` refers to `ref` from now on; takes over the caller's reference.
@@ -149,8 +161,14 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
 // 1 if a clock knows accesses that lanes of a warp made at a time; 2 if it does not, but knows earlier ones of the block.
 FAR u32 knows(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return 0;
+    Certain* certain = &r->certain[op % CERTAIN];
+    if (certain->clock == ref && certain->op == op) return 1;
     Clock* c = (Clock*)at(r, ref);
-    if (knows_op(r, c, op)) return 1;
+    if (knows_op(r, c, op)) {
+        certain->clock = ref;
+        certain->op = op;
+        return 1;
+    }
     Item* list = items_of(c);
     u32 i = lower(c, key_of(op, block, 0)), some = 0;
     LOOP for (; i < c->items && list[i].key <= key_of(op, block, warp + 1); i++) {

@@ -335,7 +335,8 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
         }
     }
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
-    u32 readers = 0, merged = 0;
+    u32 merged = 0;
+    u32 readers = 0, looks_at_all = write || !(++r->reads & 31);  // now and then, to drop what can be
     LOOP while (*link) {
         Entry* e = (Entry*)at(r, *link);
         u32 kind = e->kind, both = e->bytes & mask;
@@ -348,7 +349,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             continue;
         }
         if (!(kind & N_WRITE)) {
-            if (!write && ++readers > READERS_LOOKED_AT && (r->top >> 5 & 15)) break;
+            if (!write && !looks_at_all && ++readers > READERS_LOOKED_AT) break;
         }
         u32 same_warp = same_block(w, e->op, e->block) && e->warp == w->warp;
         u32 others = same_warp ? e->lanes & ~w->bit : e->lanes;

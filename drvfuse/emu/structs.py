@@ -228,8 +228,9 @@ class RaceStruct(Structure):
 
     _fields_ = [
         *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops")),
-        *((name, u32) for name in ("strict", "off", "wholes", "found_count")),
+        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "reads", "reserved")),
         ("free", u32 * 40),
+        ("certain", u32 * 2 * 32),
         ("joined", u32 * 3 * 256),
         ("found", FoundStruct * 64),
     ]
