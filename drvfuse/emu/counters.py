@@ -44,8 +44,7 @@ class Count:
 
 
 class Counters:
-    """Counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line; and what
-    its threads waited for:
+    """Counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line.
 
     barriers    block and cluster barriers completed
     warp_ops    shuffles, votes and other warp operations completed
