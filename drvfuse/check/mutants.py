@@ -33,13 +33,15 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`by`: the kinds of findings under `seed`, the first seed that showed any; `findings`: what was found in place of
-    nothing in the unedited case, or in place of the fault."""
+    """How the hunt for a mutant ended: `seed` is the first under which it was found, `by` the kinds of findings there.
+
+    `unexpected` is what was found without the edits, under the same seed.
+    """
 
     name: str
-    by: tuple[str, ...]
     seed: int | None
-    findings: tuple[Finding, ...]
+    by: tuple[str, ...]
+    unexpected: tuple[Finding, ...]
 
     @property
     def caught(self) -> bool:
@@ -47,19 +49,13 @@ class Verdict:
 
 
 def hunt(name: str, mutant: Mutant, seeds: Sequence[int]) -> Verdict:
-    """Run a mutant under seed after seed until it is found; then the unedited case under that seed, or the last."""
-    found: list[Finding] = []
-    caught = None
-    seed = seeds[0]
+    """Run a mutant under seed after seed until it is found; then its case without the edits under that seed."""
     for seed in seeds:
         with applied(mutant.edits):
-            found = explore(name, mutant.case, seed)
-        if any(finding.kind in mutant.expected for finding in found):
-            caught = seed
-            break
-    clean = explore(name, mutant.case, seed)
-    kinds = tuple(sorted({finding.kind for finding in found}))
-    return Verdict(name, kinds, caught, tuple(clean if caught is not None else [*clean, *found]))
+            kinds = {finding.kind for finding in explore(name, mutant.case, seed)}
+        if kinds & set(mutant.expected):
+            return Verdict(name, seed, tuple(sorted(kinds)), tuple(explore(name, mutant.case, seed)))
+    return Verdict(name, None, (), tuple(explore(name, mutant.case, seeds[-1])))
 
 
 PUBLISH = "if (!barrier.arrive_and_wait(true)) return;\n"

@@ -92,7 +92,7 @@ class Run:
             self.findings.append(Finding("mismatch", text))
 
 
-_DETECTOR: dict[str, Any] = {}
+_DETECTOR: dict[str, Any] = {"race": True}
 _images: dict[str, Any] = {}  # translated modules, which all machines of this process share
 
 Case = Callable[[Run], None]

@@ -19,5 +19,5 @@ extern "C" __global__ void last_block(const u32* x, int count, u32* partial, u32
     u32 total = 0;
     for (u32 block = 0; block < gridDim.x; ++block) total += partial[block];
     *sum = total;
-    *counter = 0;
+    atomicExch(counter, 0u);
 }
