@@ -93,6 +93,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start() -> None:
-    """In a process of the pool: end with the process that started it, however that ends."""
+    """In a process of the pool: take no interrupts, and end with the process that started it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

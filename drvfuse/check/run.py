@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import config
 from ..comm.group import Group
 from ..emu.machine import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
@@ -37,7 +38,7 @@ class Finding:
 class Run:
     """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
 
-    Half of the seeds delay the stores of a block, and odd ones start dependent launches as early as they may.
+    Odd seeds start dependent launches as early as they may.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -57,7 +58,10 @@ class Run:
     @contextlib.contextmanager
     def machine(self, devices: int, **options: Any) -> Iterator[Machine]:
         """A machine for the body; its reports, and the errors that a fault leaves in the body, become findings."""
-        with Machine(devices=devices, seed=self.seed, **_DETECTOR, **options) as machine:
+        with (
+            config.override(trace_driver="off"),
+            Machine(devices=devices, seed=self.seed, race=True, **options) as machine,
+        ):
             machine.images = _images
             try:
                 yield machine
@@ -92,7 +96,6 @@ class Run:
             self.findings.append(Finding("mismatch", text))
 
 
-_DETECTOR: dict[str, Any] = {"race": True}
 _images: dict[str, Any] = {}  # translated modules, which all machines of this process share
 
 Case = Callable[[Run], None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse check`: what it prints, that every planted fault is found and nothing else, and that a finding comes again."""
+"""`drvfuse check`: what it prints, that every planted fault is found and nothing else, and that findings come again."""
 
 from __future__ import annotations
 
