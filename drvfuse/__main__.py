@@ -18,6 +18,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
     parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
@@ -35,6 +42,15 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is installed, which devices see each other, what is wrong")
     doctor.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
+
+    check = commands.add_parser(
+        "check", help="run every kernel under many emulated schedules, and faults that must be found"
+    )
+    check.add_argument("--seeds", type=_positive, default=None, help="schedules of each case (default: 20)")
+    check.add_argument("--seed", type=_natural, default=None, help="the first seed; alone, the only one")
+    check.add_argument("--only", action="append", metavar="NAME", help="a case or fault, or a pattern; may be repeated")
+    check.add_argument("--jobs", type=_positive, default=None, help="processes (default: one a CPU)")
+    check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     return parser
 
 
@@ -46,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cli.demo import run_demo
 
             return run_demo(arguments)
+        if arguments.command == "check":
+            from .cli.check import run_check
+
+            return run_check(arguments)
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)

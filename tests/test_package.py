@@ -23,7 +23,8 @@ ALLOWED = {
     "runtime": {"cu"},
     "comm": {"runtime", "cu"},
     "ops": {"comm", "runtime", "cu"},
-    "cli": {"ops", "comm", "runtime"},
+    "check": {"ops", "comm", "runtime", "emu"},
+    "cli": {"check", "ops", "comm", "runtime"},
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 
 def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[object]:
@@ -18,6 +18,21 @@ def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[obje
         print(text, "...", file=sys.stderr)
         return contextlib.nullcontext()
     return Console(stderr=True).status(text)
+
+
+@contextlib.contextmanager
+def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
+    """Like `progress`; calling what it yields counts one of `total` as done."""
+    with progress(f"0 of {total} {text}", show=show) as status:
+        count = 0
+
+        def done() -> None:
+            nonlocal count
+            count += 1
+            if status is not None:
+                status.update(f"{count} of {total} {text}")  # type: ignore[attr-defined]
+
+        yield done
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .api.entry import Failure
 from .api.types import R
-from .objects import Object, Stream
+from .objects import Object, Stream, new_chain
 from .work import Command, Launch, Op
 
 if TYPE_CHECKING:
@@ -52,6 +52,15 @@ class GraphExec(Object):
     nodes: tuple[Node, ...]
     flags: int = 0
     last: Op | None = None
+    chains: dict[Node, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        continued: set[Node] = set()
+        for node in self.nodes:
+            before = next((d for d in node.dependencies if d not in continued), None)
+            self.chains[node] = new_chain() if before is None else self.chains[before]
+            if before is not None:
+                continued.add(before)
 
     def launch(self, machine: Machine, stream: Stream) -> None:
         """Queue every node; the stream's next operation waits for all of them."""
@@ -59,7 +68,7 @@ class GraphExec(Object):
         machine.refuse_implicit(stream)
         # the stream's order, and the former run's, come in by way of a marker
         start = progress.enqueue(stream, Command(stream.context))
-        after: list[Op] = [start] if self.last is None or self.last.done else [start, self.last]
+        after: list[Op] = [start] if self.last is None else [start, self.last]
         ops: dict[Node, Op] = {}
         leaves: dict[Node, Op] = {}
         for node in self.nodes:
@@ -68,12 +77,14 @@ class GraphExec(Object):
                 leaves.pop(dependency, None)
             command = node.command or Command(stream.context)
             if node.programmatic:
-                ops[node] = progress.submit(command, (), primary=waits[0], priority=stream.priority)
+                ops[node] = progress.submit(
+                    command, (), chain=self.chains[node], primary=waits[0], priority=stream.priority
+                )
                 leaves[node.dependencies[0]] = waits[0]
             else:
-                ops[node] = progress.submit(command, waits, priority=stream.priority)
+                ops[node] = progress.submit(command, waits, chain=self.chains[node], priority=stream.priority)
             leaves[node] = ops[node]
-        end = progress.submit(Command(stream.context), [*leaves.values(), *after])
+        end = progress.submit(Command(stream.context), [*leaves.values(), *after], chain=stream.chain)
         stream.tail, stream.last, self.last = [end], end, end
 
 

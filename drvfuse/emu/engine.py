@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,15 +20,47 @@ from . import abi, faults, native
 from .counters import Counters
 from .faults import Blocked, Fault
 from .prints import Printer
-from .structs import BLOCK_BYTES, POLL_BYTES, SITE_WORDS, WARP_BYTES, EngineStruct, LaunchStruct
+from .structs import (
+    BLOCK_BYTES,
+    EVENTS,
+    POLL_BYTES,
+    RACE_BLOCK_BYTES,
+    RACE_THREAD_BYTES,
+    SITE_WORDS,
+    WARP_BYTES,
+    EngineStruct,
+    EventStruct,
+    LaunchStruct,
+)
 from .window import Kind, Window
+
+if TYPE_CHECKING:
+    from .codegen import Site
+    from .race import Detector
+    from .work import Op
 
 EngineModule = native.NativeModule
 Dim = tuple[int, int, int]
 
 _RUNNING, _DONE, _FAULTED = range(3)
 _EVENT, _IDLE, _BUDGET, _MORE = range(4)
+_IDENTITIES = 1 << 16  # of operations that are remembered
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which operation a number means. A copy or fill has no blocks and no sites."""
+
+    kernel: str
+    device: int
+    grid: Dim = (1, 1, 1)
+    block: Dim = (1, 1, 1)
+    sites: tuple[Site, ...] = ()
+
+    def index(self, block: int, thread: int) -> tuple[Dim, Dim]:
+        """(block, thread) as indices."""
+        return faults.index(block, self.grid), faults.index(thread, self.block)
 
 
 class Engine:
@@ -44,9 +77,13 @@ class Engine:
         seed: int = 0,
         sm_count: int = 132,
         loop_limit: int = 100_000_000,
+        detector: Detector | None = None,
         delay_stores: bool = False,
     ) -> None:
         runtime = native.runtime()
+        self.detector = detector
+        self.identities: dict[int, Identity] = {}
+        self._events = (EventStruct * EVENTS)()
         self.window, self.seed, self.sm_count = window, seed, sm_count
         self.idle = False
         self._run = ctypes.CFUNCTYPE(
@@ -61,6 +98,8 @@ class Engine:
             seed=seed & (1 << 64) - 1,
             loop_limit=loop_limit,
             print=ctypes.cast(self._print, ctypes.c_void_p).value,
+            race=detector.address if detector is not None else 0,
+            events=ctypes.addressof(self._events),
         )
         self._end_delay: Callable[[int, int], None] | None = None
         if delay_stores:
@@ -68,6 +107,7 @@ class Engine:
             self._delay = _zeroed(nbytes)
             self._state.delay = self._delay.ctypes.data
             self._end_delay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(runtime.address("rt_delay_end"))
+        self._settle = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(runtime.address("rt_race_settle"))
         self._last: list[EngineLaunch] = []
         self._pools = Pools(window)
 
@@ -98,13 +138,32 @@ class Engine:
         globals_addr: int,
         max_resident: int,
         cluster: Dim | None = None,
+        op: Op | None = None,
     ) -> EngineLaunch:
-        """A launch that `run` will run. At most `max_resident` of its blocks are resident at once; `params` is the
-        packed parameter buffer. The caller has checked grid, block and shared memory against the device's limits.
+        """A launch that `run` will run, for `op`. At most `max_resident` of its blocks are resident at once; `params`
+        is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
         """
         return EngineLaunch(
-            self, module, kernel_name, device, grid, block, smem, params, globals_addr, max_resident, cluster
+            self, module, kernel_name, device, grid, block, smem, params, globals_addr, max_resident, cluster, op
         )
+
+    def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
+        """Remember what an operation is, for reports; the last ones."""
+        if launch is None:
+            found = Identity(type(op.command).__name__.lower(), op.command.context.device.index)
+        else:
+            found = Identity(launch.kernel.name, launch.device, launch.grid, launch.block, launch.kernel.sites)
+        self.identities[op.number] = found
+        if len(self.identities) > _IDENTITIES:
+            del self.identities[next(iter(self.identities))]
+
+    def give_up(self, launch: LaunchStruct) -> int:
+        """What the threads of a launch that has ended, or is stopped, knew: a reference to a clock."""
+        assert self.detector is not None
+        known = int(self._settle(ctypes.addressof(launch)))
+        for reference in (launch.start, launch.primary):
+            self.detector.release(reference)
+        return known
 
     def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
         """Run these launches together until one ends, faults or has triggered in all its blocks, nothing can move
@@ -201,8 +260,10 @@ class EngineLaunch:
         globals_addr: int,
         max_resident: int,
         cluster: Dim | None,
+        op: Op | None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
+        self.known: int | None = None
         self.kernel = kernel = module.kernels[kernel_name]
         self.grid, self.block = grid, block
         self.fault: Fault | None = None
@@ -276,6 +337,17 @@ class EngineLaunch:
             access_base=window.access_address,
             owner_class=(ctypes.c_uint8 * 256)(*owners),
         )
+        if op is not None:
+            self._struct.op = op.number
+            engine.identify(op, self)
+        if engine.detector is not None:
+            assert op is not None
+            self._struct.races = self._take(Kind.NONE, slots * (RACE_BLOCK_BYTES + threads * RACE_THREAD_BYTES))
+            self._struct.start = engine.detector.share(op.started)
+            if op.overlapped is not None:
+                self._struct.primary_op = op.overlapped.number
+                if op.overlapped.done:
+                    self._struct.primary = engine.detector.share(op.overlapped.known)
 
     def _take(self, kind: Kind, nbytes: int) -> int:
         address, ticket = self.engine._pools.take(kind, nbytes)
@@ -307,6 +379,12 @@ class EngineLaunch:
     @gdc_open.setter
     def gdc_open(self, value: bool) -> None:
         self._struct.gdc_open = int(value)
+
+    def primary_ended(self, primary: Op) -> None:
+        """griddepcontrol.wait passes from now on."""
+        if self.engine.detector is not None:
+            self._struct.primary = self.engine.detector.share(primary.known)
+        self.gdc_open = True
 
     @property
     def counters(self) -> Counters:
@@ -352,6 +430,8 @@ class EngineLaunch:
             if self._struct.fault.kind:
                 self.fault = faults.describe(self)
             self._counters = self.counters
+            if self.engine.detector is not None:
+                self.known = self.engine.give_up(self._struct)
             for ticket in self._tickets:
                 self.engine._pools.give(ticket)
             self._tickets.clear()

@@ -70,7 +70,8 @@ class Blocked:
     seen: int | None = None
 
 
-def _index(linear: int, extent: Dim) -> Dim:
+def index(linear: int, extent: Dim) -> Dim:
+    """The three-dimensional index of a linear one."""
     return linear % extent[0], linear // extent[0] % extent[1], linear // extent[0] // extent[1]
 
 
@@ -101,8 +102,8 @@ def describe(launch: EngineLaunch) -> Fault:
         file,
         line,
         launch.device,
-        _index(f.block, launch.grid),
-        _index(f.thread, launch.block),
+        index(f.block, launch.grid),
+        index(f.thread, launch.block),
         address,
     )
 

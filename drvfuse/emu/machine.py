@@ -15,26 +15,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError
 from . import interrupts, residency
 from .api.entry import Failure
 from .api.types import R
 from .capture import Capture
 from .memory import MachineMemory
-from .objects import Context, Device, Object, Pool, Stream
+from .objects import Context, Device, Event, Function, Object, Pool, Stream
 from .progress import MachineLock, Progress
+from .race import Detector
 from .reports import Report
 from .window import Window
 from .work import Command, Dim, Launch, Op
 
 if TYPE_CHECKING:
-    from .counters import Counters
+    from .counters import Counters, Summary
     from .engine import Engine, EngineLaunch, EngineModule
 
 log = logging.getLogger("drvfuse")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
+ORPHANS_KEPT = 4096
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -68,7 +70,8 @@ class Machine:
               calls give the same run, step for step. With 0, what is ready starts at once, in the order of the calls;
               others draw the order in which work of different streams starts, and hold some of it back. Odd seeds
               start a programmatic launch as early as allowed, even ones as late as possible.
-    race      the happens-before detector; raises Unsupported for True
+    race      the happens-before detector, which reports data races and lets the run go on: True or "hardware" accepts
+              what the hardware orders beyond the PTX model, "strict" does not (`runtime_race.cuh`)
     peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
     sm_count  multiprocessors a device, which bounds how many blocks are resident
     memory_bytes  device memory of each device
@@ -87,7 +90,7 @@ class Machine:
         devices: int = MAX_DEVICES,
         arch: str = "sm_90a",
         seed: int = 0,
-        race: bool = False,
+        race: bool | str = False,
         peers: Peers = None,
         sm_count: int = 132,
         memory_bytes: int = 16 << 30,
@@ -103,29 +106,31 @@ class Machine:
             raise ArgumentError("sm_count", repr(sm_count), "positive")
         if not isinstance(memory_bytes, int) or memory_bytes < 1:
             raise ArgumentError("memory_bytes", repr(memory_bytes), "positive")
-        if race:
-            raise Unsupported("the race detector is not part of this version: use race=False")
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
         self.reports: list[Report] = []
+        self.refusal: Report | None = None  # what the last driver call that failed says of it
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
         self.initialised = False
         self.closed = False
-        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised)
+        cells = race is not False
+        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells)
+        self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
         self._loop_limit = config.get("emu_loop_limit")
         self.host_wait = config.get("emu_host_wait")
         self.lock = MachineLock()
         self.threads = Threads()
         self.handles: dict[int, Object] = {}
+        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
         for device in self.devices:
             device.pool = device.default_pool = self.add(Pool(device, is_default=True))
         self.captures: list[Capture] = []
         self.images: dict[str, EngineModule] = {}
         self.memory = MachineMemory(self)
-        self.progress = Progress(self)
+        self.progress = Progress(self, self.detector)
         self._reachable = _peer_table(devices, peers)
 
     @functools.cached_property
@@ -133,7 +138,7 @@ class Machine:
         """The engine, made on first use: it has native code to load."""
         from .engine import Engine
 
-        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.delay_stores)
+        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores)
 
     @functools.cached_property
     def driver(self) -> Any:
@@ -171,9 +176,23 @@ class Machine:
         device = command.context.device.index
         self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
 
+    def counters(self) -> Summary:
+        """What the kernels that are in `launches` have asked of memory, by kernel and source line."""
+        from .counters import Summary
+
+        return Summary((record.kernel, record.counters) for record in self.launches)
+
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""
         return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+
+    def declare_polled(self, address: int, nbytes: int) -> None:
+        """Never report races in this range, whose unordered accesses are the protocol (words that carry their own
+        readiness). In multiples of 16 bytes of allocated memory, until that is freed. Nothing without `race`.
+        """
+        with self.lock:
+            if self.detector is not None:
+                self.detector.polled(int(address), nbytes)
 
     # Handles and the current context ---------------------------------------------------------------------------------
 
@@ -185,12 +204,29 @@ class Machine:
     def remove(self, item: Object) -> None:
         self.handles.pop(item.handle, None)
 
+    def orphan(self, item: Object, device: Device) -> None:
+        """Remove an object because its context goes; a later use says so."""
+        self.remove(item)
+        self.orphans[item.handle] = device.index
+        while len(self.orphans) > ORPHANS_KEPT:
+            del self.orphans[next(iter(self.orphans))]
+
     def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
         """The object of a handle; Failure(code) if it is not a live one of this kind."""
-        item = self.handles.get(0 if value is None else int(value))
-        if not isinstance(item, kind):
+        number = 0 if value is None else int(value)
+        item = self.handles.get(number)
+        if isinstance(item, kind):
+            return item
+        if number not in self.orphans:
             raise Failure(code)
-        return item
+        device = self.orphans[number]
+        name = {Function: "kernel"}.get(kind, kind.__name__.lower())
+        message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
+        if kind is Event:
+            code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+        elif not self.threads.contexts:
+            code = R.CUDA_ERROR_INVALID_CONTEXT
+        raise Failure(code, Report("context", message, device=device))
 
     def device(self, value: Any) -> Device:
         index = 0 if value is None else int(value)
@@ -277,8 +313,11 @@ class Machine:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def context_ops(self, context: Context) -> list[Op]:
-        """All operations of a context that are still to be done, as far as its streams know them."""
-        return [op for stream in (*context.streams, context.legacy) for op in stream.tail if not op.done]
+        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
+        also those that are done.
+        """
+        ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
+        return ops if self.detector is not None else [op for op in ops if not op.done]
 
     def synchronise(self, context: Context) -> None:
         """Run until everything queued in a context is done; Failure with its error."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
+_LARGEST = 3  # allocations named when memory is out
 _WRONG = {
     "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
     "no_access": "which no device was given access to (cuMemSetAccess)",
@@ -74,15 +76,15 @@ class MachineMemory:
         """What goes when the context goes."""
         return [a for a in self._live.values() if a.context is context]
 
-    def covered(self, address: int, nbytes: int) -> bool:
-        """True if the whole range is live memory of the window (it may span neighbouring mappings)."""
+    def uncovered(self, address: int, nbytes: int) -> int | None:
+        """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
         end = address + nbytes
         while address < end:
             allocation = self.find(address)
             if allocation is None or allocation.registered:
-                return False
+                return address
             address = allocation.base + allocation.nbytes
-        return True
+        return None
 
     def within(self, start: int, nbytes: int) -> list[Allocation]:
         """The live allocations that touch a range, in order."""
@@ -107,7 +109,7 @@ class MachineMemory:
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
             if self._machine.window.contains(at.address, at.nbytes):
                 kind = ""
-                if numbers != then or not self.covered(at.address, at.nbytes):
+                if numbers != then or self.uncovered(at.address, at.nbytes) is not None:
                     kind = "use_after_free"
                 elif not self._permits(at.address, at.nbytes, READ):
                     kind = "no_access"
@@ -140,8 +142,43 @@ class MachineMemory:
     def charge(self, device: Device, nbytes: int) -> None:
         """Count device memory; Failure if the device has not so much left."""
         if device.used + nbytes > device.total:
-            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY)
+            raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
+
+    def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
+        """The failure of an allocation of a device's memory, or of pinned memory where `device` is None."""
+        where = "pinned host memory" if device is None else f"device {device.index}"
+        text = f"{nbytes} bytes of {where} were asked for; {why}"
+        held = sorted(self._held(device), key=lambda item: -item[0])
+        if held:
+            largest = ", ".join(f"{size} bytes {made}" for size, made in held[:_LARGEST])
+            text += f"; {sum(size for size, _ in held)} bytes are held in {len(held)} pieces, the largest: {largest}"
+        index = None if device is None else device.index
+        return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
+
+    def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
+        """(bytes, what made it) of all memory of a device, or of all pinned memory."""
+        physical = {item for item in self._machine.handles.values() if isinstance(item, Memory)}
+        for a in self._live.values():
+            if a.memory is not None:
+                physical.add(a.memory)
+            elif a.device is device and not a.registered:
+                maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                yield a.nbytes, f"at 0x{a.base:x} of {maker}"
+        yield from ((memory.nbytes, "of cuMemCreate") for memory in physical if memory.device is device)
+
+    def require(self, what: str, address: int, nbytes: int) -> None:
+        """Failure unless the whole range is live memory of the window. `what` names the call's part in its report."""
+        missing = self.uncovered(address, nbytes)
+        if missing is not None:
+            raise self.stray(f"{what} {nbytes} bytes at 0x{address:x}", missing)
+
+    def stray(self, what: str, address: int) -> Failure:
+        """The failure of a call that was given an address which is not what it has to be; a freed one, perhaps."""
+        window = self._machine.window
+        kind = "use_after_free" if window.freed(address) else "out_of_bounds"
+        text = f"{what}: 0x{address:x} is {window.nearest(address)}"
+        return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
 
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
         """cuMemAlloc, and the variables of modules."""
@@ -151,7 +188,8 @@ class MachineMemory:
 
     def pool_alloc(self, pool: Pool, nbytes: int) -> Allocation:
         if pool.maximum and pool.used + nbytes > pool.maximum:
-            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY)
+            why = f"their pool has {pool.maximum - pool.used} of at most {pool.maximum} bytes left"
+            raise self.full(pool.device, nbytes, why)
         base = self._take(pool.device, nbytes, 0, Kind.DEVICE)
         allocation = self.add(Allocation(base, nbytes, pool.device, pool=pool))
         pool.live.add(base)
@@ -168,8 +206,8 @@ class MachineMemory:
         """Pinned memory, which every device may access."""
         try:
             base = self._machine.window.host_alloc(nbytes)
-        except WindowError:
-            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+        except WindowError as error:
+            raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
 
     def free(self, allocation: Allocation) -> None:
@@ -187,9 +225,9 @@ class MachineMemory:
         self.charge(device, nbytes)
         try:
             return self._machine.window.alloc(nbytes, device.index, mask, mask, kind=kind)
-        except WindowError:
+        except WindowError as error:
             device.used -= nbytes
-            raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+            raise self.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
 
     # Access ----------------------------------------------------------------------------------------------------------
 

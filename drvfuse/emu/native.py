@@ -214,11 +214,17 @@ def _path(key: str) -> Path | None:
 
 def _cached(key: str) -> tuple[dict[str, Any], bytes] | None:
     path = _path(key)
+    if path is None:
+        return None
     try:
-        raw = path.read_bytes() if path else b""
-    except OSError:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("cannot read compiled code in %s: %s", path, error)
         return None
     if raw[:8] != _MAGIC or hashlib.sha256(raw[40:]).digest() != raw[8:40]:
+        log.warning("cache entry %s is damaged and is rebuilt", path)
         return None
     size = int.from_bytes(raw[40:48], "little")
     return json.loads(raw[48 : 48 + size]), raw[48 + size :]

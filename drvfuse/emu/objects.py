@@ -17,10 +17,16 @@ if TYPE_CHECKING:
     from .work import Op
 
 _handles = itertools.count(0x5500_0000_1000, 0x40)
+_chains = itertools.count(1)
 
 
 def new_handle() -> int:
     return next(_handles)
+
+
+def new_chain() -> int:
+    """A number for operations of which each is behind the one before: a stream's, or those of a branch of a graph."""
+    return next(_chains)
 
 
 @dataclass(eq=False)
@@ -75,6 +81,7 @@ class Stream(Object):
     capture: Capture | None = None
     capture_tail: list[Node] = field(default_factory=list)
     destroyed: bool = False
+    chain: int = field(default_factory=new_chain)
 
     @property
     def blocking(self) -> bool:

@@ -108,13 +108,18 @@ def round_up(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
 
 
-def areas(base: int, nbytes: int) -> tuple[tuple[int, int], ...]:
-    """The areas of a window at `base`: data, shadow, access words."""
+def cell_address(address: int) -> int:
+    return abi.CELL_BASE + ((address - abi.WINDOW_BASE) >> abi.LINE_SHIFT) * 4
+
+
+def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
+    """The areas of a window at `base`: data, shadow, access words, cells."""
     words = round_up((nbytes >> abi.GRANULE_SHIFT) * 4, mmap.PAGESIZE)
-    return (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (access_address(base), words)
+    found = (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (access_address(base), words)
+    return (*found, (cell_address(base), nbytes >> abi.LINE_SHIFT << 2)) if cells else found
 
 
-def reserve(asked: int) -> tuple[int, int]:
+def reserve(asked: int, cells: bool) -> tuple[int, int]:
     """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may."""
     refusal, taken = "", False  # not the exception: its traceback would keep the window in a cycle
     nbytes = asked
@@ -122,7 +127,7 @@ def reserve(asked: int) -> tuple[int, int]:
         for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
             done = []
             try:
-                for address, size in areas(base, nbytes):
+                for address, size in areas(base, nbytes, cells):
                     _map_at(address, size, _ANONYMOUS | _FIXED_NOREPLACE)
                     done.append((address, size))
                 return base, nbytes
@@ -138,8 +143,13 @@ def reserve(asked: int) -> tuple[int, int]:
     raise WindowError(f"no address space for the emulated driver: {refusal}")
 
 
-def unmap(base: int, nbytes: int, *files: int) -> None:
-    for address, size in areas(base, nbytes):
+def arena(nbytes: int) -> mmap.mmap:
+    """Zeroed memory, of which only what is touched costs anything."""
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def unmap(base: int, nbytes: int, cells: bool, *files: int) -> None:
+    for address, size in areas(base, nbytes, cells):
         _libc.munmap(address, size)
     for file in files:
         os.close(file)

@@ -24,6 +24,7 @@ from .work import Command, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .race import Detector
 
 BUDGET_MS = 50
 GRACE_S = 1.0
@@ -35,6 +36,7 @@ FAULTS = {
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
     "trap": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
+    "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
     "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
     "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
@@ -49,11 +51,11 @@ FAULTS = {
 class Progress:
     """The operations of one machine. The caller holds the machine's lock."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, detector: Detector | None) -> None:
+        self.machine, self.detector = machine, detector
         self.running: list[Op] = []
         self.submitted = 0
-        self._sequence = itertools.count()
+        self._sequence = itertools.count(1)
         self._ready: list[Op] = []
         self._held: list[tuple[int, Op]] = []  # heap: ready, but starts only when so many operations have ended
         self._ended = 0
@@ -63,37 +65,58 @@ class Progress:
         self._in_host_function = 0
         self._idle_queries = (0, 0)
         self._pending = 0
+        self._races: set[Any] = set()  # those reported, by their places
 
     # Queueing --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, stream: Stream, command: Command) -> Op:
         """Queue a command behind what its stream has to wait for. The stream is not being captured."""
         context = stream.context
-        after = [op for op in stream.tail if not op.done]
+        after = self._behind(stream.tail)
         last = stream.last
         ordered: list[Op] = []
         if stream.is_legacy:
-            ordered = [op for other in context.streams if other.blocking for op in other.tail if not op.done]
+            ordered = self._behind(op for other in context.streams if other.blocking for op in other.tail)
         elif stream.blocking:
-            ordered = [op for op in context.legacy.tail if not op.done]
-        programmatic = isinstance(command, Launch) and command.programmatic
-        if programmatic and last is not None and isinstance(last.command, Launch) and not last.done and not ordered:
-            op = self.submit(command, (), primary=last, priority=stream.priority)
+            ordered = self._behind(context.legacy.tail)
+        overlaps = False
+        if isinstance(command, Launch) and command.programmatic and last is not None:
+            # for the detector, what it knows must not depend on whether `last` was fast enough to have ended
+            behind = not last.done or (self.detector is not None and all_done(after))
+            overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
+        if overlaps:
+            op = self.submit(command, ordered, chain=stream.chain, primary=last, priority=stream.priority)
             stream.tail = [*after, op]
         else:
-            op = self.submit(command, [*after, *ordered], priority=stream.priority)
+            op = self.submit(command, [*after, *ordered], chain=stream.chain, priority=stream.priority)
             stream.tail = [op]
         stream.last = op
         return op
 
-    def submit(self, command: Command, after: Iterable[Op], *, primary: Op | None = None, priority: int = 0) -> Op:
-        """Queue a command behind some operations, and in the programmatic sense behind `primary`."""
+    def _behind(self, ops: Iterable[Op]) -> list[Op]:
+        """Those of some operations that matter to one behind them: for the race detector, also what has ended."""
+        live: list[Op] = []
+        done: list[Op] = []
+        for op in ops:
+            (done if op.done else live).append(op)
+        return live if self.detector is None else [*self.detector.merged(done), *live]
+
+    def submit(
+        self, command: Command, after: Iterable[Op], *, chain: int, primary: Op | None = None, priority: int = 0
+    ) -> Op:
+        """Queue a command behind some operations, and in the programmatic sense behind `primary`. It follows the last
+        command of `chain`.
+        """
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority
+        number = next(self._sequence)
         drawn = self._random.getrandbits(32) if self.machine.seed else 0
-        op = Op(command, (priority, drawn, next(self._sequence)))
+        op = Op(command, (priority, drawn, number), number)
         op.allocations = self.machine.memory.identify(command)
-        for other in set(after):
+        after = dict.fromkeys(after)
+        if self.detector is not None:
+            self.detector.queue(op, after, primary, chain)
+        for other in after:
             if not other.done:
                 other.dependents.append(op)
                 op.waits += 1
@@ -110,6 +133,7 @@ class Progress:
 
     def wait(self, ops: Iterable[Op]) -> None:
         """Run until these operations are done. What can never be done is ended as a deadlock."""
+        ops = list(ops)
         waited = [op for op in ops if not op.done]
 
         def done() -> bool:
@@ -118,6 +142,8 @@ class Progress:
             return not waited
 
         self.run_until(done)
+        if self.detector is not None:
+            self.detector.host_learns(ops)
 
     def run_until(self, done: Callable[[], bool]) -> None:
         lock, threads = self.machine.lock, self.machine.threads
@@ -159,7 +185,23 @@ class Progress:
             if count == IDLE_QUERIES and self._advance_clock():
                 count -= 1  # and again at the next
             self._idle_queries = (self.submitted, count)
-        return all(op.done for op in waited)
+        if not all_done(waited):
+            return False
+        if self.detector is not None:
+            self.detector.host_learns(waited)
+        return True
+
+    def kernels(self, context: Context) -> list[str]:
+        """The kernels of a context that have not ended, in the order in which they were queued."""
+        held = (op for _, op in self._held)
+        pending = {*self.running, *self._ready, *held, *self._secondaries, *self._crowded}
+        rest = list(pending)
+        while rest:
+            op = rest.pop()
+            rest += [other for other in (*op.dependents, *op.secondaries) if other not in pending]
+            pending.update(op.dependents, op.secondaries)
+        ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
+        return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
     def drain(self) -> None:
         """Run until nothing can move without the host or the clock."""
@@ -183,7 +225,19 @@ class Progress:
         if self._held and not moved:
             heapq.heappush(self._ready, heapq.heappop(self._held)[1])
             moved = self._start_ready()
+        self._report_races()
         return moved
+
+    def _report_races(self) -> None:
+        """Each pair of places once."""
+        if self.detector is None:
+            return
+        for report in self.detector.drain(self.machine.engine.identities):
+            other = report.other
+            places = other and (other.kernel, other.file, other.line, report.kernel, report.file, report.line)
+            if places not in self._races:
+                self._races.add(places)
+                self.machine.report(report)
 
     # Running ---------------------------------------------------------------------------------------------------------
 
@@ -204,6 +258,8 @@ class Progress:
 
     def _start(self, op: Op) -> bool:
         command = op.command
+        if self.detector is not None:
+            self.detector.start(op)
         if command.context.error is not None or command.context.destroyed:
             self._finish(op)
         elif isinstance(command, Launch):
@@ -218,6 +274,9 @@ class Progress:
                 command.event.op = op
             refusal = self.machine.memory.refusal(command, op.allocations)
             if refusal is None:
+                if self.detector is not None:
+                    self.machine.engine.identify(op)
+                    self.detector.touch(op, command.touches(), self.machine.clock())
                 command.run(self.machine)
             self._finish(op)
             if refusal is not None:
@@ -246,6 +305,7 @@ class Progress:
                 params=command.params,
                 globals_addr=function.module.globals_address,
                 max_resident=machine.resident_blocks(command),
+                op=op,
             )
         except WindowError as error:
             message = f"no room for the shared and local memory of its resident blocks: {error}"
@@ -308,6 +368,8 @@ class Progress:
     def _finish(self, op: Op) -> None:
         op.done = True
         self._ended += 1
+        if self.detector is not None:
+            self.detector.end(op, None if op.launch is None else op.launch.known)
         op.time = self.machine.clock()
         self._pending -= 1
         if op.launch is not None and op in self.running:
@@ -317,7 +379,7 @@ class Progress:
         for secondary in op.secondaries:
             secondary.primary = None
             if secondary.launch is not None:
-                secondary.launch.gdc_open = True
+                secondary.launch.primary_ended(op)
             elif secondary in self._secondaries:
                 self._secondaries.remove(secondary)
                 self._release(secondary)
@@ -370,6 +432,10 @@ class Progress:
         machine.report(reports.deadlock(launches, crowded, sorted(active - busy)))
         for context in {op.command.context for op in self.running}:
             self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT)
+
+
+def all_done(ops: Iterable[Op]) -> bool:
+    return all(op.done for op in ops)
 
 
 class MachineLock:

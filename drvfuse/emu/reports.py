@@ -12,11 +12,26 @@ Index = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where an access came from. A copy or fill has no line and no thread."""
+
+    kernel: str
+    file: str | None
+    line: int | None
+    device: int
+    block: Index | None
+    thread: Index | None
+
+
+@dataclass(frozen=True)
 class Report:
     """One finding. What does not apply is None.
 
-    kind     "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", ...
+    kind     "out_of_bounds", "misaligned", "uninitialised", "trap", "assert", "deadlock", "module", "race", ...
     device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
+    other    of a race: the earlier access
+    edge     of a race: what would have to order the two, in words
+    timeline what happened before, one event a line
     """
 
     kind: str
@@ -28,6 +43,9 @@ class Report:
     block: Index | None = None
     thread: Index | None = None
     address: int | None = None
+    other: Place | None = None
+    edge: str | None = None
+    timeline: str | None = None
 
     @property
     def rank(self) -> int | None:

@@ -36,6 +36,7 @@ FAR void settle_writes(Engine* e) {
 
 FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     Engine* e = l->engine;
+    if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
     warp->live &= ~bit;
     b->live--;
     b->leader->cluster_live--;
@@ -66,6 +67,11 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     u64 addr = 0, low = 0, high = 0;
     u32 size = 0;
     if (e->delay) view_block(e->delay, b);
+    e->fruitless = 0;
+    if (t->status == GDC_WAIT) {
+        note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
+        if (e->race) race_gdc_wait(t);
+    }
     if (t->status == YIELD && in_window(l, t->op_addr, t->op_size)) {
         watched = 1;
         addr = t->op_addr;
@@ -272,6 +278,8 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     }
     LOOP for (u32 i = 0; i < 16; i++) b->barrier[i].arrived = 0;
     if (l->engine->delay) delay_start_block(l->engine->delay, b);
+    note(l, b, 0, V_START, NO_SITE, 0, 0, 0);
+    if (l->engine->race) race_start_block(l, b, slot);
     u64* shadow = (u64*)(b->shared_base + SHADOW_OFFSET);
     LOOP for (u32 i = 0; i < (l->shared_bytes + 7) / 8; i++) shadow[i] = 0x0101010101010101ull;
     b->warps = (Warp*)(b + 1);
@@ -315,6 +323,8 @@ FAR void finish_block(Launch* l, Block* b) {
     }
     if (l->state != RUNNING) return;
     if (l->engine->delay) delay_end_block(l->engine->delay, b);
+    note(l, b, 0, V_END, NO_SITE, 0, 0, 0);
+    if (l->engine->race) race_finish_block(l, b);
     b->active = 0;
     l->finished++;
     if (!b->triggered) l->triggered++;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime_delay.cuh"
+#include "runtime_race.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
@@ -154,6 +155,12 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         }
     }
     if (e->delay && (flags & A_STRONG || (write && type != K_SHARED))) delay_access(t, addr, size, flags, type == K_SHARED);
+    if (flags & A_STRONG) {
+        u32 kind = flags & A_ATOMIC ? V_ATOMIC : write ? V_STORE : V_LOAD;
+        if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
+        e->fruitless = 0;
+    }
+    if (e->race) race_access(t, addr, size, flags, site);
     return 0;
 }
 
@@ -178,7 +185,12 @@ API u32 rt_loop(Thread* t, u32 site) {
 }
 
 API void rt_fence(Thread* t, u32 flags, u32 site) {
-    if (t->launch->engine->delay) delay_fence(t, flags);
+    Launch* l = t->launch;
+    if (l->engine->delay) delay_fence(t, flags);
+    if (flags & FENCE_PROXY) return;
+    note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
+    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;
+    if (l->engine->race) race_fence(t, flags >> A_SCOPE & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
 }
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
@@ -187,6 +199,7 @@ API void rt_trigger(Thread* t) {
     if (!b->triggered) {
         b->triggered = 1;
         t->launch->triggered++;
+        note(t->launch, b, t->linear, V_TRIGGER, t->site, 0, 0, 0);
     }
 }
 

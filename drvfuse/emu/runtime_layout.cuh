@@ -39,6 +39,7 @@ struct Thread {
     u64 wake;   // virtual time at which a sleep ends; the cluster barrier phase that was arrived at
 };
 
+const u32 EVENTS = 1 << 14;
 const u32 POLL_KNOWN = 0x100;   // suspended at an access that it made before
 const u32 POLL_COUNT = 0xFF;
 const u32 POLL_CREDIT = 16;     // shift: polls that it may still make freely
@@ -80,7 +81,8 @@ struct Block {
     u64 shared_base;
     u32 ctaid[3], index, cluster_rank, smid;
     u64 cluster_shared_base, cluster_shared_stride;  // rank r's shared memory is at base + r * stride
-    u32 reserved[4];
+    struct RaceBlock* race;
+    u32 reserved[2];
     u32 active, live, woken, triggered;  // 64
     Warp* warps;
     u8* frames;
@@ -109,7 +111,10 @@ struct Launch {
     u64 params, globals;
     u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static, cluster;
     u64 clock;
-    u32 sm_count, envreg1, envreg2, reserved[13];
+    u32 sm_count, envreg1, envreg2;
+    // Its number; what it knows from the start, and from its wait for `primary_op` on; what is known when it has ended.
+    u32 op, start, primary, primary_op, end;
+    u32 reserved[8];
     Engine* engine;  // 128
     void* function;
     u8* slots;
@@ -123,7 +128,8 @@ struct Launch {
     Site* sites;
     Poll* polls;
     u64 window_base, window_bytes, access_base;
-    u64 barriers, resumes, warp_ops, reserved2;
+    u64 barriers, resumes, warp_ops;
+    u8* races;  // a RaceBlock and its threads for each slot
     Fault fault;
     u32 reported;
     u32 part, turn, turn_warp;  // part: in the middle of its turn, at this slot, at this warp (plus one) of its block
@@ -143,6 +149,11 @@ struct Print {
     u64 format, args;
 };
 
+struct Event {
+    u64 clock, address, value;
+    u32 op, block, thread, site, kind, flags;
+};
+
 struct Engine {
     u64 seed, pass, clock, clock_reads;
     u64 progress, quiet, step, resumes;
@@ -160,6 +171,10 @@ struct Engine {
     void* clock_thread;
     u64 clock_run, clock_read;
     void* print;
+    struct Race* race;  // null without the detector
+    Event* events;      // the last EVENTS
+    u64 event_count;
+    u32 fruitless, reserved;  // the access that a thread is resumed for is a poll that sees what the last one saw
     struct Delay* delay;  // null where stores are not delayed
     Write write[WRITES];
 };
@@ -172,11 +187,12 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT,
        F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS };
+enum { V_START, V_END, V_LOAD, V_STORE, V_ATOMIC, V_FENCE, V_BARRIER, V_GDC_WAIT, V_TRIGGER };
 enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
-const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4;
+const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_NC = 1 << 8, A_VOLATILE = 1 << 9;
 const u32 A_SCOPE = 4, A_ORDER = 6;  // shifts of two bits each
 const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
 enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
@@ -203,7 +219,22 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2320, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2352 && sizeof(Event) == 48, "");
+
+// Adds to the ring of what happened last.
+FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
+    Engine* e = l->engine;
+    Event* v = &e->events[e->event_count++ & (EVENTS - 1)];
+    v->clock = e->clock;
+    v->address = address;
+    v->value = value;
+    v->op = l->op;
+    v->block = b->index;
+    v->thread = thread;
+    v->site = site;
+    v->kind = kind;
+    v->flags = flags;
+}
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 

@@ -56,6 +56,7 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     if (t->polls & POLL_KNOWN) {
         LOOP while (p->word[i].addr != t->op_addr || p->word[i].site != t->site) i++;
         if (p->word[i].low != low || p->word[i].high != high) e->progress++;
+        else e->fruitless = 1;
     } else {
         if (n == POLL_WORDS) {
             // Too many words to watch: it is run in every pass, and the limit on quiet resumes ends a deadlock.
@@ -80,6 +81,8 @@ FAR void complete_barrier(Launch* l, Block* b, u32 id) {
     l->barriers++;
     b->epoch++;
     u32 all = r->plain && r->kind == B_SYNC && r->threads == b->live;
+    note(l, b, r->last->linear, V_BARRIER, r->site, 0, id, all);
+    if (l->engine->race) race_barrier(l, b, id, all);
     u32 result = r->kind == B_POPC ? r->count : r->kind == B_AND ? r->every : r->count != 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         Warp* warp = &b->warps[w];
@@ -119,6 +122,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
         return;
     }
     Barrier* r = &b->barrier[id];
+    u32 gone = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         u32 lane = FFS(rest) - 1;
         Thread* t = thread_at(l, b, w * 32 + lane);
@@ -148,6 +152,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
         }
         if (kind == B_ARRIVE) {
             r->plain = 0;
+            gone |= 1u << lane;
             warp->barrier &= ~(1u << lane);
             warp->ready |= 1u << lane;
         } else if (reduces) {
@@ -155,6 +160,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
             r->every &= t->op_c != 0;
         }
     }
+    if (gone && l->engine->race) race_arrive(l, b, id, w, gone);
     warp->gathered = 0;
     r->arrived += 32;
     r->threads += POPC(lanes);
@@ -195,6 +201,7 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     u32 rest = mask;
     l->warp_ops++;
     if (kind == WARP_SYNC) b->warps[w].syncs++;
+    if (kind == WARP_SYNC && l->engine->race) race_warp_sync(l, b, w, mask);
     if (kind <= SHFL_IDX) {
         LOOP while (rest) {
             u32 lane = FFS(rest) - 1;

@@ -70,7 +70,8 @@ class BlockStruct(Structure):
         ("smid", u32),
         ("cluster_shared_base", u64),
         ("cluster_shared_stride", u64),
-        ("reserved", u32 * 4),
+        ("race", u64),
+        ("reserved", u32 * 2),
         ("active", u32),
         ("live", u32),
         ("woken", u32),
@@ -118,7 +119,8 @@ class LaunchStruct(Structure):
         ("sm_count", u32),
         ("envreg1", u32),
         ("envreg2", u32),
-        ("reserved", u32 * 13),
+        *((name, u32) for name in ("op", "start", "primary", "primary_op", "end")),
+        ("reserved", u32 * 8),
         ("engine", u64),
         ("function", u64),
         ("slots", u64),
@@ -152,7 +154,7 @@ class LaunchStruct(Structure):
         ("barriers", u64),
         ("resumes", u64),
         ("warp_ops", u64),
-        ("reserved2", u64),
+        ("races", u64),
         ("fault", FaultStruct),
         *((name, u32) for name in ("reported", "part", "turn", "turn_warp")),
         ("owner_class", c_uint8 * 256),
@@ -165,6 +167,17 @@ class PrintStruct(Structure):
     """A call of printf."""
 
     _fields_ = [("thread", u64), ("format", u64), ("args", u64)]
+
+
+class EventStruct(Structure):
+    """Something that happened: an entry of the engine's ring of the last EVENTS."""
+
+    _fields_ = [
+        ("clock", u64),
+        ("address", u64),
+        ("value", u64),
+        *((name, u32) for name in ("op", "block", "thread", "site", "kind", "flags")),
+    ]
 
 
 class EngineStruct(Structure):
@@ -190,11 +203,49 @@ class EngineStruct(Structure):
         ("clock_run", u64),
         ("clock_read", u64),
         ("print", u64),
+        ("race", u64),
+        ("events", u64),
+        ("event_count", u64),
+        ("fruitless", u32),
+        ("reserved", u32),
         ("delay", u64),
         ("write", u64 * 4 * 64),
     ]
 
 
+class OpStruct(Structure):
+    """An operation's place in the order of operations."""
+
+    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("reserved", u32)]
+
+
+class FoundStruct(Structure):
+    """Two accesses that nothing orders."""
+
+    _fields_ = [
+        ("addr", u64),
+        ("clock", u64),
+        *((name, u32) for name in ("size", "edge", "op", "block", "thread", "site", "flags")),
+        *((name, u32) for name in ("other_op", "other_block", "other_warp", "other_lanes")),
+        *((name, u32) for name in ("other_site", "other_flags", "store_site", "load_site", "times")),
+    ]
+
+
+class RaceStruct(Structure):
+    """The race detector's state."""
+
+    _fields_ = [
+        *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops")),
+        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "reads", "reserved")),
+        ("free", u32 * 40),
+        ("certain", u32 * 2 * 32),
+        ("joined", u32 * 3 * 256),
+        ("found", FoundStruct * 64),
+    ]
+
+
+RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 256, 32
+EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
 POLL_BYTES = 32 * 32

@@ -6,6 +6,7 @@ Three parallel areas, all reserved without memory behind them (only touched page
     data     WINDOW_BASE ...                what kernels and copies read and write
     shadow   data address + SHADOW_OFFSET   one byte a byte: addressable, initialised
     access   one u32 a 64 KiB granule       devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
+    cells    one u32 a line of 16 bytes     what the race detector knows of it; only if asked for
 
 Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory, each in granules of its own with a gap behind
 it, and addressable exactly up to the size asked for. Physical allocations (`create`) are ranges of two sparse memory
@@ -24,7 +25,7 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -99,14 +100,15 @@ class Window:
     Where the process may not reserve so much (`ulimit -v`, strict overcommit), takes half, and half again, down to
     256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
     process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
-    Without `check_initialised` all memory counts as written from the start.
+    Without `check_initialised` all memory counts as written from the start. With `cells`, the race detector sets
+    `forget(address, nbytes)`, which is called for memory that is freed.
     """
 
-    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True) -> None:
+    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True, cells: bool = False) -> None:
         if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
             raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
-        self.base, self.nbytes = pages.reserve(asked)
+        self.base, self.nbytes = pages.reserve(asked, cells)
         if self.nbytes < asked:
             log.warning(
                 "the emulated driver asked for %d GiB of address space and got %d MiB: the process's limit is too low "
@@ -116,12 +118,18 @@ class Window:
             )
         self.end = self.base + self.nbytes
         self._check_initialised = check_initialised
+        self.cells = cells
+        self.forget: Callable[[int, int], None] = lambda address, nbytes: None
         self.access_address = pages.access_address(self.base)
         self._addresses = Ranges(self.base + GRANULE, self.end)
         words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
         self._access = np.ctypeslib.as_array(words)
         self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
         self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
+        files = [self._data_fd, self._shadow_fd]
+        if cells:
+            self._cell_fd = os.memfd_create("drvfuse-cells", os.MFD_CLOEXEC)
+            files.append(self._cell_fd)
         self._file = Ranges(0, 1 << 42)
         self._file_size = 0
         self._live: dict[int, Allocation] = {}
@@ -130,7 +138,7 @@ class Window:
         self._reservations: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._mapping_starts: list[int] = []
-        self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, self._data_fd, self._shadow_fd)
+        self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
         self._release.atexit = False
 
     def close(self) -> None:
@@ -187,6 +195,7 @@ class Window:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
         self._starts.pop(bisect.bisect_left(self._starts, address))
         span = round_up(allocation.nbytes, GRANULE)
+        self.forget(address, span)
         pages.drop(address, span)
         pages.drop(address + abi.SHADOW_OFFSET, span)
         self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
@@ -206,6 +215,8 @@ class Window:
             self._file_size = offset + nbytes
             os.ftruncate(self._data_fd, self._file_size)
             os.ftruncate(self._shadow_fd, self._file_size)
+            if self.cells:
+                os.ftruncate(self._cell_fd, self._file_size >> abi.LINE_SHIFT << 2)
         return Physical(nbytes, device, offset)
 
     def release(self, physical: Physical) -> None:
@@ -246,6 +257,9 @@ class Window:
             raise ArgumentError("address", f"0x{address:x}", "a range with nothing mapped")
         pages.map_file(address, nbytes, self._data_fd, physical.offset + offset)
         pages.map_file(address + abi.SHADOW_OFFSET, nbytes, self._shadow_fd, physical.offset + offset)
+        if self.cells:
+            at, size = (physical.offset + offset) >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
+            pages.map_file(pages.cell_address(address), size, self._cell_fd, at)
         physical.mappings += 1
         self._mappings[address] = _Mapping(nbytes, physical)
         bisect.insort(self._mapping_starts, address)
@@ -260,6 +274,8 @@ class Window:
         for start, mapping in inside:
             for area in (start, start + abi.SHADOW_OFFSET):
                 pages.map_empty(area, mapping.nbytes)
+            if self.cells:
+                pages.map_empty(pages.cell_address(start), mapping.nbytes >> abi.LINE_SHIFT << 2)
             self._set_access(start, mapping.nbytes, mapping.physical.device, 0, 0, Kind.FREED)
             del self._mappings[start]
             self._mapping_starts.remove(start)
@@ -293,6 +309,14 @@ class Window:
                     return Allocation(starts[i], item.nbytes, item.physical.device, Kind.MAPPED)
         return None
 
+    def freed(self, address: int) -> Allocation | None:
+        """What held an address that nothing holds now, as far as that is remembered."""
+        if self.find(address) is None:
+            for gone in reversed(self._freed.values()):
+                if gone.address <= address < gone.address + gone.nbytes:
+                    return gone
+        return None
+
     def physical(self, address: int) -> Physical | None:
         """The physical allocation mapped at an address."""
         found = next(self._mapped(address, 1), None)
@@ -313,9 +337,9 @@ class Window:
         holder = self.find(address)
         if holder is not None:
             return f"{address - holder.address} bytes into {holder}"
-        for gone in reversed(self._freed.values()):
-            if gone.address <= address < gone.address + gone.nbytes:
-                return f"{address - gone.address} bytes into {gone}, which was freed"
+        gone = self.freed(address)
+        if gone is not None:
+            return f"{address - gone.address} bytes into {gone}, which was freed"
         known = list(self._live.values()) + [
             Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
         ]
@@ -394,6 +418,9 @@ class Window:
         if physical.released and physical.mappings == 0:
             for fd in (self._data_fd, self._shadow_fd):
                 pages.punch(fd, physical.offset, physical.nbytes)
+            if self.cells:
+                at, size = physical.offset >> abi.LINE_SHIFT << 2, physical.nbytes >> abi.LINE_SHIFT << 2
+                pages.punch(self._cell_fd, at, size)
             self._file.give(physical.offset, physical.nbytes)
 
     def _remember(self, allocation: Allocation) -> None:

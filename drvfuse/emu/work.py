@@ -8,7 +8,7 @@ knows how many others it still has to wait for, and tells its dependents when it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,26 +23,42 @@ Dim = tuple[int, int, int]
 
 
 class Op:
-    """One queued command. `primary` is the kernel in front of it that it may overlap (programmatic launch);
-    `allocations` tells what the addresses of the command meant when it was queued (`MachineMemory.identify`).
+    """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
+    (programmatic launch); `allocations` tells what the addresses of the command meant when it was queued
+    (`MachineMemory.identify`).
+
+    For the race detector: `after`, `host` and `overlapped` (its primary) are what it is ordered behind; `started` and
+    `known` what is known at its start and after its end.
     """
 
     __slots__ = (
+        "after",
         "allocations",
         "command",
         "dependents",
         "done",
+        "host",
+        "known",
         "launch",
+        "number",
         "order",
+        "overlapped",
         "primary",
         "room",
         "secondaries",
+        "started",
         "time",
         "waits",
     )
 
-    def __init__(self, command: Command, order: tuple[int, ...]) -> None:
+    def __init__(self, command: Command, order: tuple[int, ...], number: int) -> None:
         self.command = command
+        self.number = number
+        self.after: tuple[Op, ...] = ()
+        self.overlapped: Op | None = None
+        self.host: Any = None
+        self.started: Any = None
+        self.known: Any = None
         self.order = order
         self.waits = 0
         self.allocations: list[tuple[int, ...]] = []
@@ -76,8 +92,12 @@ class Command:
         """Do it; everything but a kernel and a host function is done at once."""
 
     def accesses(self) -> tuple[Access, ...]:
-        """The memory that `run` reads and writes."""
+        """Ranges that hold all memory that `run` reads and writes."""
         return ()
+
+    def touches(self) -> Iterable[Access]:
+        """Exactly the memory that `run` reads and writes."""
+        return self.accesses()
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +147,11 @@ class Copy2D(Command):
             Access(self.source, rows * self.source_pitch + self.width, False),
         )
 
+    def touches(self) -> Iterable[Access]:
+        for row in range(self.height):
+            yield Access(self.destination + row * self.destination_pitch, self.width, True)
+            yield Access(self.source + row * self.source_pitch, self.width, False)
+
 
 @dataclass(frozen=True, eq=False)
 class Fill(Command):
@@ -147,6 +172,9 @@ class Fill(Command):
 
     def accesses(self) -> tuple[Access, ...]:
         return (Access(self.destination, (self.rows - 1) * self.pitch + self.count * self.size, True),)
+
+    def touches(self) -> Iterable[Access]:
+        return (Access(self.destination + row * self.pitch, self.count * self.size, True) for row in range(self.rows))
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,10 @@ kernel, grid and number of barriers. The structures match those of the `.cu` fil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +21,7 @@ from ..dtypes import DType
 from ..errors import ArgumentError
 
 CU = Path(__file__).parent.parent / "cu"
+_sources: ContextVar[Path] = ContextVar("drvfuse_kernel_sources", default=CU)
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ALGOS = ("one_stage", "two_stage")
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
@@ -32,6 +36,16 @@ MAX_ROWS = 2**31 - 1
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
+@contextlib.contextmanager
+def sources_from(folder: Path) -> Iterator[None]:
+    """Calls prepared in a `with` block get kernels from `folder`, an edited copy of `CU`: to try what an edit does."""
+    token = _sources.set(folder)
+    try:
+        yield
+    finally:
+        _sources.reset(token)
+
+
 @dataclass(frozen=True)
 class Specialisation:
     """What a kernel is compiled for.
@@ -41,6 +55,7 @@ class Specialisation:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8 type.
+    `sources`: the folder of the `.cu` files.
     """
 
     op: str
@@ -56,6 +71,7 @@ class Specialisation:
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
+    sources: Path = field(default_factory=_sources.get)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
@@ -130,7 +146,7 @@ def request(spec: Specialisation) -> CompileRequest:
         defines["DRVFUSE_EPILOGUE"] = 1
         lines += ['#include "prelude.cuh"', spec.epilogue]
     lines += [f'#include "{spec.op}.cu"', ""]
-    return CompileRequest("\n".join(lines), f"{spec.name}.cu", defines, (), ("--fmad=false",), (str(CU),))
+    return CompileRequest("\n".join(lines), f"{spec.name}.cu", defines, (), ("--fmad=false",), (str(spec.sources),))
 
 
 class Call(ctypes.Structure):

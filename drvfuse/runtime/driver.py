@@ -88,7 +88,7 @@ _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
-_MODULE_REFUSED = frozenset({200, 209, 218})
+_HARMLESS = frozenset({"context", "module", "out_of_memory", "race"})  # kinds of reports that cost no context
 
 _forked = False
 _lock = threading.Lock()
@@ -225,6 +225,7 @@ class Driver:
         if self.closed:
             return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
         number = int(code)
+        report = self._report(number)  # before other calls are made
         label, text = calls.code_name(code), ""
         try:
             status, raw = self._raw("cuGetErrorName")(code)
@@ -236,19 +237,20 @@ class Driver:
         hints = [_HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
         hint = "; ".join(part for part in hints if part)
         explanation = f"{text} ({hint})" if hint and text else hint or text
-        report = self._report(number)
         if report is not None:
             explanation += f"\n{report}"
         return DriverError(name, calls.format_args(args), number, label, explanation, self._before(name, code))
 
     def _report(self, number: int) -> Any:
-        """What the emulated machine found last that explains the error code, on the current context's device."""
-        if self.machine is None or number not in _CONTEXT_LOST | _MODULE_REFUSED:
+        """What the emulated machine says of the failed call, or found last on the lost context's device."""
+        if self.machine is None:
             return None
+        if number not in _CONTEXT_LOST:
+            return self.machine.refusal
         status, *values = self._raw("cuCtxGetDevice")()
         failing = None if status else int(values[0])
         for report in reversed(self.machine.reports):
-            if (report.kind == "module") != (number in _MODULE_REFUSED):
+            if report.kind in _HARMLESS:
                 continue
             # A deadlock is of all devices, and its report names the first.
             if failing is None or report.device in (None, failing) or report.kind == "deadlock":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,63 @@ def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False)
             expected = f"of the {driver.name} driver in use"
             raise ArgumentError(argument, f"an array of the {obj.device.driver.name} driver", expected)
         return obj, obj.stream
+    found, where, producer, owner = _describe(obj, driver, argument)
+    return _checked(found, where, producer, owner, argument, writable), producer
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An array [..., columns] whose rows are contiguous and lie at equal distances.
+
+    `span` holds all from the first element to the last, as one dimension; `stride` is between rows, in elements.
+    """
+
+    span: Array
+    shape: tuple[int, ...]
+    stride: int
+    producer: Stream | None
+
+
+def as_rows(obj: Any, *, driver: Driver, argument: str) -> Rows:
+    """`obj` as rows for reading: like `as_array`, but the rows may be farther apart than they are long.
+
+    Slices of columns of a wider array are that. ArgumentError for transposed, expanded or otherwise strided arrays.
+    """
+    if isinstance(obj, Array):
+        array, producer = as_array(obj, driver=driver, argument=argument)
+        return Rows(array.reshape(array.size), array.shape, array.shape[-1] if array.shape else 1, producer)
+    found, where, producer, owner = _describe(obj, driver, argument)
+    columns = found.shape[-1] if found.shape else 1
+    if found.contiguous:
+        array = _checked(found, where, producer, owner, argument, False)
+        return Rows(array.reshape(array.size), found.shape, columns, producer)
+    assert found.strides is not None
+    rows, stride = 1, 0
+    for length, step in zip(reversed(found.shape[:-1]), reversed(found.strides[:-1]), strict=True):
+        if length == 1:
+            continue
+        stride = stride or step
+        if step != stride * rows:
+            stride = -1
+            break
+        rows *= length
+    if stride < columns or (columns > 1 and found.strides[-1] != 1):
+        shown = f"an array of shape {found.shape} with strides {found.strides}"
+        raise ArgumentError(argument, shown, "of contiguous rows at equal distances")
+    flat = replace(found, shape=((rows - 1) * stride + columns,), strides=None)
+    return Rows(_checked(flat, where, producer, owner, argument, False), found.shape, stride, producer)
+
+
+_Described = tuple[Description, Device, Stream | None, Any]
+
+
+def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
+    """What a foreign object says of itself, its device, the stream of its contents, and what keeps it alive."""
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
-        return _from_dlpack(obj, driver, argument, writable)
+        return _from_dlpack(obj, driver, argument)
     interface = getattr(obj, "__cuda_array_interface__", None)
     if isinstance(interface, dict):
-        return _from_interface(obj, interface, driver, argument, writable)
+        return _from_interface(obj, interface, driver, argument)
     if hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple)):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
     raise ArgumentError(
@@ -51,7 +104,7 @@ def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False)
     )
 
 
-def _from_dlpack(obj: Any, driver: Driver, argument: str, writable: bool) -> tuple[Array, Stream | None]:
+def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     kind, index = (int(n) for n in obj.__dlpack_device__())
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
         what = "host memory" if kind in (1, dlpack.CUDA_HOST) else "memory"
@@ -66,12 +119,10 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str, writable: bool) -> tup
     except TypeError:  # a producer of before DLPack 1.0
         capsule = obj.__dlpack__(stream=order)
     description = dlpack.read(capsule)
-    return _checked(description, where, producer, (obj, capsule), argument, writable), producer
+    return description, where, producer, (obj, capsule)
 
 
-def _from_interface(
-    obj: Any, interface: dict[str, Any], driver: Driver, argument: str, writable: bool
-) -> tuple[Array, Stream | None]:
+def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argument: str) -> _Described:
     said = f"{argument}.__cuda_array_interface__"
     for key in ("shape", "typestr", "data", "version"):
         if key not in interface:
@@ -107,7 +158,7 @@ def _from_interface(
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
         raise ArgumentError(f"{said}['stream']", repr(handle), expected)
     producer = None if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
-    return _checked(description, where, producer, obj, argument, writable), producer
+    return description, where, producer, obj
 
 
 def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:

@@ -177,7 +177,7 @@ def test_a_named_barrier_and_a_warp_barrier_count_for_those_in_it() -> None:
 
 
 def test_a_release_is_cumulative_over_blocks_threads_and_scopes() -> None:
-    """Data of a thread that another thread acquired, at a narrow scope or a wide one, and passes on with a wider one."""
+    """Data of a thread that another thread acquired and passes on, at the same scope or a wider one."""
     inside = """
     KERNEL k(u32* m) {
         u32 t = threadIdx.x;
@@ -356,7 +356,12 @@ def test_the_host_sees_what_a_kernel_that_waits_for_it_has_stored() -> None:
 
 
 def test_after_a_fault_the_machine_goes_on() -> None:
-    body = """KERNEL k(u32* m) { m[blockIdx.x] = 1; if (blockIdx.x == 1) { read(m); asm volatile("trap;"); } read(m + 8); }"""
+    body = """
+    KERNEL k(u32* m) {
+        m[blockIdx.x] = 1;
+        if (blockIdx.x == 1) { read(m); asm volatile("trap;"); }
+        read(m + 8);
+    }"""
     for seed in range(4):
         with Machine(devices=2, seed=seed, delay_stores=True) as machine:
             cuda = machine.driver

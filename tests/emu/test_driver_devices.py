@@ -29,9 +29,9 @@ def test_a_machine_refuses_what_it_cannot_be(wrong: dict[str, Any]) -> None:
         Machine(**wrong)
 
 
-def test_the_race_detector_is_not_there_yet() -> None:
-    with pytest.raises(errors.Unsupported):
-        Machine(race=True)
+def test_an_unknown_profile_of_the_race_detector_is_refused() -> None:
+    with pytest.raises(errors.ArgumentError, match="'hardware', 'strict'"):
+        Machine(race="lenient")
 
 
 def test_two_machines_do_not_know_each_others_handles() -> None:

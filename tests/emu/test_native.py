@@ -44,15 +44,17 @@ def test_a_module_comes_back_from_the_cache_as_it_was(tmp_path, monkeypatch):
     assert second.address(kernel.symbol)
 
 
-def test_a_damaged_entry_is_replaced(tmp_path):
+def test_a_damaged_entry_is_replaced_and_the_log_says_so(tmp_path, caplog):
     with config.override(cache_dir=str(tmp_path), cache=True):
         native.load(ptx(SOURCE))
         (entry,) = entries(tmp_path)
         whole = entry.read_bytes()
         for damage in (whole[:-100], b"", whole[:500] + b"?" + whole[501:]):
             entry.write_bytes(damage)
+            caplog.clear()
             native.load(ptx(SOURCE))
             assert entry.read_bytes() == whole
+            assert caplog.messages == [f"cache entry {entry} is damaged and is rebuilt"]
     assert entries(tmp_path) == [entry]
 
 

@@ -132,6 +132,7 @@ def test_launch_keeps_arrays_and_orders_their_free(module: Module, device: df.De
     array = device.zeros((32,), "int32")
     launch = module["add_one"].prepare(1, 32, array)
     weak = weakref.ref(array)
+    device.synchronize()
     with Stream(device) as other:
         launch(other)
         assert other in array._block.users.values()  # type: ignore[union-attr]

@@ -211,6 +211,7 @@ def test_a_launch_records_one_event_for_all_its_arrays(driver: str) -> None:
     device = df.device(0, driver=driver)
     arrays = [device.zeros((8,), "int32") for _ in range(2)]
     launch = df.compile(SLOW_COPY, driver=driver)["slow_copy"].prepare(1, 32, *arrays, 8)
+    device.synchronize()
     with Stream(device) as stream:
         foreign = Stream.wrap(device, stream.handle)
         for used, events in ((stream, 0), (foreign, 1), (foreign, 1)):

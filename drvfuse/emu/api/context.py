@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..objects import Context
+from ..reports import Report
 from .entry import Failure, check, entry, is_enum, number
 from .error import DRIVER_VERSION
 from .types import MAJOR, R, T
@@ -31,23 +32,32 @@ def _context(m: Machine, ctx: Any) -> Context:
 
 
 def destroy(m: Machine, context: Context) -> None:
-    """Finish a context's work, then drop all that belongs to it."""
+    """Finish a context's work, as the driver does, then drop all that belongs to it."""
     if context.error is None:
         m.progress.wait(m.context_ops(context))
     context.destroyed = True
     m.progress.fail(context, R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
     for allocation in m.memory.owned(context):
         m.memory.free(allocation)
-    for item in (context, *context.streams, *context.events, *context.modules):
-        m.remove(item)
-    for module in context.modules:
-        for function in module.functions.values():
-            m.remove(function)
+    functions = [function for module in context.modules for function in module.functions.values()]
+    for item in (context, *context.streams, *context.events, *context.modules, *functions):
+        m.orphan(item, context.device)
     for other in list(m.handles.values()):
         if isinstance(other, Context):
             other.peers.discard(context)
     for owner in context.peers:
         m.memory.refresh_context(owner)
+
+
+def report_unfinished(m: Machine, context: Context) -> None:
+    """A context is about to be destroyed under kernels that have not ended: say so."""
+    kernels = m.progress.kernels(context)
+    if kernels:
+        message = (
+            f"the context is destroyed before its kernels have ended ({', '.join(sorted(set(kernels)))}): the call "
+            "waits for them, and what they leave in the context's memory is lost; synchronise first"
+        )
+        m.report(Report("context", message, kernels[0], device=context.device.index))
 
 
 def _create(m: Machine, flags: int, dev: Any) -> Any:
@@ -85,6 +95,7 @@ else:
 def cuCtxDestroy(m: Machine, ctx: Any) -> None:
     context = m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     check(not context.primary, R.CUDA_ERROR_INVALID_CONTEXT)
+    report_unfinished(m, context)
     destroy(m, context)
     stack = m.threads.contexts
     if stack and stack[-1] is context:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 
-def _range(m: Machine, address: int, nbytes: int, device: bool) -> None:
+def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool) -> None:
     """Check one end of a copy: memory of the machine has to be live, host memory is taken on trust."""
     if device or m.window.contains(address, nbytes):
-        check(m.memory.covered(address, nbytes))
+        m.memory.require(f"a copy {verb}", address, nbytes)
     else:
         check(address)
 
@@ -55,8 +55,8 @@ def _copy(m: Machine, dst: int, src: int, nbytes: int, context: Context) -> None
 def _sync(m: Machine, dst: int, src: int, nbytes: int, *, dst_device: bool = False, src_device: bool = False) -> None:
     context = m.current()
     if nbytes:
-        _range(m, dst, nbytes, dst_device)
-        _range(m, src, nbytes, src_device)
+        _range(m, "writes", dst, nbytes, dst_device)
+        _range(m, "reads", src, nbytes, src_device)
         _copy(m, dst, src, nbytes, context)
 
 
@@ -73,8 +73,8 @@ def _async(
 ) -> None:
     stream = m.stream(hStream)
     if nbytes:
-        _range(m, dst, nbytes, dst_device)
-        _range(m, src, nbytes, src_device)
+        _range(m, "writes", dst, nbytes, dst_device)
+        _range(m, "reads", src, nbytes, src_device)
         _copy_async(m, dst, src, nbytes, stream, keep)
 
 
@@ -145,20 +145,20 @@ def cuMemcpyPeerAsync(
 
 
 def _copy_2d(m: Machine, p: Any, context: Context) -> Copy2D | None:
-    def end(kind: Any, host: Any, device: Any, pitch: int, x: int, y: int) -> tuple[int, int]:
+    def end(verb: str, kind: Any, host: Any, device: Any, pitch: int, x: int, y: int) -> tuple[int, int]:
         kinds = T.CUmemorytype
         check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
         base = host_address(host)[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
         check(pitch == 0 or pitch >= p.WidthInBytes + x)
         pitch = pitch or p.WidthInBytes + x
         start = base + y * pitch + x
-        _range(m, start, pitch * (p.Height - 1) + p.WidthInBytes, kind == kinds.CU_MEMORYTYPE_DEVICE)
+        _range(m, verb, start, pitch * (p.Height - 1) + p.WidthInBytes, kind == kinds.CU_MEMORYTYPE_DEVICE)
         return start, pitch
 
     if p.WidthInBytes == 0 or p.Height == 0:
         return None
-    dst, dst_pitch = end(p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY)
-    src, src_pitch = end(p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY)
+    dst, dst_pitch = end("writes", p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY)
+    src, src_pitch = end("reads", p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY)
     return Copy2D(context, dst, dst_pitch, src, src_pitch, p.WidthInBytes, p.Height, p)
 
 
@@ -195,7 +195,7 @@ def _fill(m: Machine, dst: Any, value: int, size: int, count: int, stream: Strea
     if count == 0:
         return
     check(address % size == 0)
-    check(m.memory.covered(address, count * size))
+    m.memory.require("a fill writes", address, count * size)
     m.enqueue(stream, Fill(stream.context, address, value, size, count))
 
 

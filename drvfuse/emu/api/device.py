@@ -218,6 +218,7 @@ def cuDevicePrimaryCtxRelease(m: Machine, dev: Any) -> None:
 def cuDevicePrimaryCtxReset(m: Machine, dev: Any) -> None:
     device = m.device(dev)
     if device.primary is not None:
+        contexts.report_unfinished(m, device.primary)
         contexts.destroy(m, device.primary)
         device.primary, device.primary_references = None, 0
 

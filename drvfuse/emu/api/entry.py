@@ -20,16 +20,17 @@ from .types import MAJOR, R
 
 if TYPE_CHECKING:
     from ..machine import Machine
+    from ..reports import Report
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Failure(Exception):
-    """A driver call ends with this CUresult."""
+    """A driver call ends with this CUresult; `report` says why, where the code alone does not."""
 
-    def __init__(self, code: Any) -> None:
+    def __init__(self, code: Any, report: Report | None = None) -> None:
         super().__init__(code)
-        self.code = code
+        self.code, self.report = code, report
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def entry(
 
 def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call an entry and give the result the shape that cuda.bindings gives it."""
+    machine.refusal = None
     if machine.closed and not e.without_machine:
         return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
     if machine.pid != os.getpid() or not (machine.initialised or e.before_init):
@@ -84,6 +86,9 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
                 machine.refuse_in_capture()
             value = e.function(machine, *args, **kwargs)
         except Failure as failure:
+            machine.refusal = failure.report
+            if failure.report is not None:
+                machine.report(failure.report)
             return (failure.code, *(None,) * e.outputs)
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)

@@ -43,8 +43,8 @@ def cuMemFree(m: Machine, dptr: Any) -> None:
     if address == 0:
         return
     allocation = m.memory.at(address)
-    check(allocation is not None and allocation.device is not None and allocation.memory is None)
-    assert allocation is not None
+    if allocation is None or allocation.device is None or allocation.memory is not None:
+        raise m.memory.stray("cuMemFree needs an address that an allocation returned", address)
     if allocation.pool is not None:
         check(not allocation.freed)
         m.synchronise(m.current())

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 _ELF = b"\x7fELF"
+_ELF_HEADER = 64
+_EM_CUDA = 190
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 
 # Loading ------------------------------------------------------------------------------------------------------------
@@ -32,21 +34,42 @@ def _ptx(m: Machine, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
     if isinstance(image, int):
         head = ctypes.string_at(image, 4)
-        data = head if head == _ELF or head in _FATBIN else ctypes.string_at(image)
+        binary = head == _ELF or head in _FATBIN
+        data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
     elif isinstance(image, bytes | bytearray):
         data = bytes(image)
     else:
         check(image is not None)
         data = bytes(np.asarray(memoryview(image)).view(np.uint8))
     if data[:4] == _ELF or data[:4] in _FATBIN:
-        kind = "a cubin" if data[:4] == _ELF else "a fat binary"
-        m.report(Report("module", f"the image is {kind}; the emulated driver runs PTX only, so load that"))
-        raise Failure(R.CUDA_ERROR_NO_BINARY_FOR_GPU)
+        raise _binary(data)
+    data = data.split(b"\0", 1)[0]
     try:
-        return data.split(b"\0", 1)[0].decode()
-    except UnicodeDecodeError:
-        m.report(Report("module", "the image is not PTX text"))
-        raise Failure(R.CUDA_ERROR_INVALID_IMAGE) from None
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if b".version" not in data:
+            raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX text") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"PTX line {line} is not UTF-8") from None
+
+
+def _binary(data: bytes) -> Failure:
+    """The failure for machine code: the emulated driver has no use for it."""
+    if data[:4] in _FATBIN:
+        what = "a fat binary; load the PTX in it (cuobjdump -xptx all), or compile to PTX (nvcc -ptx)"
+    elif int.from_bytes(data[18:20], "little") != _EM_CUDA:
+        return _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
+    else:
+        flags = int.from_bytes(data[48:52], "little")
+        newer = data[8] >= 8  # version of the ABI
+        number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
+        target = f"{number}{'a' if accelerated else ''}"
+        what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
+    return _refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"the emulated driver runs PTX, and the image is {what}")
+
+
+def _refused(code: Any, message: str) -> Failure:
+    return Failure(code, Report("module", message))
 
 
 def _load(m: Machine, image: Any) -> EngineModule:
@@ -56,23 +79,32 @@ def _load(m: Machine, image: Any) -> EngineModule:
     if known is not None:
         return known
     target = re.search(r"^\s*\.target\s+(sm_(\d+)(\d)([af]?))", ptx, re.MULTILINE)
-    if target is None:
-        m.report(Report("module", "the image is not PTX: it has no .target"))
-        raise Failure(R.CUDA_ERROR_INVALID_IMAGE)
+    if target is None or not re.search(r"^\s*\.version\s", ptx, re.MULTILINE):
+        raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
     needs = (int(target[2]), int(target[3]))
     family = target[4] == "f" and needs[0] == m.capability[0] and needs <= m.capability
     if needs > m.capability or (target[4] and not family and target[1] != m.arch):
-        m.report(Report("module", f"the PTX is for {target[1]} and the devices are {m.arch}"))
-        raise Failure(R.CUDA_ERROR_NO_BINARY_FOR_GPU)
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {target[1]} and the devices are {m.arch}")
     try:
         engine = m.engine
         with interrupts.taken():
             image = engine.load(ptx)
         m.images[ptx] = image
     except PtxError as error:
-        m.report(Report("module", str(error), line=error.line))
-        raise Failure(R.CUDA_ERROR_INVALID_PTX) from None
+        file, line = _source(ptx, error.line)
+        raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", str(error), file=file, line=line)) from None
     return m.images[ptx]
+
+
+def _source(ptx: str, line: int) -> tuple[str | None, int]:
+    """(file, line) of the source that a line of PTX comes from, by its line info; else (None, the PTX line)."""
+    for statement in reversed(ptx.split("\n")[:line]):
+        if location := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", statement):
+            file = re.search(rf'^\s*\.file\s+{location[1]}\s+"([^"]*)"', ptx, re.MULTILINE)
+            return (file[1], int(location[2])) if file else (None, line)
+        if re.search(r"\.(entry|func)\b", statement):
+            break
+    return None, line
 
 
 def _module(m: Machine, context: Context, image: EngineModule) -> Module:

@@ -153,8 +153,8 @@ def cuMemFreeAsync(m: Machine, dptr: Any, hStream: Any) -> None:
     stream = m.stream(hStream)
     _refuse_captured(stream)
     allocation = m.memory.at(number(dptr))
-    check(allocation is not None and allocation.pool is not None and not allocation.freed)
-    assert allocation is not None and allocation.pool is not None
+    if allocation is None or allocation.pool is None or allocation.freed:
+        raise m.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", number(dptr))
     m.enqueue(stream, PoolFree(stream.context, allocation.pool, allocation.base))
     allocation.freed = True
 

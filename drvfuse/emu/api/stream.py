@@ -106,7 +106,7 @@ def cuStreamWaitEvent(m: Machine, hStream: Any, hEvent: Any, Flags: int) -> None
         stream.capture.valid()
         stream.capture.invalidate()
         raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
-    if event.op is not None and not event.op.done:
+    if event.op is not None:
         stream.tail.append(event.op)
         stream.last = None
 

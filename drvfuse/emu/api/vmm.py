@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..memory import Allocation
 from ..objects import Memory
+from ..reports import Report
 from ..window import WindowError
 from .entry import Failure, check, entry, is_enum, number
 from .pool import access_list, located_device
@@ -47,9 +48,9 @@ def cuMemCreate(m: Machine, size: int, prop: Any, flags: int) -> Any:
     m.memory.charge(device, size)
     try:
         physical = m.window.create(size, device.index)
-    except WindowError:
+    except WindowError as error:
         device.used -= size
-        raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+        raise m.memory.full(device, size, str(error)) from None
     return T.CUmemGenericAllocationHandle(m.add(Memory(device, size, physical)).handle)
 
 
@@ -76,8 +77,9 @@ def cuMemAddressReserve(m: Machine, size: int, alignment: int, addr: Any, flags:
     check(alignment >= 0 and alignment & (alignment - 1) == 0)
     try:
         return T.CUdeviceptr(m.window.reserve(size, max(alignment, GRANULARITY)))
-    except WindowError:
-        raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY) from None
+    except WindowError as error:
+        text = f"{size} bytes of addresses were asked for; {error} (DRVFUSE_EMU_WINDOW_GIB)"
+        raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text)) from None
 
 
 @entry(unsafe=True)

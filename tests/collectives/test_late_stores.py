@@ -9,6 +9,7 @@ from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_in
 
 import drvfuse as df
 from drvfuse import reference
+from drvfuse.check.edits import SourceEdit, applied
 
 
 def _check(op: str, algo: str, seed: int) -> None:
@@ -45,3 +46,19 @@ def _check(op: str, algo: str, seed: int) -> None:
 def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None:
     for seed in range(20):
         _check(op, algo, seed)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("st.release.sys", "st.relaxed.sys"),
+        ("st.release.sys", "st.release.gpu"),
+        ("if (publish) __syncthreads();", ""),
+    ],
+    ids=["relaxed flag", "flag at .gpu", "no block barrier before the release"],
+)
+def test_a_weaker_flag_shows_as_a_wrong_result(old: str, new: str) -> None:
+    with applied([SourceEdit("barrier.cuh", old, new)]), pytest.raises(AssertionError):
+        for seed in range(20):
+            _check("allreduce", "two_stage", seed)

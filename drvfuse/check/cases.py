@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `drvfuse check` runs: a kernel is added by one entry here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
+from .run import Case
+
+CASES: dict[str, Case] = {
+    "allreduce-one_stage": partial(repeated, op="allreduce", algo="one_stage"),
+    "allreduce-two_stage": partial(repeated, op="allreduce", algo="two_stage"),
+    "allreduce-naive": partial(repeated, op="allreduce", algo="naive"),
+    "allreduce-in-place": in_place,
+    "allreduce-epilogue": epilogue,
+    "allreduce-two-streams": two_streams,
+    "allreduce-ordinals": near_32_bits,
+    "fused-one_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="one_stage"),
+    "fused-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage"),
+    "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
+    "mixed": mixed,
+}

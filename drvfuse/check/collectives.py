@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives as an engine runs them: call after call on one group, each input written by a kernel directly before.
+
+The host waits once, at the end. So a rank that is through with a call overwrites its input while others may still read
+it, and meets workspaces that others still use. Results of every call are compared with `drvfuse.reference`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes, reference
+from ..comm import workspace
+from ..comm.group import Group
+from ..ops.allreduce import allreduce
+from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.epilogue import Epilogue, float32
+from ..ops.options import PDLLevel
+from ..runtime.array import Array, view
+from ..runtime.graph import Graph
+from ..runtime.kernel import Launch
+from ..runtime.memory import SymmetricBuffer
+from ..runtime.stream import Stream
+from .run import Run
+
+Host = npt.NDArray[Any]
+
+EPSILON = 1e-6
+AMPLE, TIGHT = 256 << 10, 20 << 10
+MAIN = (32, 1024)
+SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
+PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed."""
+
+    op: str
+    ranks: int
+    shape: tuple[int, int] = MAIN
+    dtype: str = "bfloat16"
+    residual: bool = False
+    epilogue: bool = False
+    number: int = 0
+
+
+class Solution(NamedTuple):
+    """`hosts`: one input a rank. `outputs`: what every rank must get."""
+
+    hosts: list[Host]
+    gamma: Host
+    residual: Host | None
+    bias: Host
+    outputs: list[Host]
+
+
+@functools.lru_cache(maxsize=128)
+def solved(problem: Problem) -> Solution:
+    random = np.random.default_rng([problem.ranks, problem.number, *problem.shape])
+    element = dtypes.get(problem.dtype).numpy
+
+    def values(*shape: int) -> Host:
+        magnitude = np.exp2(random.integers(-4, 5, shape)).astype(np.float32)
+        return (random.standard_normal(shape, np.float32) * magnitude).astype(element)
+
+    hosts = [values(*problem.shape) for _ in range(problem.ranks)]
+    gamma, bias = values(problem.shape[1]), values(problem.shape[1])
+    residual = values(*problem.shape) if problem.residual else None
+    if problem.op == "allreduce":
+        added = bias.astype(np.float32)
+        after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
+        return Solution(hosts, gamma, residual, bias, [reference.allreduce(hosts, epilogue=after)])
+    found = reference.allreduce_rmsnorm_fp8(hosts, gamma, EPSILON, residual=residual)
+    return Solution(hosts, gamma, residual, bias, [array for array in found if array is not None])
+
+
+class Calls:
+    """Calls of one collective on one set of input arrays, which get the inputs of problem after problem."""
+
+    def __init__(
+        self,
+        run: Run,
+        group: Group,
+        problems: Sequence[Problem],
+        algo: str,
+        *,
+        private: bool = False,
+        in_place: bool = False,
+        pdl: PDLLevel = PDLLevel.OFF,
+        max_num_blocks: int | None = None,
+    ) -> None:
+        """`private` inputs can be read by their own device only. `in_place` outputs are copied away after the call."""
+        self._run, self._group, self._problems = run, group, problems
+        self._copy = run.kernel(group.driver, "copy")
+        for rank in group:
+            self._copy.load(rank.device)
+        self._pdl = pdl is not PDLLevel.OFF
+        self._after: list[list[Launch]] = [[] for _ in problems]
+        first = solved(problems[0])
+        self._owners: list[SymmetricBuffer] = []
+        inputs = [self._private(i, host) if private else group[i].array(host) for i, host in enumerate(first.hosts)]
+        shared: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
+        self._produce, self._calls, self.outputs = [], [], []
+        for number, problem in enumerate(problems):
+            solution = solved(problem)
+            sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
+            produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
+            outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
+            if problem.op == "allreduce":
+                results = inputs if in_place else outputs[0]
+                if problem.epilogue:
+                    biases = [rank.array(solution.bias) for rank in group]
+                    shared["epilogue"] = Epilogue("x * half + bias[col]", half=float32(0.5), bias=biases)
+                call = allreduce.prepare(group, inputs, results, **shared)
+                if in_place:
+                    self._after[number] = [self._copying(*pair) for pair in zip(inputs, outputs[0], strict=True)]
+            else:
+                gammas = [rank.array(solution.gamma) for rank in group]
+                shared["outputs"], shared["scales"] = outputs[:2]
+                if solution.residual is not None:
+                    shared["residual_outputs"] = outputs[2]
+                    shared.setdefault("residuals", [rank.array(solution.residual) for rank in group])
+                    sources = [rank.array(solution.residual) for rank in group]
+                    for launches, *pair in zip(produce, sources, shared["residuals"], strict=True):
+                        launches.append(self._copying(*pair))
+                call = allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=EPSILON, **shared)
+            self._produce.append(produce)
+            self._calls.append(call)
+            self.outputs.append(outputs)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def _private(self, position: int, host: Host) -> Array:
+        device = self._group[position].device
+        memory = SymmetricBuffer([device], host.nbytes)
+        self._owners.append(memory)
+        array = view(memory.ptrs[0], host.shape, dtypes.get(host.dtype), device, owner=memory)
+        array.copy_from(host)
+        return array
+
+    def _copying(self, source: Array, target: Array) -> Launch:
+        blocks = 2 if source.nbytes > 4096 else 1
+        return self._copy.prepare(blocks, 128, source, target, source.nbytes, device=target.device, pdl=self._pdl)
+
+    def launch(
+        self, number: int, streams: Sequence[Stream], alone: Sequence[int] = (), late: int | None = None
+    ) -> None:
+        """Queue call `number` behind the kernels that write its inputs: all ranks together, or in the order `alone`.
+
+        Rank `late` writes its inputs three times.
+        """
+        call, produce, after = self._calls[number], self._produce[number], self._after[number]
+        for position in alone or range(len(streams)):
+            for launch in produce[position] * (3 if position == late else 1):
+                launch(streams[position])
+            if alone:
+                call.launch(rank=position, stream=streams[position])
+        if not alone:
+            call.launch(streams)
+        for position, launch in enumerate(after):
+            launch(streams[position])
+
+    def compare(self) -> None:
+        """Compare the results of all calls; the group has been synchronised."""
+        for problem, call, outputs in zip(self._problems, self._calls, self.outputs, strict=True):
+            for which, expected in zip(outputs, solved(problem).outputs, strict=True):
+                for rank, array in enumerate(which):
+                    what = f"{problem.op} {call.algo} {problem.shape} {problem.dtype}, call {problem.number}"
+                    self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), expected)
+
+
+def repeated(
+    run: Run,
+    op: str,
+    algo: str,
+    *,
+    private: bool | None = None,
+    residual: bool | None = None,
+    tight: bool | None = None,
+    graph: bool | None = None,
+    pdl: PDLLevel | None = None,
+    blocks: int | None = None,
+    alone: bool | None = None,
+    side: bool = True,
+) -> None:
+    """Two calls of 64 KiB a rank on 4 GPUs, and between them one of another shape and dtype; what is None is drawn.
+
+    `private` inputs are staged; a `tight` workspace holds a fraction of them; `graph` replays the sequence twice;
+    `alone` launches rank by rank in another order than theirs.
+    """
+    naive = algo == "naive"
+    private = not naive and (run.chance(0.3) if private is None else private)
+    residual = op != "allreduce" and (run.chance() if residual is None else residual)
+    tight = run.chance(0.3) if tight is None else tight
+    graph = run.chance(0.25) if graph is None else graph
+    pdl = run.choice(PDL) if pdl is None else pdl
+    blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
+    with run.group(4, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4) as group:
+        problems = [Problem(op, 4, residual=residual, number=number) for number in range(2)]
+        calls = [Calls(run, group, problems, algo, private=private, pdl=pdl, max_num_blocks=blocks)]
+        if side:
+            shape, dtype = run.choice(SIDE)
+            problem = Problem(op, 4, shape, dtype, residual)
+            calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))
+        alone = not naive and (run.chance() if alone is None else alone)
+        order = run.shuffled(range(4)) if alone else ()
+        late = run.choice((None, 0, 1, 2, 3))
+        streams = [rank.stream for rank in group]
+        with _maybe_graph(group, streams, graph):
+            calls[0].launch(0, streams, order, late)
+            for more in calls[1:]:
+                more.launch(0, streams, order, late)
+            calls[0].launch(1, streams, order, late)
+        group.synchronize()
+        for done in calls:
+            done.compare()
+
+
+@contextlib.contextmanager
+def _maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
+    """Capture what the body queues and launch it `replays` times; or, without `graph`, just let it run."""
+    if not graph:
+        yield
+        return
+    with Graph.capture(streams) as captured:
+        yield
+    for _ in range(replays):
+        captured.launch(streams[0])
+    group.synchronize()
+    captured.close()
+
+
+def mixed(run: Run) -> None:
+    """Both ops and all algorithms in random order on one group of 2, 3 or 8 ranks, grids and streams changing."""
+    ranks = (2, 3, 8)[run.seed % 3]
+    with run.group(ranks, workspace_bytes=AMPLE, max_blocks=4) as group:
+        calls = []
+        for op in ("allreduce", "allreduce_rmsnorm_fp8"):
+            for algo in ("one_stage", "two_stage", "naive"):
+                problem = Problem(op, ranks, (7, 136))
+                blocks = int(run.random.integers(1, 5))
+                calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL), max_num_blocks=blocks))
+        _on_two_streams(run, group, calls)
+
+
+def in_place(run: Run) -> None:
+    """All-reduce whose outputs are its inputs, by every algorithm."""
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        problems = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
+        calls = [
+            Calls(run, group, problems, algo, in_place=True, pdl=run.choice(PDL))
+            for algo in ("one_stage", "two_stage", "naive")
+        ]
+        _on_two_streams(run, group, calls)
+
+
+def epilogue(run: Run) -> None:
+    """All-reduce with an epilogue that reads an array of each rank."""
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        problems = [Problem("allreduce", 4, (9, 520), epilogue=True, number=number) for number in range(2)]
+        calls = [Calls(run, group, problems, algo, pdl=run.choice(PDL)) for algo in ("one_stage", "naive")]
+        _on_two_streams(run, group, calls)
+
+
+def two_streams(run: Run, algo: str = "two_stage") -> None:
+    """Two all-reduces with arrays of their own, each rank's on two streams of its own."""
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        calls = [
+            Calls(run, group, [Problem("allreduce", 4, (9, 520), number=10 * i + n) for n in range(2)], algo)
+            for i in range(2)
+        ]
+        _on_two_streams(run, group, calls, shuffle=False)
+
+
+def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: bool = True) -> None:
+    """Launch all calls, alternating between each rank's own stream and another one, and compare."""
+    streams = [[rank.stream for rank in group], [Stream(rank.device) for rank in group]]
+    group.synchronize()
+    order = [(which, number) for number in range(len(calls[0])) for which in range(len(calls))]
+    for which, number in run.shuffled(order) if shuffle else order:
+        calls[which].launch(number, streams[which % 2])
+    for members in streams:
+        for stream in members:
+            stream.synchronize()
+    group.synchronize()
+    for done in calls:
+        done.compare()
+
+
+def near_32_bits(run: Run, op: str = "allreduce", algo: str = "two_stage") -> None:
+    """Calls over which the barriers' ordinals pass 2**32."""
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        group.synchronize()
+        for pointer, rank in zip(group.workspace.pointers, group, strict=True):
+            word = view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
+            word.copy_from(np.array([2**32 - 1 - int(run.seed % 4)], np.uint64))
+        problems = [Problem(op, 4, (9, 520), number=number) for number in range(3)]
+        calls = Calls(run, group, problems, algo)
+        streams = [rank.stream for rank in group]
+        for number in range(len(calls)):
+            calls.launch(number, streams)
+        group.synchronize()
+        calls.compare()

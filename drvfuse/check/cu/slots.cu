@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// An exchange between ranks behind a barrier of three-valued flags: a protocol of other libraries, for a fault that
+// drvfuse's own barrier has no place for.
+//
+// Rank r fills its row of `data` with `value`, passes a barrier, and sums the rows of all ranks into `sums`; block b does
+// the elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ... with one step a barrier, and a wait ends when it
+// is no longer what it was before the barrier; so every flag must take every step, also those of blocks that this launch
+// does not have: its blocks share the backfill of those. The backfill comes before the own flag. A peer that has seen the
+// own flag may pass on to a call with more blocks, and a flag that still stood one step back would let it through.
+//
+// Two warps a block, of which the second does the backfill. `flags[rank]` holds, in that rank's memory, SLOTS x MAX_RANKS
+// words; `step` is the number of barriers before this launch, modulo 3.
+#include "prelude.cuh"
+
+constexpr int MAX_RANKS = 8;
+constexpr int SLOTS = 8;
+
+struct Peers {
+    u32* data[MAX_RANKS];
+    u32* flags[MAX_RANKS];
+};
+
+__device__ __forceinline__ void set(const Peers& peers, int peer, int slot, int rank, u32 step) {
+    u32* flag = peers.flags[peer] + slot * MAX_RANKS + rank;
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(step) : "memory");
+}
+
+__device__ __forceinline__ void backfill(const Peers& peers, int peer, int rank, u32 step) {
+#pragma unroll 1
+    for (int slot = blockIdx.x + gridDim.x; slot < SLOTS; slot += gridDim.x) set(peers, peer, slot, rank, step);
+}
+
+__device__ __forceinline__ void barrier(const Peers& peers, int rank, int ranks, u32 step) {
+    const int peer = threadIdx.x % 32;
+    __syncthreads();
+    if (threadIdx.x >= 32 && peer < ranks) backfill(peers, peer, rank, step);
+    __syncthreads();
+    if (threadIdx.x < ranks) {
+        set(peers, peer, blockIdx.x, rank, step);
+        const u32* flag = peers.flags[rank] + blockIdx.x * MAX_RANKS + peer;
+        u32 seen;
+        do {
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        } while (seen == (step + 2) % 3);
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void slots(const __grid_constant__ Peers peers, u32* sums, int count, int rank, int ranks,
+                                 u32 value, u32 step) {
+    const int stride = gridDim.x * blockDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) peers.data[rank][i] = value + i;
+    barrier(peers, rank, ranks, (step + 1) % 3);
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {
+        u32 sum = 0;
+        for (int peer = 0; peer < ranks; ++peer) sum += peers.data[peer][i];
+        sums[i] = sum;
+    }
+    barrier(peers, rank, ranks, (step + 2) % 3);
+}

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases and mutants over seeds, on several processes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from .cases import CASES
+from .mutants import MUTANTS, Verdict, hunt
+from .run import Finding, explore
+
+MUTANT_SEEDS = 12
+"""Seeds that a mutant has to be found in."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case found under a seed."""
+
+    name: str
+    seed: int
+    findings: tuple[Finding, ...]
+
+
+Task = tuple[str, Sequence[int]]
+"""A case with one seed, or a mutant with the seeds to hunt it in."""
+
+
+def tasks(names: Sequence[str], seeds: Sequence[int], mutant_seeds: Sequence[int]) -> list[Task]:
+    """Everything to do, seed by seed, so that processes compile different kernels at first."""
+    found: list[Task] = [(name, (seed,)) for seed in seeds[:1] for name in names if name in CASES]
+    found += [(name, mutant_seeds) for name in names if name in MUTANTS]
+    return found + [(name, (seed,)) for seed in seeds[1:] for name in names if name in CASES]
+
+
+def perform(task: Task) -> Outcome | Verdict:
+    """Do one task in this process. Findings are returned and not logged."""
+    name, seeds = task
+    with _unlogged():
+        if name in MUTANTS:
+            return hunt(name, MUTANTS[name], seeds)
+        return Outcome(name, seeds[0], tuple(explore(name, CASES[name], seeds[0])))
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    log = logging.getLogger("drvfuse")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
+    """Results in the order of their ends; with one job, in this process. Closing the iterator ends all processes."""
+    if jobs == 1:
+        yield from map(perform, todo)
+        return
+    context = multiprocessing.get_context("spawn")  # a machine does not survive a fork
+    pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start)
+    others = set(multiprocessing.active_children())
+    try:
+        with _interrupts_held():  # the processes inherit that: Ctrl-C is for this one, which ends them
+            futures = [pool.submit(perform, task) for task in todo]
+        for future in as_completed(futures):
+            yield future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+        raise
+    pool.shutdown()
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start() -> None:
+    """In a process of the pool: take no interrupts, and end with the process that started it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl: Callable[..., int] = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

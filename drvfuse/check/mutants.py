@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that other systems have had, planted in drvfuse's kernels: `drvfuse check` must find each of them.
+
+A fault is edits of sources (edits.py) and a case in which it has its effect; unedited, that case must be clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ..ops.options import PDLLevel
+from . import protocols
+from .collectives import near_32_bits, repeated, two_streams
+from .edits import Edit, HostEdit, SourceEdit, applied
+from .run import HANGS, Case, Finding, explore
+
+WRONG = ("race", "mismatch", "uninitialised")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`what` is wrong, the kind of system where it was `seen`, the edits that plant it, the case that shows it, and the
+    kinds of findings that count as having found it."""
+
+    what: str
+    seen: str
+    edits: tuple[Edit, ...]
+    case: Case
+    expected: tuple[str, ...] = WRONG
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the hunt for a mutant ended: `seed` is the first under which it was found, `by` the kinds of findings there.
+
+    `unexpected` is what was found without the edits, under the same seed.
+    """
+
+    name: str
+    seed: int | None
+    by: tuple[str, ...]
+    unexpected: tuple[Finding, ...]
+
+    @property
+    def caught(self) -> bool:
+        return self.seed is not None
+
+
+def hunt(name: str, mutant: Mutant, seeds: Sequence[int]) -> Verdict:
+    """Run a mutant under seed after seed until it is found; then its case without the edits under that seed."""
+    for seed in seeds:
+        with applied(mutant.edits):
+            kinds = {finding.kind for finding in explore(name, mutant.case, seed)}
+        if kinds & set(mutant.expected):
+            return Verdict(name, seed, tuple(sorted(kinds)), tuple(explore(name, mutant.case, seed)))
+    return Verdict(name, None, (), tuple(explore(name, mutant.case, seeds[-1])))
+
+
+PUBLISH = "if (!barrier.arrive_and_wait(true)) return;\n"
+FUSED = "allreduce_rmsnorm_fp8"
+EPOCH = "epoch_ = *epoch_word(own);"
+ADMIT = "rank.order.admit(stream, rank.index)"
+POLLS = "        for (u32 polls = 1;; ++polls) {\n"
+
+one_stage = partial(repeated, op="allreduce", algo="one_stage", tight=False, graph=False, side=False)
+two_stage = partial(repeated, op="allreduce", algo="two_stage", tight=False, graph=False, side=False)
+direct_one_stage = partial(one_stage, private=False)
+direct_two_stage = partial(two_stage, private=False)
+fused_two_stage = partial(
+    repeated, op=FUSED, algo="two_stage", private=False, residual=False, tight=False, graph=False, side=False
+)
+
+
+def barrier(old: str, new: str) -> SourceEdit:
+    return SourceEdit("barrier.cuh", old, new)
+
+
+MUTANTS: dict[str, Mutant] = {
+    "start-barrier-only": Mutant(
+        "one_stage ends without a barrier, and the next kernel of the stream writes the input",
+        "fused all-reduce and norm of an inference engine",
+        (
+            SourceEdit(
+                "allreduce.cu",
+                f"#if !DRVFUSE_LOCAL\n    {PUBLISH}    barrier.finish();",
+                "#if !DRVFUSE_LOCAL\n    barrier.finish();",
+            ),
+        ),
+        direct_one_stage,
+    ),
+    "no-start-barrier": Mutant(
+        "one_stage reads its peers' inputs without waiting until they are written",
+        "hand-written one-shot all-reduces",
+        (
+            SourceEdit(
+                "allreduce.cu",
+                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call);\n"
+                "    if (!barrier.arrive_and_wait(false)) return;\n",
+                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call);\n",
+            ),
+        ),
+        direct_one_stage,
+    ),
+    "flag-before-data": Mutant(
+        "two_stage tells its peers that its part is there before it has written it",
+        "two-shot all-reduces with a flag a block",
+        (
+            SourceEdit(
+                "allreduce.cu",
+                "        const i64 begin = part.start(p.call.rank) + done;\n",
+                f"        const i64 begin = part.start(p.call.rank) + done;\n        {PUBLISH}",
+            ),
+            SourceEdit("allreduce.cu", f"        {PUBLISH}        gather(", "        gather("),
+        ),
+        direct_two_stage,
+    ),
+    "flag-before-backfill": Mutant(
+        "the flags of blocks that the launch does not have follow the own flag: a larger grid passes early",
+        "fused all-reduce of an inference kernel library, fixed since",
+        (
+            SourceEdit(
+                "slots.cu",
+                "    if (threadIdx.x >= 32 && peer < ranks) backfill(peers, peer, rank, step);\n    __syncthreads();\n"
+                "    if (threadIdx.x < ranks) {\n        set(peers, peer, blockIdx.x, rank, step);\n",
+                "    if (threadIdx.x < ranks) set(peers, peer, blockIdx.x, rank, step);\n    __syncthreads();\n"
+                "    if (threadIdx.x >= 32 && peer < ranks) backfill(peers, peer, rank, step);\n"
+                "    if (threadIdx.x < ranks) {\n",
+            ),
+        ),
+        protocols.slots,
+    ),
+    "operand-before-pdl-wait": Mutant(
+        "a residual is fetched together with gamma, before the wait for the kernel that may write it",
+        "fused all-reduce of an inference kernel library, fixed since",
+        (
+            SourceEdit(
+                "norm_rows.cuh",
+                "                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);\n",
+                "                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);\n"
+                "                if (RESIDUAL && has(i)) load_of_row(early_, p.residual, blockIdx.x, index(i), p);\n",
+            ),
+            SourceEdit(
+                "norm_rows.cuh",
+                "        load_of_row(pack, p_.residual, row, at, p_);\n",
+                "        if (KEEP_GAMMA && PACKS == 1 && row == blockIdx.x) pack = early_;\n"
+                "        else load_of_row(pack, p_.residual, row, at, p_);\n",
+            ),
+            SourceEdit("norm_rows.cuh", "    u32 done_;\n", "    u32 done_;\n    InPack early_;\n"),
+        ),
+        partial(
+            repeated,
+            op=FUSED,
+            algo="one_stage",
+            residual=True,
+            graph=False,
+            side=False,
+            pdl=PDLLevel.OVERLAP_AT_BEGINNING,
+        ),
+    ),
+    "state-before-pdl-wait": Mutant(
+        "the barrier's counter is read before the wait for the call in front, which advances it",
+        "collectives launched with programmatic dependence and no wait",
+        (
+            SourceEdit(
+                "allreduce.cu",
+                "    wait_for_producer();\n    two_stage(p DRVFUSE_EPILOGUE_ARGUMENT);\n",
+                "    two_stage(p DRVFUSE_EPILOGUE_ARGUMENT);\n    wait_for_producer();\n",
+            ),
+        ),
+        partial(direct_two_stage, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        (*WRONG, *HANGS),
+    ),
+    "gpu-scope-release": Mutant(
+        "the flag for another GPU is released at the scope of this GPU",
+        "serving stacks, after CUDA changed a default",
+        (barrier("st.release.sys.global.u64", "st.release.gpu.global.u64"),),
+        direct_two_stage,
+    ),
+    "gpu-scope-acquire": Mutant(
+        "the flag of another GPU is acquired at the scope of this GPU",
+        "multicast kernels and their barriers",
+        (barrier("ld.acquire.sys.global.u64", "ld.acquire.gpu.global.u64"),),
+        direct_two_stage,
+    ),
+    "relaxed-flag-store": Mutant(
+        "the flag is stored without release",
+        "arrival counter of an inference engine, hangs and wrong sums on sm_90",
+        (barrier("st.release.sys.global.u64", "st.relaxed.sys.global.u64"),),
+        direct_two_stage,
+    ),
+    "relaxed-flag-load": Mutant(
+        "the flag is polled without acquire",
+        "hand-written spins",
+        (barrier("ld.acquire.sys.global.u64", "ld.relaxed.sys.global.u64"),),
+        direct_two_stage,
+    ),
+    "volatile-flag-store": Mutant(
+        "the flag is volatile on both sides, in a barrier that guards data",
+        "barriers of the first custom all-reduces",
+        (
+            barrier("st.release.sys.global.u64", "st.volatile.global.u64"),
+            barrier("ld.acquire.sys.global.u64", "ld.volatile.global.u64"),
+        ),
+        direct_two_stage,
+    ),
+    "no-block-barrier-after-spin": Mutant(
+        "threads that do not spin go on without waiting for those that do",
+        "hand-written barriers",
+        (barrier("return !__syncthreads_or(aborted_);", "return !aborted_;"),),
+        direct_two_stage,
+    ),
+    "no-block-barrier-before-release": Mutant(
+        "the flag is released while other threads of the block still write",
+        "hand-written barriers",
+        (barrier("if (publish) __syncthreads();", ""),),
+        direct_two_stage,
+    ),
+    "last-arriver-relaxed": Mutant(
+        "blocks count themselves without ordering, and the last one advances the state that the others have read",
+        "finish counters of split reductions",
+        (barrier("atom.acq_rel.gpu.global.add.u32", "atom.relaxed.gpu.global.add.u32"),),
+        partial(direct_two_stage, blocks=4),
+    ),
+    "last-arriver-no-fence": Mutant(
+        "the block that arrives last adds partial results which nothing orders before its atomic",
+        "matrix products with a fused norm, split reductions",
+        (SourceEdit("last_block.cu", "    __threadfence();\n", "", times=2),),
+        protocols.last_block,
+    ),
+    "payload-not-doubled": Mutant(
+        "one half of the workspace serves every chunk, so a chunk is overwritten while peers still gather it",
+        "chunked two-shot all-reduces",
+        (SourceEdit("allreduce.cu", "if (!STAGED) results = chunk * OUT_BYTES - results;", ""),),
+        partial(repeated, op="allreduce", algo="two_stage", private=False, tight=True, graph=False, side=False),
+    ),
+    "gathered-before-barrier": Mutant(
+        "FP8 rows are gathered from their owners without a barrier in between",
+        "fused two-shot all-reduce and norm",
+        (SourceEdit(f"{FUSED}.cu", f"        {PUBLISH}        const int most", "        const int most"),),
+        fused_two_stage,
+    ),
+    "scratch-reused": Mutant(
+        "the shared words of a row's reduction are written for the next row while slow warps still read them",
+        "fused norms with a row loop",
+        (
+            SourceEdit("reduce.cuh", "scratch.sums[row % 2]", "scratch.sums[0]"),
+            SourceEdit("reduce.cuh", "scratch.maxima[row % 2]", "scratch.maxima[0]"),
+        ),
+        partial(repeated, op=FUSED, algo="one_stage", private=False, tight=False, graph=False, side=False, blocks=1),
+    ),
+    "ordinals-of-32-bits": Mutant(
+        "the barrier compares 32-bit ordinals, which wrap",
+        "counters of long-running engines",
+        (barrier("if (seen >= expected) return true;", "if (u32(seen) >= u32(expected)) return true;"),),
+        near_32_bits,
+        (*WRONG, *HANGS),
+    ),
+    "ordinals-of-the-host": Mutant(
+        "the barrier's ordinal does not change from call to call, as one that a graph has baked in",
+        "collectives whose counter is a launch argument, in CUDA graphs",
+        (barrier("*epoch_word(own) = epoch_ + ordinal_;", ""),),
+        partial(direct_two_stage, graph=True),
+    ),
+    "grids-differ": Mutant(
+        "ranks launch different numbers of blocks",
+        "tuners that decide on each rank by itself",
+        (
+            HostEdit(
+                "drvfuse.ops.plan", "launches", "(shape.blocks, 1, 1)", "(max(1, shape.blocks - rank.index % 2), 1, 1)"
+            ),
+        ),
+        partial(direct_two_stage, blocks=4),
+        (*WRONG, *HANGS),
+    ),
+    "two-streams": Mutant(
+        "two calls on two streams use one workspace at the same time",
+        "one communicator on two streams of a serving stack",
+        (HostEdit("drvfuse.ops.prepared", "Prepared._order", ADMIT, "pass"),),
+        two_streams,
+        (*WRONG, *HANGS),
+    ),
+    "rank-not-launched": Mutant(
+        "one rank takes no part",
+        "every kernel that waits for a peer",
+        (
+            HostEdit(
+                "drvfuse.ops.plan",
+                "Direct.launch_all",
+                "zip(self.launches, streams, strict=True)",
+                "zip(self.launches[1:], streams[1:], strict=True)",
+            ),
+        ),
+        partial(direct_two_stage, alone=False),
+        HANGS,
+    ),
+    "rank-not-launched-unbounded": Mutant(
+        "one rank takes no part, and the others wait for ever",
+        "every kernel that waits for a peer without a bound",
+        (
+            HostEdit(
+                "drvfuse.ops.plan",
+                "Direct.launch_all",
+                "zip(self.launches, streams, strict=True)",
+                "zip(self.launches[1:], streams[1:], strict=True)",
+            ),
+            barrier(POLLS, "        while (load_acquire(flag) < expected) {}\n        return true;\n" + POLLS),
+        ),
+        partial(direct_two_stage, alone=False),
+        ("deadlock",),
+    ),
+    "flags-reset-by-memset": Mutant(
+        "each call zeroes its own counter and flags first, and nothing orders that against peers that have arrived",
+        "workspaces that are cleared by a memset before each call",
+        (
+            HostEdit(
+                "drvfuse.ops.prepared",
+                "Prepared._order",
+                ADMIT,
+                f"{ADMIT}\n    rank.device.driver.cuMemsetD8Async("
+                "self.group.workspace.pointers[position], 0, 4096, stream.handle)",
+            ),
+        ),
+        partial(direct_two_stage, alone=True),
+        (*WRONG, *HANGS),
+    ),
+}

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case under one seed: its random numbers, its emulated machines, and what is found on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import config
+from ..comm.group import Group
+from ..emu.machine import Machine
+from ..errors import BarrierTimeout, DriverError, LaunchError
+from ..ops import kernels
+from ..reference import bits
+from ..runtime.driver import Driver
+from ..runtime.kernel import Kernel
+from ..runtime.kernel import compile as compile_source
+from . import edits
+
+HANGS = ("deadlock", "timeout")
+"""Kinds of findings that mean a wait without an end: found by the emulated driver, or given up by the kernel."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind` is that of a machine's report ("race", "deadlock", ...), or "mismatch": wrong bits; "timeout": a kernel
+    gave up waiting for a peer; "error": any other exception."""
+
+    kind: str
+    text: str
+
+
+class Run:
+    """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
+
+    Odd seeds start dependent launches as early as they may.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.seed = seed
+        self.random = np.random.default_rng([seed, *name.encode()])
+        self.findings: list[Finding] = []
+
+    def chance(self, probability: float = 0.5) -> bool:
+        return bool(self.random.random() < probability)
+
+    def choice(self, values: Sequence[Any]) -> Any:
+        return values[int(self.random.integers(len(values)))]
+
+    def shuffled(self, values: Sequence[Any]) -> list[Any]:
+        return [values[int(i)] for i in self.random.permutation(len(values))]
+
+    @contextlib.contextmanager
+    def machine(self, devices: int, **options: Any) -> Iterator[Machine]:
+        """A machine for the body; its reports, and the errors that a fault leaves in the body, become findings."""
+        with (
+            config.override(trace_driver="off"),
+            Machine(devices=devices, seed=self.seed, race=True, **options) as machine,
+        ):
+            machine.images = _images
+            try:
+                yield machine
+            except BarrierTimeout as error:
+                self.findings.append(Finding("timeout", str(error)))
+            except (DriverError, LaunchError) as error:
+                if not machine.reports:
+                    self.findings.append(Finding("error", str(error)))
+            finally:
+                self.findings += [Finding(report.kind, str(report)) for report in machine.reports]
+
+    @contextlib.contextmanager
+    def group(self, ranks: int, **options: Any) -> Iterator[Group]:
+        """A group on a machine of its own; `options` are those of `Group.local`."""
+        with self.machine(ranks) as machine, Group.local(ranks, driver=machine, **options) as group:
+            yield group
+
+    def kernel(self, driver: Driver, name: str) -> Kernel:
+        """The kernel `name` of drvfuse/check/cu/`name`.cu."""
+        known: dict[str, Kernel] = driver.__dict__.setdefault("_check_kernels", {})  # dies with the driver
+        if name not in known:
+            known[name] = compile_source(edits.source(f"{name}.cu"), driver=driver, include=[kernels.CU])[name]
+        return known[name]
+
+    def compare(self, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
+        """A finding unless both are equal bit for bit."""
+        wrong = np.flatnonzero(bits(actual).reshape(-1) != bits(expected).reshape(-1))
+        if wrong.size:
+            at = int(wrong[0])
+            got, wanted = actual.reshape(-1)[at], expected.reshape(-1)[at]
+            text = f"{what}: {wrong.size} of {expected.size} elements differ, first [{at}]: {got} and not {wanted}"
+            self.findings.append(Finding("mismatch", text))
+
+
+_images: dict[str, Any] = {}  # translated modules, which all machines of this process share
+
+Case = Callable[[Run], None]
+
+
+def explore(name: str, case: Case, seed: int) -> list[Finding]:
+    """What `case` finds under `seed`; the same each time."""
+    run = Run(name, seed)
+    try:
+        case(run)
+    except Exception as error:
+        run.findings.append(Finding("error", f"{type(error).__name__}: {error}"))
+    return run.findings

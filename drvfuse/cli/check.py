@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse check`: every kernel under many schedules of the emulated driver, and known faults that must be found."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import time
+from collections import Counter
+from typing import Any
+
+from ..check.cases import CASES
+from ..check.explorer import MUTANT_SEEDS, Outcome, run, tasks
+from ..check.mutants import MUTANTS, Verdict
+from ..check.run import HANGS
+from ..errors import ArgumentError
+from .terminal import counting, table
+
+DEFAULT_SEEDS = 20
+_SHOWN = 3  # findings of a failure that the terminal shows
+
+
+def _selected(patterns: list[str] | None) -> list[str]:
+    names = [*CASES, *MUTANTS]
+    for pattern in patterns or ():
+        if not fnmatch.filter(names, pattern):
+            raise ArgumentError("--only", repr(pattern), "a name or pattern of " + ", ".join(names))
+    return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _failure(name: str, seed: int | None, kind: str, text: str) -> dict[str, Any]:
+    replay = f"drvfuse check --only {name}" + ("" if seed is None else f" --seed {seed}")
+    return {"case": name, "seed": seed, "kind": kind, "text": text, "replay": replay}
+
+
+def _failures(outcomes: list[Outcome], verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    found = [_failure(o.name, o.seed, f.kind, f.text) for o in outcomes for f in o.findings]
+    for verdict in verdicts:
+        if not verdict.caught:
+            found.append(_failure(verdict.name, None, "escaped", f"not found: {MUTANTS[verdict.name].what}"))
+        found += [
+            _failure(verdict.name, verdict.seed, f.kind, f"without the fault: {f.text}") for f in verdict.unexpected
+        ]
+    return found
+
+
+def _print(outcomes: list[Outcome], verdicts: list[Verdict], failures: list[dict[str, Any]]) -> None:
+    if outcomes:
+        rows = []
+        for name in dict.fromkeys(outcome.name for outcome in outcomes):
+            of_case = [outcome for outcome in outcomes if outcome.name == name]
+            kinds = Counter(finding.kind for outcome in of_case for finding in outcome.findings)
+            hangs = sum(kinds.pop(kind, 0) for kind in HANGS)
+            counts = (len(of_case), kinds.pop("race", 0), hangs, kinds.pop("mismatch", 0), kinds.total())
+            rows.append([name, *map(str, counts)])
+        print(table(["case", "schedules", "races", "deadlocks", "mismatches", "other"], rows, text_columns=1))
+    if verdicts:
+        rows = [
+            [v.name, ", ".join(v.by) if v.caught else "ESCAPED", "" if v.seed is None else str(v.seed)]
+            for v in verdicts
+        ]
+        print(table(["planted fault", "found by", "seed"], rows, text_columns=2))
+    for case in dict.fromkeys((failure["case"], failure["seed"], failure["replay"]) for failure in failures):
+        texts = [f["text"] for f in failures if (f["case"], f["seed"], f["replay"]) == case]
+        print(f"\nFAILED {case[0]}; again by: {case[2]}")
+        print("\n".join(texts[:_SHOWN]) + (f"\n... and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""))
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Run the check. Returns 0 if nothing was found and every planted fault was, else 1."""
+    start = time.perf_counter()
+    names = _selected(arguments.only)
+    if arguments.seed is None:
+        seeds, mutant_seeds = range(arguments.seeds or DEFAULT_SEEDS), range(MUTANT_SEEDS)
+    else:
+        seeds = mutant_seeds = range(arguments.seed, arguments.seed + (arguments.seeds or 1))
+    todo = tasks(names, seeds, mutant_seeds)
+    jobs = min(arguments.jobs or os.cpu_count() or 1, len(todo))
+    outcomes: list[Outcome] = []
+    verdicts: list[Verdict] = []
+    with (
+        counting("schedules of the emulated driver", len(todo), show=not arguments.json and jobs > 1) as done,
+        contextlib.closing(run(todo, jobs)) as results,
+    ):
+        for result in results:
+            if isinstance(result, Verdict):
+                verdicts.append(result)
+            else:
+                outcomes.append(result)
+            done()
+    outcomes.sort(key=lambda outcome: (names.index(outcome.name), outcome.seed))
+    verdicts.sort(key=lambda verdict: names.index(verdict.name))
+    failures = _failures(outcomes, verdicts)
+    kinds = Counter(finding.kind for outcome in outcomes for finding in outcome.findings)
+    seconds = time.perf_counter() - start
+    if arguments.json:
+        report = {
+            "ok": not failures,
+            "runs": len(outcomes),
+            "seeds": len(seeds),
+            "races": kinds["race"],
+            "deadlocks": sum(kinds[kind] for kind in HANGS),
+            "mismatches": kinds["mismatch"],
+            "mutants": [_mutant(verdict) for verdict in verdicts],
+            "failures": failures,
+            "seconds": round(seconds, 3),
+        }
+        print(json.dumps(report))
+    else:
+        _print(outcomes, verdicts, failures)
+        caught = sum(verdict.caught for verdict in verdicts)
+        print(
+            f"\n{'FAILED' if failures else 'nothing found'} in {len(outcomes)} schedules; "
+            f"{caught} of {len(verdicts)} planted faults found; {seconds:.1f} s"
+        )
+    return 1 if failures else 0
+
+
+def _mutant(verdict: Verdict) -> dict[str, Any]:
+    mutant = MUTANTS[verdict.name]
+    return {
+        "name": verdict.name,
+        "caught": verdict.caught,
+        "by": list(verdict.by),
+        "seed": verdict.seed,
+        "what": mutant.what,
+        "seen": mutant.seen,
+    }

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of FP8 with group scales: 16 elements a thread, exact conversion, and the conventions of COAT's arithmetic.
+#pragma once
+#include "pack16.cuh"
+
+constexpr int PACK = 16;  // elements of one 16-byte access; every group size is a multiple
+
+// Four FP8 values as two f16x2, exactly.
+template <typename T>
+__device__ __forceinline__ void fp8_halves(u32 word, u32& low, u32& high);
+template <>
+__device__ __forceinline__ void fp8_halves<e4m3>(u32 word, u32& low, u32& high) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(u16(word)));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(u16(word >> 16)));
+}
+template <>
+__device__ __forceinline__ void fp8_halves<e5m2>(u32 word, u32& low, u32& high) {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(low) : "h"(u16(word)));
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(high) : "h"(u16(word >> 16)));
+}
+
+template <typename T>
+__device__ __forceinline__ void fp8_floats(u32 word, float* v) {
+    u32 low, high;
+    fp8_halves<T>(word, low, high);
+    v[0] = low_half(low);
+    v[1] = low_half(low >> 16);
+    v[2] = low_half(high);
+    v[3] = low_half(high >> 16);
+}
+
+// The larger of two magnitudes in each half; a NaN loses to a number.
+__device__ __forceinline__ u32 max_magnitudes(u32 a, u32 b) {
+    u32 x, y, result;
+    asm("abs.f16x2 %0, %1;" : "=r"(x) : "r"(a));
+    asm("abs.f16x2 %0, %1;" : "=r"(y) : "r"(b));
+    asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+    return result;
+}
+
+// `W` bytes at `address`, of which the first `valid` exist; others are 0. With `aligned` all exist, in one access.
+template <int W>
+__device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address, int valid, bool aligned) {
+    if (aligned) {
+        if constexpr (W == 16) {
+            uint4 v = *reinterpret_cast<const uint4*>(address);
+            word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+        } else if constexpr (W == 8) {
+            uint2 v = *reinterpret_cast<const uint2*>(address);
+            word[0] = v.x, word[1] = v.y;
+        } else {
+            word[0] = *reinterpret_cast<const u32*>(address);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < W / 4; ++i) word[i] = 0;
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        if (i < valid) word[i / 4] |= u32(address[i]) << (8 * (i % 4));
+    }
+}
+
+template <int W>
+__device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4], int valid, bool aligned) {
+    if (aligned) {
+        store_words<W / 4>(address, word);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        if (i < valid) address[i] = u8(word[i / 4] >> (8 * (i % 4)));
+    }
+}
+
+// The first `valid` of W weights, widened; others are 0. With `aligned` W exist and the address is on 2 W or 16 bytes.
+template <typename T, int W>
+__device__ __forceinline__ void load_weights(float (&v)[W], const T* address, int valid, bool aligned) {
+    constexpr int per_word = Word<T>::per_word;
+    if (aligned) {
+        u32 word[W / per_word];
+#pragma unroll
+        for (int i = 0; i < W / per_word; i += 2) {
+            uint2 pair = *reinterpret_cast<const uint2*>(reinterpret_cast<const u32*>(address) + i);
+            word[i] = pair.x, word[i + 1] = pair.y;
+        }
+#pragma unroll
+        for (int i = 0; i < W / per_word; ++i) Word<T>::unpack(word[i], v + i * per_word);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < W; ++i) v[i] = i < valid ? float(address[i]) : 0.0f;
+}
+
+__device__ __forceinline__ float divide_full(float a, float b) {
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+    return quotient;
+}
+
+__device__ __forceinline__ float reciprocal(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+__device__ __forceinline__ float reciprocal_root(float value) {
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(value));
+    return divide_full(1.0f, root);
+}
+
+// bf16((maximum + 1e-10) / fp8_max): COAT's scale of whatever has that maximum.
+template <typename T>
+__device__ __forceinline__ u16 fp8_scale_bits(float maximum) {
+    float pair[2] = {divide_full(__fadd_rn(maximum, 1e-10f), Finite<T>::max), 0.0f};
+    return u16(Word<bf16>::pack(pair));
+}
+
+// 4 x 4 bytes: row r of the result holds byte r of each input word.
+__device__ __forceinline__ void transpose_bytes(const u32 (&row)[4], u32 (&column)[4]) {
+    u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
+    u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
+    column[0] = __byte_perm(a, b, 0x5410);
+    column[1] = __byte_perm(a, b, 0x7632);
+    column[2] = __byte_perm(c, d, 0x5410);
+    column[3] = __byte_perm(c, d, 0x7632);
+}
+
+// TR elements of column `at` that begin at `row0`, in stores of RUN bytes, into [rows / batch_rows, columns, batch_rows].
+// RUN divides batch_rows, so a run stays within its batch and is aligned.
+template <int TR, int RUN>
+__device__ __forceinline__ void store_column(u8* out, const u32 (&word)[TR / 4], i64 row0, i64 rows, i64 batch_rows,
+                                             int columns, int at) {
+#pragma unroll
+    for (int r = 0; r < TR; r += RUN) {
+        const i64 row = row0 + r;
+        if (row < rows) {
+            i64 batch = 0, inside = row;
+            if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
+            u8* to = out + (batch * columns + at) * batch_rows + inside;
+            if constexpr (RUN >= 4) {
+                store_words<RUN / 4>(to, word + r / 4);
+            } else {
+                *to = u8(word[r / 4] >> (8 * (r % 4)));
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The race detector's Python side: what operations know of one another, and reports of what it found.
+
+Accesses are judged in native code (`runtime_race.cuh`, which has the rules). Here is the order of operations: each is
+ordered behind those that it waited for and behind what the host knew when it was queued; a programmatic dependent
+behind its primary only from `griddepcontrol.wait` on. Host code counts as one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
+from . import native, pages
+from .reports import Place, Report
+from .structs import OpStruct, RaceStruct
+from .work import Op
+
+if TYPE_CHECKING:
+    from .engine import Identity
+    from .window import Window
+
+PROFILES = ("hardware", "strict")
+_OPS = 1 << 24
+_NO_SITE = 0xFFFFFFFF
+_WRITE, _STRONG, _ATOMIC = 1, 2, 4
+_EDGES = (
+    "no release and acquire lead from the one to the other",
+    "no barrier of the block (__syncthreads) is between them",
+    "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
+    "the last release that was seen from there came before this access",
+    "the flag{store} was stored without a release or a fence before it",
+    "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
+    "the scope of the release at the flag{store} does not include the reader",
+    "the scope of the acquire{load} does not include the writer",
+    "griddepcontrol.wait has not been executed before it",
+    "neither stream order, an event, the host, nor a flag orders the two operations",
+    "the read-only path (ld.global.nc) may hold what was there when the kernel began",
+    "both are strong, but their scopes do not include each other",
+)
+
+
+class Clock:
+    """What is known at some moment: a counted reference to a native clock."""
+
+    __slots__ = ("_detector", "ref")
+
+    def __init__(self, detector: Detector, ref: int) -> None:
+        self._detector, self.ref = detector, ref
+
+    def __del__(self) -> None:
+        self._detector.dropped.append(self.ref)  # the collector may come at any moment, in any thread
+
+
+class Detector:
+    """The detector of one machine, with the profile "hardware" or "strict"."""
+
+    def __init__(self, window: Window, profile: str) -> None:
+        if profile not in PROFILES:
+            raise ArgumentError("race", repr(profile), "False, True or one of " + ", ".join(map(repr, PROFILES)))
+        runtime = native.runtime()
+        self.dropped: deque[int] = deque()
+        self._arena = pages.arena(window.nbytes)
+        self._table = pages.arena(_OPS * ctypes.sizeof(OpStruct))
+        self._ops = (OpStruct * _OPS).from_buffer(self._table)
+        self.state = RaceStruct(
+            arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
+            bytes=window.nbytes,
+            top=32,
+            cells=pages.cell_address(window.base),
+            window_base=window.base,
+            ops=ctypes.addressof(self._ops),
+            strict=profile == "strict",
+        )
+        u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            return ctypes.CFUNCTYPE(result, *arguments)(runtime.address(name))
+
+        self._join = function("rt_clock_join", u32, at, u32, u32)
+        self._retain = function("rt_clock_retain", None, at, u32)
+        self._release = function("rt_clock_release", None, at, u32)
+        self._end = function("rt_clock_end", u32, at, u32, u32)
+        self._range = function("rt_race_range", None, at, u32, u32, u64, u64, u32, u64)
+        self._clear = function("rt_race_clear", None, at, u64, u64)
+        self._polled = function("rt_race_polled", None, at, u64, u64)
+        self._window = window
+        self._places: dict[int, int] = {}
+        self._host = Clock(self, 0)
+        self._said_full = False
+        window.forget = self.forget
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.state)
+
+    # Operations ------------------------------------------------------------------------------------------------------
+
+    def queue(self, op: Op, after: Iterable[Op], primary: Op | None, chain: int) -> None:
+        """Take down what an operation is ordered behind. `chain` is its stream or branch."""
+        if op.number >= _OPS:
+            self.state.off = 1
+            return
+        place = self._places[chain] = self._places.get(chain, 0) + 1
+        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index)
+        op.host, op.after, op.overlapped = self._host, tuple(after), primary
+
+    def start(self, op: Op) -> None:
+        """It begins: what it waited for has ended."""
+        if op.started is not None:
+            return
+        clocks = [op.host, *(other.known for other in op.after)]
+        if op.overlapped is not None:
+            clocks.append(op.overlapped.started)
+        op.started = self._all(clocks)
+        op.host, op.after = None, ()
+
+    def end(self, op: Op, known: int | None) -> None:
+        """It has ended, knowing the clock `known` (a reference that is given away), or what it knew from the start."""
+        self.start(op)
+        ref = self.share(op.started) if known is None else known
+        op.known = Clock(self, self._end(self.address, ref, op.number))
+
+    def touch(self, op: Op, accesses: Iterable[Any], now: int) -> None:
+        """A copy or fill accesses memory."""
+        for at in accesses:
+            if at.nbytes and self._window.contains(at.address, at.nbytes):
+                self._range(self.address, op.number, op.started.ref, at.address, at.nbytes, at.write, now)
+
+    def host_learns(self, ops: Iterable[Op]) -> None:
+        """The host has waited for these."""
+        known = [op.known for op in ops if op.done and op.known is not self._host]
+        if known:
+            self._host = self._all([self._host, *known])
+
+    def merged(self, ops: Sequence[Op]) -> list[Op]:
+        """One operation that stands for several that have ended."""
+        if len(ops) < 2:
+            return list(ops)
+        one = Op(ops[0].command, ops[0].order, ops[0].number)
+        one.done = True
+        one.started = one.known = self._all([op.known for op in ops])
+        return [one]
+
+    def share(self, clock: Clock | None) -> int:
+        """A reference of its own, for native code."""
+        ref = clock.ref if clock is not None else 0
+        self._retain(self.address, ref)
+        return ref
+
+    def release(self, ref: int) -> None:
+        """Give a reference back that native code had."""
+        self._release(self.address, ref)
+
+    def _all(self, clocks: Iterable[Clock | None]) -> Clock:
+        while self.dropped:
+            self._release(self.address, self.dropped.popleft())
+        ref = 0
+        for clock in clocks:
+            ref = self._join(self.address, ref, self.share(clock))
+        return Clock(self, ref)
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def forget(self, address: int, nbytes: int) -> None:
+        """What lies there is other memory from now on."""
+        self._clear(self.address, address, nbytes)
+        pages.drop(pages.cell_address(address), nbytes >> 2)
+
+    def polled(self, address: int, nbytes: int) -> None:
+        """Unordered accesses there are the protocol."""
+        if nbytes <= 0 or address % 16 or nbytes % 16 or not self._window.covers(address, nbytes):
+            must = "allocated memory in multiples of 16 bytes"
+            raise ArgumentError("address, nbytes", f"0x{address:x}, {nbytes}", must)
+        self._polled(self.address, address, nbytes)
+
+    # Findings --------------------------------------------------------------------------------------------------------
+
+    def drain(self, identities: dict[int, Identity]) -> list[Report]:
+        """What was found since the last call."""
+        state = self.state
+        found = [_report(state.found[i], identities) for i in range(state.found_count)]
+        state.found_count = 0
+        if state.off and not self._said_full:
+            self._said_full = True
+            text = "the race detector has used up its memory: races from here on are not found (use a fresh Machine)"
+            found.append(Report("race_capacity", text))
+        return found
+
+
+def _report(f: Any, identities: dict[int, Identity]) -> Report:
+    lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
+    mine = _place(identities.get(f.op), f.site, f.block, f.thread)
+    other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
+    store, load = (
+        "" if site == _NO_SITE else f" at {_line(_site(identities.get(op), site))}"
+        for op, site in ((f.other_op, f.store_site), (f.op, f.load_site))
+    )
+    edge = _EDGES[f.edge].format(store=store, load=load)
+    message = (
+        f"{_verb(f.flags)} of {f.size} bytes, of which 0x{f.addr:x} is not ordered behind the {_verb(f.other_flags)} "
+        f"by {_words(other)}: {edge}"
+    )
+    return Report(
+        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
+        other=other, edge=edge,
+    )  # fmt: skip
+
+
+def _verb(flags: int) -> str:
+    strong = "strong " if flags & _STRONG else ""
+    return "atomic" if flags & _ATOMIC else f"{strong}write" if flags & _WRITE else f"{strong}read"
+
+
+def _site(identity: Identity | None, site: int) -> Any:
+    return identity.sites[site] if identity is not None and site < len(identity.sites) else None
+
+
+def _line(site: Any) -> str:
+    if site is None:
+        return "an unknown place"
+    return f"{site.file}:{site.line}" if site.file else f"PTX line {site.ptx_line}"
+
+
+def _place(identity: Identity | None, site: int, block: int, thread: int) -> Place:
+    if identity is None:
+        return Place("an operation long ago", None, None, 0, None, None)
+    where = _site(identity, site)
+    if where is None:
+        return Place(identity.kernel, None, None, identity.device, None, None)
+    index = identity.index(block, thread)
+    return Place(identity.kernel, where.file or None, where.line or where.ptx_line, identity.device, *index)
+
+
+def _words(place: Place) -> str:
+    if place.thread is None:
+        return f"{place.kernel} of device {place.device}"
+    at = f"{place.file}:{place.line}" if place.file else f"line {place.line}"
+    return f"device {place.device} block {place.block} thread {place.thread} at {at} in {place.kernel}"

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COAT's FP8 RMSNorm in numpy, with every rounding of the kernels and in their order.
+
+Real value = stored FP8 x group scale. The approximate instructions (`sqrt.approx`, `div.full`, `rcp.approx`) are taken
+as correctly rounded, as the emulated driver has them; a GPU's may differ by an ulp or two, so `rstd` and `reciprocal`
+can be given as the GPU has them, and then all other bits are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import dtypes
+from .reference import Floats, _butterfly, bits, round_to
+
+PACK = 16
+SEGMENT = 32 * PACK
+SEGMENTS = 8
+SCALE_FLOOR = np.float32(1e-10)
+DW_SEGMENTS = 132
+
+
+class Forward(NamedTuple):
+    """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
+
+    qy: npt.NDArray[Any]
+    s_y: npt.NDArray[Any]
+    qy_t: npt.NDArray[Any]
+    rstd: Floats
+
+
+def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
+    """x times its group scales, [rows, columns], in fp32."""
+    columns = x.shape[-1]
+    values = np.asarray(x).astype(np.float32).reshape(-1, columns)
+    scales = np.asarray(s_x).astype(np.float32).reshape(values.shape[0], -1)
+    with np.errstate(all="ignore"):
+        return values * np.repeat(scales, QB, axis=1)[:, :columns]
+
+
+def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
+    """1 / sqrt(mean of squares + eps) of each row, in the kernel's order of additions."""
+    columns = x.shape[-1]
+    values = np.asarray(x).astype(np.float32).reshape(-1, columns)
+    rows = values.shape[0]
+    scales = np.asarray(s_x).astype(np.float32).reshape(rows, -1)
+    span = SEGMENTS * SEGMENT
+    rounds = -(-columns // span)
+    padded = np.zeros((rows, rounds * span), np.float32)
+    padded[:, :columns] = values
+    pack_scales = np.zeros((rows, rounds * span // PACK), np.float32)
+    repeated = np.repeat(scales, QB // PACK, axis=1)
+    packs = -(-columns // PACK)
+    pack_scales[:, :packs] = repeated[:, :packs]
+    with np.errstate(all="ignore"):
+        elements = padded.reshape(rows, -1, PACK)
+        squares = np.zeros(elements.shape[:2], np.float32)
+        for k in range(PACK):
+            squares += elements[..., k] * elements[..., k]  # exact products: the same as the kernel's fma
+        products = (squares * pack_scales) * pack_scales
+        products = products.reshape(rows, rounds, SEGMENTS, 32)
+        lanes = np.zeros((rows, SEGMENTS, 32), np.float32)
+        for k in range(rounds):
+            lanes += products[:, k]
+        total = _butterfly(lanes)
+        for width in (4, 2, 1):
+            total = total[:, :width] + total[:, width : 2 * width]
+        mean = total[:, 0] / np.float32(columns) + np.float32(eps)
+        return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
+
+
+def scale_of(maximum: Any, fp8: Any) -> npt.NDArray[Any]:
+    """bf16((maximum + 1e-10) / fp8_max), 0-d."""
+    limit = np.float32(dtypes.get(fp8).fp8_max or 0)
+    return round_to((np.float32(maximum) + SCALE_FLOOR) / limit, "bfloat16").reshape(())
+
+
+def quantise(y: Floats, s_y: npt.NDArray[Any], fp8: Any, reciprocal: Any = None) -> npt.NDArray[Any]:
+    """fp32 values over a scale, as a product with its reciprocal, rounded once to FP8."""
+    with np.errstate(all="ignore"):
+        inverse = np.float32(1) / s_y.astype(np.float32) if reciprocal is None else np.float32(reciprocal)
+        return round_to(y * inverse, fp8)
+
+
+def transpose(qy: npt.NDArray[Any], transpose_output_2d: bool) -> npt.NDArray[Any]:
+    """[M, N] or [B, S, N] to [N, M], or for 3-D without the flag to [B, N, S]."""
+    if qy.ndim == 3 and not transpose_output_2d:
+        return np.ascontiguousarray(qy.transpose(0, 2, 1))
+    return np.ascontiguousarray(qy.reshape(-1, qy.shape[-1]).T)
+
+
+def fp8_rmsnorm_forward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    w: npt.NDArray[Any],
+    QB: int,
+    eps: float,
+    transpose_output_2d: bool = False,
+    *,
+    rstd: Floats | None = None,
+    reciprocal: Any = None,
+) -> Forward:
+    """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
+    values = dequantise(x, s_x, QB)
+    if rstd is None:
+        rstd = row_rstd(x, s_x, QB, eps)
+    with np.errstate(all="ignore"):
+        y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
+        empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
+        numbers = np.abs(y[~np.isnan(y)])
+        maximum = np.float32(np.nan) if empty else numbers.max(initial=np.float32(0))
+        s_y = scale_of(maximum, x.dtype)
+        qy = quantise(round_to(y, "bfloat16").astype(np.float32), s_y, x.dtype, reciprocal).reshape(x.shape)
+    return Forward(qy, s_y, transpose(qy, transpose_output_2d), rstd)
+
+
+def fp8_rmsnorm_backward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    g: npt.NDArray[Any],
+    w: npt.NDArray[Any],
+    v: Floats,
+    QB: int,
+    teams: int,
+    warps: int,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(dx, dw): dx bfloat16 in g's shape, dw in w's dtype.
+
+    `teams` and `warps` a block are those of the kernel for this number of columns: they order dw's sums.
+    """
+    columns = x.shape[-1]
+    values = dequantise(x, s_x, QB)
+    rows = values.shape[0]
+    gradient = np.asarray(g).astype(np.float32).reshape(rows, columns)
+    with np.errstate(all="ignore"):
+        xhat = values * np.asarray(v, np.float32).reshape(rows, 1)
+        wdy = np.asarray(w).astype(np.float32) * gradient
+        c1 = _row_sum(xhat * wdy, warps // teams) / np.float32(columns)
+        dx = round_to((wdy - xhat * c1[:, None]) * np.asarray(v, np.float32).reshape(rows, 1), "bfloat16")
+        products = gradient * xhat
+        segments = min(DW_SEGMENTS, rows)
+        partials = np.zeros((segments, columns), np.float32)
+        for segment in range(segments):
+            begin, end = rows * segment // segments, rows * (segment + 1) // segments
+            sums = np.zeros((teams, columns), np.float32)
+            for row in range(begin, end):
+                sums[(row - begin) % teams] += products[row]
+            partials[segment] = sums[0]
+            for team in range(1, teams):
+                partials[segment] += sums[team]
+        by_warp = np.zeros((warps, columns), np.float32)
+        for segment in range(segments):
+            by_warp[segment % warps] += partials[segment]
+        total = np.zeros(columns, np.float32)
+        for warp in range(warps):
+            total += by_warp[warp]
+    return dx.reshape(g.shape), round_to(total, w.dtype)
+
+
+def _row_sum(products: Floats, team_warps: int) -> Floats:
+    """Sum of each row as the backward kernel adds it."""
+    rows, columns = products.shape
+    span = team_warps * SEGMENT
+    packs = -(-columns // span)
+    padded = np.zeros((rows, packs * span), np.float32)
+    padded[:, :columns] = products
+    elements = padded.reshape(rows, packs, team_warps * 32, PACK)
+    own = np.zeros(elements.shape[:3], np.float32)
+    for k in range(PACK):
+        own += elements[..., k]
+    threads = np.zeros((rows, team_warps * 32), np.float32)
+    for pack in range(packs):
+        threads += own[:, pack]
+    warps = _butterfly(threads.reshape(rows, team_warps, 32))
+    if team_warps == 1:
+        return warps[:, 0]
+    total = np.zeros(rows, np.float32)
+    for warp in range(team_warps):
+        total += warps[:, warp]
+    return total
+
+
+def fp8_division(
+    x: npt.NDArray[Any], fp8type: Any, s_y: npt.NDArray[Any] | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(y, s_y) of a bfloat16 or float32 array and a per-tensor scale.
+
+    Without `s_y` it is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.
+    """
+    values = np.asarray(x).astype(np.float32)
+    limit = np.float32(dtypes.get(fp8type).fp8_max or 0)
+    with np.errstate(all="ignore"):
+        if s_y is None:
+            maximum = np.abs(values).max(initial=np.float32(0))
+            floored = round_to(maximum + SCALE_FLOOR, x.dtype).astype(np.float32)
+            s_y = round_to(floored / limit, x.dtype).reshape(())
+        return round_to(values / s_y.astype(np.float32).reshape(()), fp8type), s_y
+
+
+__all__ = [
+    "Forward",
+    "bits",
+    "dequantise",
+    "fp8_division",
+    "fp8_rmsnorm_backward",
+    "fp8_rmsnorm_forward",
+    "quantise",
+    "row_rstd",
+    "scale_of",
+    "transpose",
+]

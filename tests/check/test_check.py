@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse check`: what it prints, that every planted fault is found and nothing else, and that findings come again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drvfuse.__main__ import main
+from drvfuse.check import cases, collectives
+from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
+from drvfuse.check.mutants import MUTANTS, hunt
+from drvfuse.check.run import Run, explore
+
+pytestmark = pytest.mark.emu
+
+
+def check(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    status = main(["check", "--json", "--jobs", "1", *options])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
+    verdict = hunt(name, MUTANTS[name], range(12))
+    assert verdict.caught
+    assert verdict.unexpected == ()
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_kernels_are_clean(name, seed):
+    assert explore(name, cases.CASES[name], seed) == []
+
+
+def test_json(capsys):
+    status, report = check(capsys, "--seeds", "2", "--only", "allreduce-t*", "--only", "rank-not-launched")
+    assert status == 0
+    assert report.pop("seconds") > 0
+    (mutant,) = report.pop("mutants")
+    assert (mutant["name"], mutant["caught"], mutant["by"]) == ("rank-not-launched", True, ["timeout"])
+    expected = {"ok": True, "runs": 4, "seeds": 2, "races": 0, "deadlocks": 0, "mismatches": 0, "failures": []}
+    assert report == expected
+
+
+def test_all_processes_together_find_what_one_finds():
+    command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2", "--only", "*-two-streams", "--only", "two-*"]
+    reports = []
+    for jobs in ("1", "2"):
+        result = subprocess.run([*command, "--json", "--jobs", jobs], capture_output=True, text=True, timeout=100)
+        assert result.returncode == 0, result.stderr
+        reports.append({**json.loads(result.stdout), "seconds": 0})
+    assert reports[0] == reports[1]
+    assert reports[0]["runs"] == 2 and [mutant["caught"] for mutant in reports[0]["mutants"]] == [True]
+
+
+def broken(run: Run) -> None:
+    """The one-stage all-reduce without its last barrier."""
+    with applied(MUTANTS["start-barrier-only"].edits):
+        collectives.repeated(run, "allreduce", "one_stage", private=False, tight=False, graph=False, side=False)
+
+
+def test_a_failure_comes_with_the_command_that_repeats_it(capsys, monkeypatch):
+    monkeypatch.setitem(cases.CASES, "broken", broken)
+    status, report = check(capsys, "--seeds", "3", "--only", "broken")
+    assert status == 1 and not report["ok"]
+    assert report["races"] + report["mismatches"] + report["deadlocks"] == len(report["failures"]) > 0
+    last = report["failures"][-1]
+    assert last["replay"] == f"drvfuse check --only broken --seed {last['seed']}"
+    again_status, again = check(capsys, *last["replay"].split()[2:])
+    assert again_status == 1
+    assert again["failures"] == [failure for failure in report["failures"] if failure["seed"] == last["seed"]]
+
+
+def test_the_terminal_names_what_failed(capsys, monkeypatch):
+    monkeypatch.setitem(cases.CASES, "broken", broken)
+    monkeypatch.setitem(
+        MUTANTS, "harmless", MUTANTS["two-streams"].__class__("nothing", "nowhere", (), lambda run: None)
+    )
+    status = main(["check", "--jobs", "1", "--seed", "1", "--only", "broken", "--only", "harmless"])
+    text = capsys.readouterr().out
+    assert status == 1
+    assert "FAILED broken; again by: drvfuse check --only broken --seed 1" in text
+    assert "FAILED harmless" in text and "ESCAPED" in text and "0 of 1 planted faults found" in text
+
+
+def test_an_exception_of_a_case_is_a_finding(capsys, monkeypatch):
+    def fails(run: Run) -> None:
+        raise ZeroDivisionError("of the case")
+
+    monkeypatch.setitem(cases.CASES, "fails", fails)
+    status, report = check(capsys, "--seed", "7", "--only", "fails")
+    assert status == 1
+    assert [(f["kind"], f["seed"]) for f in report["failures"]] == [("error", 7)]
+    assert "ZeroDivisionError: of the case" in report["failures"][0]["text"]
+
+
+def test_wrong_bits_are_a_finding():
+    run = Run("", 0)
+    values = np.array([0.0, 1.0], np.float32)
+    run.compare("same", values, values.copy())
+    assert run.findings == []
+    run.compare("other", -values, values)
+    assert [(f.kind, f.text) for f in run.findings] == [
+        ("mismatch", "other: 2 of 2 elements differ, first [0]: -0.0 and not 0.0")
+    ]
+
+
+@pytest.mark.parametrize(
+    "options", [("--seeds", "0"), ("--seeds", "x"), ("--seed", "-1"), ("--jobs", "0"), ("--only", "no-such-case")]
+)
+def test_bad_options_end_with_a_message_and_status_2(options):
+    result = subprocess.run([sys.executable, "-m", "drvfuse", "check", *options], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert options[0] in result.stderr
+
+
+def test_interrupt_ends_it_at_once():
+    command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "fused-*", "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)  # both pipes are closed: its own processes have ended too
+    assert process.returncode == 130
+    assert output == "" and errors == "drvfuse check: interrupted\n"
+
+
+def test_an_edit_that_does_not_fit_is_refused():
+    unknown = SourceEdit("barrier.cuh", "no such text", "")
+    twice = SourceEdit("allreduce.cu", "launch_dependents();", "")
+    missing = SourceEdit("no_such_file.cu", "", "")
+    host = HostEdit("drvfuse.ops.plan", "launches", "no such text", "")
+    for edit in (unknown, twice, missing, host):
+        with pytest.raises(EditError), applied([edit]):
+            pass
