@@ -52,8 +52,8 @@ def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("st.release.sys", "st.relaxed.sys"),
-        ("st.release.sys", "st.release.gpu"),
+        ("st.release.sys.global", "st.relaxed.sys.global"),
+        ("st.release.sys.global", "st.release.gpu.global"),
         ("if (publish) __syncthreads();", ""),
     ],
     ids=["relaxed flag", "flag at .gpu", "no block barrier before the release"],
