@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError
-from . import abi, faults, native
+from . import abi, faults, native, timeline
 from .counters import Counters
 from .faults import Blocked, Fault
 from .prints import Printer
@@ -114,6 +114,14 @@ class Engine:
     @property
     def clock_ns(self) -> int:
         return int(self._state.clock)
+
+    @property
+    def event_count(self) -> int:
+        return int(self._state.event_count)
+
+    def history(self, until: int | None = None) -> np.ndarray:
+        """The last events that are kept, oldest first, up to `until` of all."""
+        return timeline.recent(self._events, self.event_count, until)
 
     @property
     def undecided(self) -> int:

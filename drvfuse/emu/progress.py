@@ -14,9 +14,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import interrupts, reports
+from . import interrupts, reports, timeline
 from .api.types import R
 from .objects import Context, Stream
 from .window import Kind, WindowError
@@ -232,11 +233,15 @@ class Progress:
         """Each pair of places once."""
         if self.detector is None:
             return
-        for report in self.detector.drain(self.machine.engine.identities):
+        engine = self.machine.engine
+        for report, events in self.detector.drain(engine.identities):
             other = report.other
             places = other and (other.kernel, other.file, other.line, report.kernel, report.file, report.line)
             if places not in self._races:
                 self._races.add(places)
+                if other is not None:
+                    text = timeline.of_race(report, engine.history(events), engine.identities, self.machine.window)
+                    report = replace(report, timeline=text)
                 self.machine.report(report)
 
     # Running ---------------------------------------------------------------------------------------------------------
@@ -276,7 +281,7 @@ class Progress:
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
-                    self.detector.touch(op, command.touches(), self.machine.clock())
+                    self.detector.touch(op, command.touches(), self.machine.engine.event_count)
                 command.run(self.machine)
             self._finish(op)
             if refusal is not None:

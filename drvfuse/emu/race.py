@@ -17,6 +17,7 @@ from ..errors import ArgumentError
 from . import native, pages
 from .reports import Place, Report
 from .structs import OpStruct, RaceStruct
+from .timeline import index_text
 from .work import Op
 
 if TYPE_CHECKING:
@@ -179,15 +180,15 @@ class Detector:
 
     # Findings --------------------------------------------------------------------------------------------------------
 
-    def drain(self, identities: dict[int, Identity]) -> list[Report]:
-        """What was found since the last call."""
+    def drain(self, identities: dict[int, Identity]) -> list[tuple[Report, int]]:
+        """What was found since the last call, and how many events had happened by then."""
         state = self.state
-        found = [_report(state.found[i], identities) for i in range(state.found_count)]
+        found = [(_report(f, identities), int(f.events)) for f in state.found[: state.found_count]]
         state.found_count = 0
         if state.off and not self._said_full:
             self._said_full = True
             text = "the race detector has used up its memory: races from here on are not found (use a fresh Machine)"
-            found.append(Report("race_capacity", text))
+            found.append((Report("race_capacity", text), 0))
         return found
 
 
@@ -239,4 +240,5 @@ def _words(place: Place) -> str:
     if place.thread is None:
         return f"{place.kernel} of device {place.device}"
     at = f"{place.file}:{place.line}" if place.file else f"line {place.line}"
-    return f"device {place.device} block {place.block} thread {place.thread} at {at} in {place.kernel}"
+    block, thread = index_text(place.block or (0, 0, 0)), index_text(place.thread)
+    return f"device {place.device} block {block} thread {thread} at {at} in {place.kernel}"

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import timeline
+from .timeline import index_text
+
 Index = tuple[int, int, int]
 
 
@@ -59,9 +62,9 @@ class Report:
         if self.device is not None:
             where.append(f"device {self.device}")
         if self.block is not None:
-            where.append(f"block {_index(self.block)}")
+            where.append(f"block {index_text(self.block)}")
         if self.thread is not None:
-            where.append(f"thread {_index(self.thread)}")
+            where.append(f"thread {index_text(self.thread)}")
         return f"{place}{self.kind}: {self.message}" + (f" ({', '.join(where)})" if where else "")
 
 
@@ -91,16 +94,17 @@ def deadlock(
     """
     lines: list[str] = []
     first: Any = None
-    for kernel, device, launch in launches:
+    waits = [(kernel, device, launch.blocked()) for kernel, device, launch in launches]
+    for kernel, device, waiting in waits:
         groups: dict[tuple[Any, ...], list[Any]] = {}
-        for blocked in launch.blocked():
+        for blocked in waiting:
             first = first or (kernel, device, blocked)
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen)
             groups.setdefault(key, []).append(blocked)
         for (status, file, line, address, seen), members in groups.items():
             place = f"{file}:{line}" if file else f"PTX line {line}" if line else "an unknown place"
-            waiting = f" on 0x{address:x}, which holds {seen}" if address else ""
-            lines.append(f"device {device}, {kernel}: {_who(members)} {status}{waiting}, at {place}")
+            word = f" on 0x{address:x}, which holds {seen}" if address else ""
+            lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")
     for kernel, device in crowded:
@@ -110,23 +114,27 @@ def deadlock(
     text = "nothing can go on:\n  " + "\n  ".join(lines)
     if first is None:
         return Report("deadlock", text)
+    engine = launches[0][2].engine
+    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window)
     kernel, device, blocked = first
     return Report(
-        "deadlock", text, kernel, blocked.file, blocked.line, device, blocked.block, blocked.thread, blocked.address
+        "deadlock",
+        text,
+        kernel,
+        blocked.file,
+        blocked.line,
+        device,
+        blocked.block,
+        blocked.thread,
+        blocked.address,
+        timeline=story,
     )
 
 
 def _who(members: Sequence[Any]) -> str:
     blocks = Counter(m.block for m in members)
     if len(members) == 1:
-        return f"block {_index(members[0].block)} thread {_index(members[0].thread)}"
+        return f"block {index_text(members[0].block)} thread {index_text(members[0].thread)}"
     if len(blocks) == 1:
-        return f"{len(members)} threads of block {_index(next(iter(blocks)))}"
-    return f"{len(members)} threads of {len(blocks)} blocks ({_index(min(blocks))} to {_index(max(blocks))})"
-
-
-def _index(index: Any) -> str:
-    if isinstance(index, int):
-        return str(index)
-    x, y, z = index
-    return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
+        return f"{len(members)} threads of block {index_text(next(iter(blocks)))}"
+    return f"{len(members)} threads of {len(blocks)} blocks ({index_text(min(blocks))} to {index_text(max(blocks))})"

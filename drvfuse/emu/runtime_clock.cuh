@@ -45,7 +45,7 @@ struct Certain {
 
 // Two accesses that nothing orders. Of `other`, the earlier one, any lane may be it.
 struct Found {
-    u64 addr, clock;
+    u64 addr, events;  // events: how many had happened
     u32 size, edge;
     u32 op, block, thread, site, flags;
     u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags;

@@ -90,7 +90,7 @@ struct Who {
     RaceThread* rt;
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
     Ref clock, common;
-    u64 addr, now;
+    u64 addr, now;  // events so far
     u32 size, thread;
 };
 
@@ -153,7 +153,7 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->edge = edge ? edge : missing_edge(w, e, f);
     if (edge) f->store_site = f->load_site = NO_SITE;
     f->addr = addr;
-    f->clock = w->now;
+    f->events = w->now;
     f->size = w->size;
     f->op = w->op;
     f->block = w->block;
@@ -445,7 +445,7 @@ FN void who(Who* w, Thread* t) {
     w->device = l->device;
     w->clock = w->rt->clock;
     w->common = 0;
-    w->now = l->engine->clock;
+    w->now = l->engine->event_count;
     w->thread = t->linear;
 }
 

@@ -224,7 +224,7 @@ class FoundStruct(Structure):
 
     _fields_ = [
         ("addr", u64),
-        ("clock", u64),
+        ("events", u64),
         *((name, u32) for name in ("size", "edge", "op", "block", "thread", "site", "flags")),
         *((name, u32) for name in ("other_op", "other_block", "other_warp", "other_lanes")),
         *((name, u32) for name in ("other_site", "other_flags", "store_site", "load_site", "times")),

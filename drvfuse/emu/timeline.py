@@ -68,14 +68,13 @@ class Participant:
         return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier")
 
     def __str__(self) -> str:
-        text = f"device {self.device} block {_index(self.block)}"
-        return text if self.thread is None else f"{text} thread {_index(self.thread)}"
+        text = f"device {self.device} block {index_text(self.block)}"
+        return text if self.thread is None else f"{text} thread {index_text(self.thread)}"
 
 
-def recent(ring: Any, count: int) -> np.ndarray:
-    """A native ring of EVENTS entries of which `count` were written in all: a copy, oldest first."""
-    kept = min(count, EVENTS)
-    return np.ctypeslib.as_array(ring)[np.arange(count - kept, count) % EVENTS]
+def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
+    """A copy of a native ring of EVENTS entries, of which `count` were written in all: oldest first, up to `until`."""
+    return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
 
 
 def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
@@ -216,7 +215,7 @@ def _text(members: Sequence[Event], names: Names) -> str:
     if e.kind == "end":
         return f"ends {e.kernel}"
     if e.kind == "barrier":
-        return f"barrier {e.value}, t{_index(e.thread)} came last {place}"
+        return f"barrier {e.value}, t{index_text(e.thread)} came last {place}"
     if e.kind in ("gdc_wait", "trigger"):
         what = "passes griddepcontrol.wait" if e.kind == "gdc_wait" else "allows the dependent launch"
         return f"{what} {_threads(members)} {place}"
@@ -232,8 +231,8 @@ def _text(members: Sequence[Event], names: Names) -> str:
 def _threads(members: Sequence[Event]) -> str:
     threads = list(dict.fromkeys(m.thread for m in members))
     if len(threads) == 1:
-        return f"t{_index(threads[0])}" + (f" x{len(members)}" if len(members) > 1 else "")
-    return f"t{_index(min(threads))}-t{_index(max(threads))}"
+        return f"t{index_text(threads[0])}" + (f" x{len(members)}" if len(members) > 1 else "")
+    return f"t{index_text(min(threads))}-t{index_text(max(threads))}"
 
 
 def _short(opcode: str) -> str:
@@ -258,7 +257,8 @@ def _cut(text: str, width: int) -> str:
     return text[: width - len(end) - 2] + ".." + end
 
 
-def _index(index: Index) -> str:
+def index_text(index: Index) -> str:
+    """The index of a block or thread, as short as it goes."""
     x, y, z = index
     return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
 
@@ -292,16 +292,17 @@ def of_race(
     last = {}
     if report.block is not None:
         last[sides[-1]] = f"races{address} {_place_of(report)}"
-    events = decode(of_blocks(records, identities, [(s.device, s.block) for s in sides]), identities)
+    chosen = of_blocks(records, identities, [(s.device, s.block) for s in sides])
+    events = decode(chosen[-16 * ROWS :], identities)
     text = render(events, sides, names=names, last=last)
     who = f"{other.kernel} on device {other.device}"
     if other.block is not None and other.thread is not None:
-        who += f" block {_index(other.block)} {_place_of(other)}"
+        who += f" block {index_text(other.block)} {_place_of(other)}"
     return f"the earlier access: {who}\n{text}"
 
 
 def _place_of(found: Any) -> str:
-    thread = "" if found.thread is None else f"t{_index(found.thread)} "
+    thread = "" if found.thread is None else f"t{index_text(found.thread)} "
     if found.file:
         return f"{thread}({PurePath(found.file).name}:{found.line})"
     return thread + (f"(PTX line {found.line})" if found.line else "")
@@ -353,7 +354,7 @@ def _word(
 ) -> list[str]:
     """Lines on one word that is polled: who waits, who wrote it, and else who wrote near it."""
     device, first = pollers[0]
-    who = f"device {device} block {_index(first.block)} thread {_index(first.thread)}"
+    who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
     more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
     holds = "" if first.seen is None else f", holds {_value(first.seen)}"
     lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
@@ -361,7 +362,7 @@ def _word(
     here = decode(writes[writes["address"] == address][-1:], identities)
     if here:
         e = here[0]
-        by = f"device {e.device} block {_index(e.block)} thread {_index(e.thread)}"
+        by = f"device {e.device} block {index_text(e.block)} thread {index_text(e.thread)}"
         lines.append(f"  last written by {by}: {_text([e], names)}")
         return [_cut(line, WIDTH) for line in lines]
     lines.append("  nobody wrote it in the events that are kept")

@@ -100,7 +100,7 @@ def test_each_block_has_a_column_and_each_event_a_row(window: Window, flags: int
         ["", "", "st.release.sys [A+0x0 ..] t0-t2 (barrier.cuh:26)"],
         ["1000", "ld.acquire.sys [A+0x8] saw 5 t1 (barrier.cuh:31)", ""],
         ["", "barrier 0, t(1, 1, 0) came last (barrier.cuh:57)", ""],
-        ["2000", "", "atom.acq_rel.gpu.add [0x40] found 0x1000.. (PTX line 13)"],
+        ["2000", "", "atom.acq_rel.gpu.add [0x40] found 0x100.. (PTX line 13)"],
     ]
     assert text.splitlines()[-1] == f"A: 4096 bytes at 0x{flags:x} (device of device 1)"
 
