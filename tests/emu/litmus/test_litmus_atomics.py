@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from litmus import Lab, Suite, fill, grid, place
+from litmus import OBSERVATION, Lab, Suite, fill, grid, place
 
 suite = Suite()
 
@@ -66,7 +66,9 @@ suite.add(
 )
 suite.add(
     "a-releasing-link-carries-both",
-    fill(CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(release.gpu, add.u32, f, 1)", more="LD(weak, y)"),
+    fill(
+        CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(release.gpu, add.u32, f, 1)", more="LD(weak, y)"
+    ),
     place("gpu", 3),
 )
 suite.add(
@@ -89,7 +91,13 @@ suite.add(
 )
 suite.add(
     "a-failed-compare-and-swap-leaves-the-chain",
-    fill(CHAIN, first="ST(release.gpu, f, 2)", seen="relaxed.gpu", second="{ u32 v; CAS(v, relaxed.gpu, f, 7, 9) }", more=""),
+    fill(
+        CHAIN,
+        first="ST(release.gpu, f, 2)",
+        seen="relaxed.gpu",
+        second="{ u32 v; CAS(v, relaxed.gpu, f, 7, 9) }",
+        more="",
+    ),
     place("gpu", 3),
 )
 OWN = """
@@ -127,8 +135,13 @@ P(1) {
 }
 """
 suite.add("an-atomic-and-a-fence-acquire", fill(SILENT, update="ATOM(relaxed.gpu, add.u32, f, 1)"), place("gpu", 2))
-suite.add("a-reduction-and-a-fence-do-not", fill(SILENT, update="RED(relaxed.gpu, add.u32, f, 1)"), place("gpu", 2), races="w~r",
-    gap="the read of a reduction is taken for one that a fence can make an acquire")
+suite.add(
+    "a-reduction-and-a-fence-do-not",
+    fill(SILENT, update="RED(relaxed.gpu, add.u32, f, 1)"),
+    place("gpu", 2),
+    races="w~r",
+    gap="the read of a reduction is taken for one that a fence can make an acquire",
+)
 
 # Several threads count up one word.
 COUNT = """
@@ -176,7 +189,7 @@ u32 place; LDS(place, &last)
 if (place == gridDim.x - 1) {
   $reader
   for (int i = 0; i < 4; i++) LD(weak, x + i * 64 + (t + 1) % 64)  // @r
-  if (t == 0) ST(weak, f, 0)  // @reset
+  $reset  // @reset
 }
 """
 GPU = "FENCE(acq_rel.gpu)"
@@ -201,7 +214,16 @@ LASTS: dict[str, tuple[dict[str, str], str, str | None, tuple[str, ...]]] = {
     "fences-of-the-readers": ({"before": GPU, "reader": GPU}, "w~r", None, ("strict",)),
 }
 for name, (parts, races, strict, profiles) in LASTS.items():
-    parts = {"every": "", "meet": "BAR", "before": "", "sem": "relaxed.gpu", "after": "", "reader": "", **parts}
+    parts = {
+        "every": "",
+        "meet": "BAR",
+        "before": "",
+        "sem": "relaxed.gpu",
+        "after": "",
+        "reader": "",
+        "reset": "",
+        **parts,
+    }
     suite.add(
         f"last-arriver-{name}",
         fill(LAST, **parts),
@@ -210,10 +232,29 @@ for name, (parts, races, strict, profiles) in LASTS.items():
         strict=strict,
         profiles=profiles or ("hardware", "strict"),
     )
-# Fewer threads a block than lanes, and one block that is everybody: nothing to wait for.
+# The last one may put the counter back with a plain store: it has observed what all others have done to it.
+for name, gap in (("acq-rel", None), ("fences-of-one", OBSERVATION), ("threadfences", OBSERVATION)):
+    parts = {
+        "every": "",
+        "meet": "BAR",
+        "before": "",
+        "sem": "relaxed.gpu",
+        "after": "",
+        "reader": "",
+        **LASTS[name][0],
+    }
+    suite.add(
+        f"last-arriver-{name}-resets-plainly",
+        fill(LAST, **parts, reset="if (t == 0) ST(weak, f, 0)"),
+        grid(4, 64),
+        gap=gap,
+    )
+# One block is everybody: nothing to wait for.
 suite.add(
     "last-arriver-alone",
-    fill(LAST, every="", meet="BAR", before="", sem="relaxed.gpu", after="", reader="").replace("i < 4", "i < 1"),
+    fill(LAST, every="", meet="BAR", before="", sem="relaxed.gpu", after="", reader="", reset="").replace(
+        "i < 4", "i < 1"
+    ),
     grid(1, 64),
 )
 
@@ -236,7 +277,11 @@ LOCKS: dict[str, tuple[tuple[str, str, str, str], str, str]] = {
     "acquire-release": (("acquire.gpu", "", "", "ST(release.gpu, f, 0)"), "", ""),
     "exchange": (("acquire.gpu", "", "", "ATOM(release.gpu, exch.b32, f, 0)"), "", ""),
     "fences": (("relaxed.gpu", GPU, GPU, "ST(relaxed.gpu, f, 0)"), "", ""),
-    "threadfences": (("relaxed.gpu", "__threadfence();", "__threadfence();", "ATOM(relaxed.gpu, exch.b32, f, 0)"), "", ""),
+    "threadfences": (
+        ("relaxed.gpu", "__threadfence();", "__threadfence();", "ATOM(relaxed.gpu, exch.b32, f, 0)"),
+        "",
+        "",
+    ),
     "volatile-release": (("acquire.gpu", "", GPU, "ST(volatile, f, 0)"), "", ""),
     "relaxed-take": (("relaxed.gpu", "", "", "ST(release.gpu, f, 0)"), "c~c", ""),
     "releasing-take": (("release.gpu", "", "", "ST(release.gpu, f, 0)"), "c~c", ""),
@@ -254,7 +299,9 @@ for name, ((take, after, before, give), races, maybe) in LOCKS.items():
         races=races,
         maybe=maybe,
     )
-LANES = fill(LOCK, take="acquire.cta", after="", before="", give="ST(release.cta, f, 0)").replace("T(0)", "threadIdx.x < 3")
+LANES = fill(LOCK, take="acquire.cta", after="", before="", give="ST(release.cta, f, 0)").replace(
+    "T(0)", "threadIdx.x < 3"
+)
 suite.add("lock-between-lanes-of-a-warp", LANES, grid(1, 32))
 suite.add(
     "lock-between-lanes-of-a-warp-relaxed",
@@ -307,7 +354,13 @@ GENERATION = """
 PAIR = "x + k % 2 * 512"
 GRIDS = {
     "counter": (PAIR, "BAR", COUNTER, "BAR", ""),
-    "fences": (PAIR, "BAR", "FENCE(sc.gpu) RED(relaxed.gpu, add.u32, f, 1) SPIN(relaxed.gpu, f, (k + 1) * n_) FENCE(sc.gpu)", "BAR", ""),
+    "fences": (
+        PAIR,
+        "BAR",
+        "FENCE(sc.gpu) RED(relaxed.gpu, add.u32, f, 1) SPIN(relaxed.gpu, f, (k + 1) * n_) FENCE(sc.gpu)",
+        "BAR",
+        "",
+    ),
     "generation": (PAIR, "BAR", GENERATION, "BAR", ""),
     "one-buffer": ("x", "BAR", COUNTER, "BAR", "w~r"),
     "relaxed-arrival": (PAIR, "BAR", COUNTER.replace("release", "relaxed"), "BAR", "w~r"),
@@ -350,7 +403,12 @@ def _declared(here: Lab, nbytes: int = 16, offset: int = 0) -> None:
     place("gpu", 2)(here)
 
 
-for store, load, races in (("weak", "volatile", "w~r"), ("weak", "relaxed.sys", "w~r"), ("volatile", "volatile", ""), ("relaxed.gpu", "relaxed.gpu", "")):
+for store, load, races in (
+    ("weak", "volatile", "w~r"),
+    ("weak", "relaxed.sys", "w~r"),
+    ("volatile", "volatile", ""),
+    ("relaxed.gpu", "relaxed.gpu", ""),
+):
     body = fill(SENTINEL, store=store, load=load, also="")
     suite.add(f"sentinel-{store}-{load}", body, place("gpu", 2), races=races)
     suite.add(f"sentinel-{store}-{load}-declared", body, _declared)
@@ -369,7 +427,12 @@ def _near(here: Lab) -> None:
     place("gpu", 3)(here)
 
 
-suite.add("words-behind-a-declared-range-are-checked", fill(SENTINEL, store="weak", load="volatile", also=""), _near, races="wide~near")
+suite.add(
+    "words-behind-a-declared-range-are-checked",
+    fill(SENTINEL, store="weak", load="volatile", also=""),
+    _near,
+    races="wide~near",
+)
 SEQLOCK = """
 P(0) {
   ST(relaxed.gpu, f, 1)

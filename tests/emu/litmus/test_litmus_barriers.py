@@ -57,7 +57,14 @@ BETWEENS = {
 for (name, (text, ordered)), (kind, (first, second)), reader in itertools.product(
     BETWEENS.items(), ACCESSES.items(), (1, 70)
 ):
-    if kind != "shared" and name not in ("nothing", "syncthreads", "syncwarp", "first-two-warps", "arrive-and-sync", "vote"):
+    if kind != "shared" and name not in (
+        "nothing",
+        "syncthreads",
+        "syncwarp",
+        "first-two-warps",
+        "arrive-and-sync",
+        "vote",
+    ):
         continue
     suite.add(
         f"{kind}-{name}-thread-{reader}",
@@ -126,7 +133,13 @@ for depth in ("1", "2"):
     suite.add(
         f"pipe-of-{depth}-filled-after-the-arrival",
         fill(
-            PIPE, empty=EMPTY, full=FULL, wait=WAIT, done=DONE, more="STS(&s[i % $depth][t], i + 1)  // @late", depth=depth
+            PIPE,
+            empty=EMPTY,
+            full=FULL,
+            wait=WAIT,
+            done=DONE,
+            more="STS(&s[i % $depth][t], i + 1)  // @late",
+            depth=depth,
         ),
         grid(1, 64),
         races="late~r",
@@ -248,7 +261,13 @@ for name, before, after, races in (
     ("no-barrier-before", "", "BAR", "zero~add"),
     ("no-barrier-after", "BAR", "", "add~read"),
 ):
-    suite.add(f"shared-sum-{name}", fill(SUM, before=before, after=after), grid(1, 64), races=races, maybe="zero~read" if races else "")
+    suite.add(
+        f"shared-sum-{name}",
+        fill(SUM, before=before, after=after),
+        grid(1, 64),
+        races=races,
+        maybe="zero~read" if races else "",
+    )
 MANY = """
 __shared__ u32 s;
 for (u32 i = 0; i < at.a; i++) {
@@ -259,7 +278,9 @@ for (u32 i = 0; i < at.a; i++) {
 }
 """
 for name, barrier, count in (("warp", "WARP(0xffffffff)", 2200), ("block", "BAR", 2200)):
-    suite.add(f"thousands-of-{name}-barriers", fill(MANY, barrier=barrier), grid(1, 32), values=(count, 0), seeds=range(1))
+    suite.add(
+        f"thousands-of-{name}-barriers", fill(MANY, barrier=barrier), grid(1, 32), values=(count, 0), seeds=range(1)
+    )
 WRAP = """
 __shared__ u32 s;
 LATE(0)

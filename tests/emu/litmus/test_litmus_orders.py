@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from litmus import NEEDS, At, Suite, covers, fill, place, together
+from litmus import NEEDS, OBSERVATION, At, Suite, covers, fill, place, together
 
 suite = Suite()
 PLACES = ("warp", "block", "gpu", "stream", "peer")
@@ -17,7 +17,11 @@ PLACES = ("warp", "block", "gpu", "stream", "peer")
 SHAPES = {
     "sb": ("P(0) {\nS0(x)  // @wx\nF\nL0(y)  // @ry\n}\nP(1) {\nS1(y)  // @wy\nF\nL1(x)  // @rx\n}", 2, "wx~rx wy~ry"),
     "lb": ("P(0) {\nL0(x)  // @rx\nF\nS0(y)  // @wy\n}\nP(1) {\nL1(y)  // @ry\nF\nS1(x)  // @wx\n}", 2, "wx~rx wy~ry"),
-    "2+2w": ("P(0) {\nS0(x)  // @x0\nF\nS0(y)  // @y0\n}\nP(1) {\nS1(y)  // @y1\nF\nS1(x)  // @x1\n}", 2, "x0~x1 y0~y1"),
+    "2+2w": (
+        "P(0) {\nS0(x)  // @x0\nF\nS0(y)  // @y0\n}\nP(1) {\nS1(y)  // @y1\nF\nS1(x)  // @x1\n}",
+        2,
+        "x0~x1 y0~y1",
+    ),
     "s": ("P(0) {\nS0(x)  // @x0\nF\nS0(y)  // @wy\n}\nP(1) {\nL1(y)  // @ry\nF\nS1(x)  // @x1\n}", 2, "x0~x1 wy~ry"),
     "r": ("P(0) {\nS0(x)  // @wx\nF\nS0(y)  // @y0\n}\nP(1) {\nS1(y)  // @y1\nF\nL1(x)  // @rx\n}", 2, "wx~rx y0~y1"),
     "iriw": (
@@ -39,11 +43,17 @@ def _shape(text: str, first: str, second: str, fence: str) -> str:
 for name, (text, roles, races) in SHAPES.items():
     for where in ("block", "gpu", "peer"):
         s = NEEDS[where]
-        where_to = place(where, roles) if where != "peer" else together(*(At(device=i % 2, block=i // 2) for i in range(roles)))
+        where_to = (
+            place(where, roles)
+            if where != "peer"
+            else together(*(At(device=i % 2, block=i // 2) for i in range(roles)))
+        )
         common: dict[str, Any] = {"seeds": range(4)}
         suite.add(f"{name}-relaxed-{where}", _shape(text, f"relaxed.{s}", f"relaxed.{s}", ""), where_to, **common)
         suite.add(f"{name}-weak-{where}", _shape(text, "weak", "weak", ""), where_to, races=races, **common)
-        suite.add(f"{name}-weak-strong-{where}", _shape(text, "weak", f"relaxed.{s}", ""), where_to, races=races, **common)
+        suite.add(
+            f"{name}-weak-strong-{where}", _shape(text, "weak", f"relaxed.{s}", ""), where_to, races=races, **common
+        )
         # A fence alone orders a weak access of one thread before the other thread's only as fence.sc does, one way.
         suite.add(
             f"{name}-weak-fences-{where}",
@@ -98,7 +108,11 @@ def _arms(operations: list[str], mark: str) -> str:
     return "\n".join(f"  case {i}: {text} break;  // @{mark}" for i, text in enumerate(operations))
 
 
-WRITES = [f"ST({s}, x, 7)" for s in ACCESSES] + [f"ATOM({s}, add.u32, x, 1)" for s in ATOMICS] + ["RED(relaxed.gpu, add.u32, x, 1)"]
+WRITES = (
+    [f"ST({s}, x, 7)" for s in ACCESSES]
+    + [f"ATOM({s}, add.u32, x, 1)" for s in ATOMICS]
+    + ["RED(relaxed.gpu, add.u32, x, 1)"]
+)
 READS = [f"LD({s}, x)" for s in ACCESSES] + [f"ATOM({s}, add.u32, x, 1)" for s in ATOMICS]
 SCOPE_OF = {"volatile": "sys", "weak": None}
 ONE_LOCATION = SWITCH % (_arms(WRITES, "w"), _arms(READS, "r"))
@@ -139,9 +153,16 @@ for where in ("block", "gpu", "peer"):
 for where in PLACES:
     suite.add(f"two-weak-reads-{where}", "P(0) {\nLD(weak, x)\n}\nP(1) {\nLD(weak, x)\n}", place(where, 2))
     suite.add(
-        f"the-same-value-twice-{where}", "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nST(weak, x, 7)  // @v\n}", place(where, 2), races="w~v"
+        f"the-same-value-twice-{where}",
+        "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nST(weak, x, 7)  // @v\n}",
+        place(where, 2),
+        races="w~v",
     )
-    suite.add(f"neighbours-{where}", "P(0) {\nST(weak, x, 7)\nLD(weak, x)\n}\nP(1) {\nST(weak, x + 1, 7)\nLD(weak, x + 1)\n}", place(where, 2))
+    suite.add(
+        f"neighbours-{where}",
+        "P(0) {\nST(weak, x, 7)\nLD(weak, x)\n}\nP(1) {\nST(weak, x + 1, 7)\nLD(weak, x + 1)\n}",
+        place(where, 2),
+    )
 suite.add(
     "reads-of-one-location-in-order",
     "P(0) {\nST(relaxed.gpu, x, 1)\nST(relaxed.gpu, x, 2)\n}\nP(1) {\nLD(relaxed.gpu, x)\nLD(relaxed.gpu, x)\n}",
@@ -163,6 +184,7 @@ for where in ("block", "gpu", "peer"):
             f"observed-{then[:2].lower()}-{where}",
             fill(OBSERVED, store=f"relaxed.{s}", load=f"relaxed.{s}", then=then),
             place(where, 2),
+            gap=OBSERVATION,
         )
         suite.add(
             f"acquired-{then[:2].lower()}-{where}",
@@ -181,7 +203,7 @@ P(1) {
   ST(relaxed.gpu, f, 1)
 }
 """
-suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r")
+suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r", gap=OBSERVATION)
 WRC = """
 P(0) {
   ST(relaxed.gpu, x, 1)  // @w
@@ -202,6 +224,7 @@ for signal, wait in itertools.product(("release", "relaxed"), ("acquire", "relax
         fill(WRC, signal=f"{signal}.gpu", wait=f"{wait}.gpu"),
         place("gpu", 3),
         races="" if good else "w~r",
+        gap=OBSERVATION if good else None,
     )
 
 # ISA2: order passes through a third thread ----------------------------------------------------------------------------

@@ -63,7 +63,12 @@ suite.add(
     top=HELPERS,
     gap="strong accesses of different sizes are taken for morally strong",
 )
-suite.add("strong-vector-and-its-words", fill(MIXED, one="RELAXED4x32(b)", two="LD(relaxed.gpu, x + 2)"), place("gpu", 2), top=HELPERS)
+suite.add(
+    "strong-vector-and-its-words",
+    fill(MIXED, one="RELAXED4x32(b)", two="LD(relaxed.gpu, x + 2)"),
+    place("gpu", 2),
+    top=HELPERS,
+)
 suite.add("strong-bytes", fill(MIXED, one="RELAXED8(b)", two="RELAXED8(b)"), place("gpu", 2), top=HELPERS)
 
 # Bytes of one word by several threads -----------------------------------------------------------------------------------
@@ -132,7 +137,11 @@ if ($writer) {
 BLOCKS = {"index": "blockIdx.x", "reader": "T(0) && t < 5", "writer": "T(0) && t == 5", "count": "5"}
 LANES = {"index": "threadIdx.x", "reader": "blockIdx.x == 0", "writer": "blockIdx.x == 1 && t == 3", "count": "64"}
 SAME = {"index": "threadIdx.x", "reader": "t < 64", "writer": "t == 64", "count": "64"}
-KINDS = {"blocks": (BLOCKS, grid(6, 32), (0, 1, 2, 3, 4)), "threads": (LANES, grid(2, 64), (0, 1, 31, 32, 63)), "one-block": (SAME, grid(1, 96), (0, 1, 31, 32, 63))}
+KINDS = {
+    "blocks": (BLOCKS, grid(6, 32), (0, 1, 2, 3, 4)),
+    "threads": (LANES, grid(2, 64), (0, 1, 31, 32, 63)),
+    "one-block": (SAME, grid(1, 96), (0, 1, 31, 32, 63)),
+}
 for kind, (parts, drive, positions) in KINDS.items():
     suite.add(f"readers-{kind}-then-a-writer", fill(READERS, **parts, all="true"), drive, values=(999, 999))
     for position in positions:
@@ -225,8 +234,14 @@ P(2) {
 """
 suite.add("behind-both-writers", fill(TWO, second="release.gpu", also="LD(acquire.gpu, g)"), place("gpu", 3))
 suite.add("behind-the-first-writer-only", fill(TWO, second="release.gpu", also=""), place("gpu", 3), races="w1~r")
-suite.add("behind-a-silent-writer", fill(TWO, second="relaxed.gpu", also="LD(acquire.gpu, g)"), place("gpu", 3), races="w1~r")
-suite.add("devices-beside-each-other", fill(TWO, second="release.gpu", also="LD(acquire.gpu, g)").replace(".gpu", ".sys"), together(At(), At(device=1), At(block=1)))
+suite.add(
+    "behind-a-silent-writer", fill(TWO, second="relaxed.gpu", also="LD(acquire.gpu, g)"), place("gpu", 3), races="w1~r"
+)
+suite.add(
+    "devices-beside-each-other",
+    fill(TWO, second="release.gpu", also="LD(acquire.gpu, g)").replace(".gpu", ".sys"),
+    together(At(), At(device=1), At(block=1)),
+)
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
