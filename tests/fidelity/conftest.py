@@ -28,6 +28,6 @@ def recorded() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
 
 @pytest.fixture
 def device() -> Iterator[df.Device]:
-    """The device of a fresh emulated machine."""
-    with emu.Machine(devices=1) as machine:
+    """The device of a fresh emulated machine; few multiprocessors, on which no result depends, make grids small."""
+    with emu.Machine(devices=1, sm_count=8) as machine:
         yield df.device(0, driver=machine)

@@ -162,7 +162,8 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
 
     yield Case(name + " forward", forward)
     yield Case(name + " backward", backward)
-    yield Case(name.replace("rmsnorm", "division"), division)
+    if columns % 16 == 0:  # another takes long to compile
+        yield Case(name.replace("rmsnorm", "division"), division)
 
 
 def cases() -> Iterator[Case]:

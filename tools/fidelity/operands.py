@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,9 +96,7 @@ def _unique(values: list[int], bits: int) -> Words:
 
 
 def _number(f: Format, value: float) -> int:
-    """Bits of a positive power-of-two multiple that the format holds exactly, or of the nearest below."""
-    import math
-
+    """Bits of a positive number, or of the nearest below it that the format has."""
     mantissa, exponent = math.frexp(value)
     e = exponent - 1 + f.bias
     if e >= f.top:

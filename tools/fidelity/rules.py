@@ -39,8 +39,8 @@ def _lanes(bits: np.ndarray, kind: str) -> list[tuple[np.ndarray, str]]:
     return [(bits & np.uint32(0xFFFF), PAIRS[kind]), (bits >> half, PAIRS[kind])]
 
 
-def _bounded(allowed: Callable[[np.ndarray, np.ndarray, np.dtype, str], np.ndarray]) -> Compare:
-    """Rows whose results differ by more than `allowed(emulated, first operand)`.
+def _bounded(allowed: Callable[[np.ndarray, np.ndarray, str], np.ndarray]) -> Compare:
+    """Rows whose results differ by more than `allowed(emulated, first operand, format)`.
 
     NaN and infinities must be the same on both sides.
     """
@@ -52,7 +52,7 @@ def _bounded(allowed: Callable[[np.ndarray, np.ndarray, np.dtype, str], np.ndarr
         ):
             e, g, s = _real(a, k), _real(b, k), _real(x, k)
             with np.errstate(invalid="ignore", over="ignore"):
-                far = ~(np.abs(e - g) <= allowed(e, s, a.dtype, k))
+                far = ~(np.abs(e - g) <= allowed(e, s, k))
             nan = np.isnan(e) | np.isnan(g)
             far = np.where(nan, np.isnan(e) != np.isnan(g), far)
             far |= np.isinf(e) & (e != g)
@@ -71,16 +71,16 @@ def _unit(value: np.ndarray, kind: str) -> np.ndarray:
 
 
 def ulps(count: float) -> Compare:
-    return _bounded(lambda e, x, t, k: count * _unit(e, k))
+    return _bounded(lambda e, x, k: count * _unit(e, k))
 
 
 def relative(bound: float) -> Compare:
-    return _bounded(lambda e, x, t, k: bound * np.abs(e) + 0.5 * _unit(e, k))
+    return _bounded(lambda e, x, k: bound * np.abs(e) + 0.5 * _unit(e, k))
 
 
 def absolute(bound: float, limit: float = np.inf) -> Compare:
     """`limit`: no bound is stated for greater operands."""
-    return _bounded(lambda e, x, t, k: np.where(np.abs(x) <= limit, bound + 0.5 * _unit(e, k), np.inf))
+    return _bounded(lambda e, x, k: np.where(np.abs(x) <= limit, bound + 0.5 * _unit(e, k), np.inf))
 
 
 def _any_nan(emulated: np.ndarray, gpu: np.ndarray, sources: tuple[Words, ...], kind: str) -> np.ndarray:
@@ -91,24 +91,26 @@ def is_nan64(bits: np.ndarray) -> np.ndarray:
     return bits & np.uint64((1 << 63) - 1) > np.uint64(0x7FF << 52)
 
 
+_LOG2 = _bounded(lambda e, x, k: 2**-22 * np.maximum(np.abs(e), 1.0))
+_EXP2 = _bounded(lambda e, x, k: 2**-22 * np.abs(e) + _unit(e, k))  # a subnormal result is not rounded to nearest
+
+# The emulated driver rounds the exact value of an approximate function; what an H200 gives was measured.
 RULES = {
-    "exact": Rule("bit-equal", "PTX defines every bit"),
-    "nan": Rule("bit-equal, any NaN", "PTX leaves the payload and sign of an fp64 NaN open", _any_nan),
-    "div.approx": Rule("2 ulp", "an approximation", ulps(2)),
-    "div.full": Rule("2 ulp", "an approximation", ulps(2)),
-    "rcp.approx": Rule("1 ulp", "an approximation", ulps(1)),
-    "sqrt.approx": Rule("2^-23 relative", "an approximation", relative(2**-23)),
-    "rsqrt.approx": Rule("2^-22.4 relative", "an approximation", relative(2**-22.4)),
-    "ex2.approx": Rule("2^-22 relative", "an approximation", relative(2**-22)),
-    "lg2.approx": Rule("2^-22", "an approximation", _bounded(lambda e, x, t, k: 2**-22 * np.maximum(np.abs(e), 1.0))),
-    "sin.approx": Rule("2^-20.5 to 2 pi", "an approximation", absolute(2**-20.5, 2 * np.pi)),
-    "cos.approx": Rule("2^-20.5 to 2 pi", "an approximation", absolute(2**-20.5, 2 * np.pi)),
-    "tanh.approx": Rule("2^-11 relative", "an approximation", relative(2**-11)),
-    "ex2.half": Rule("2^-9.9 relative (bf16: 2^-7) and 1 ulp", "an approximation",
-                     _bounded(lambda e, x, t, k: (2**-9.9 if k == "f16" else 2**-7) * np.abs(e) + _unit(e, k))),
-    "tanh.half": Rule("2^-10.987 (bf16: 2^-8)", "an approximation",
-                      _bounded(lambda e, x, t, k: (2**-10.987 if k == "f16" else 2**-8) + 0.5 * _unit(e, k))),
+    "exact": Rule("bit-equal", "PTX or the device defines every bit"),
+    "nan": Rule("bit-equal, any NaN", "which payload and sign an fp64 NaN has depends on the operation", _any_nan),
+    "div.approx": Rule("2 ulp", "a product with an approximate reciprocal; measured 2", ulps(2)),
+    "div.full": Rule("2 ulp", "a product with an approximate reciprocal; measured 2", ulps(2)),
+    "rcp.approx": Rule("1 ulp", "an approximation; measured 1", ulps(1)),
+    "sqrt.approx": Rule("1 ulp", "an approximation; measured 1", ulps(1)),
+    "rsqrt.approx": Rule("1 ulp", "an approximation; measured 1", ulps(1)),
+    "ex2.approx": Rule("2^-22 relative and 1 ulp", "an approximation; measured 2 ulp", _EXP2),
+    "lg2.approx": Rule("2^-22, relative above 1", "an approximation; near 1 its relative error is great", _LOG2),
+    "sin.approx": Rule("2^-20.5 up to 2 pi", "an approximation; measured 2^-20.7", absolute(2**-20.5, 2 * np.pi)),
+    "cos.approx": Rule("2^-20.5 up to 2 pi", "an approximation; measured 2^-21", absolute(2**-20.5, 2 * np.pi)),
+    "tanh.approx": Rule("2^-11 relative", "an approximation; measured 2^-16.6", relative(2**-11)),
+    "ex2.half": Rule("2 ulp", "an approximation; measured 1", ulps(2)),
+    "tanh.half": Rule("2 ulp", "an approximation; measured 1", ulps(2)),
     "rstd": Rule("2 ulp", "the reciprocal of a root, both approximations", ulps(2)),
-    "gross": Rule("2^-20 relative", "PTX promises 20 bits", relative(2**-20)),
-    "rsqrt.approx.f64": Rule("2^-20 relative", "an approximation", relative(2**-20)),
-}  # fmt: skip
+    "gross": Rule("2^-20 relative", "20 bits of the result are right", relative(2**-20)),
+    "rsqrt.approx.f64": Rule("1 ulp", "an approximation; measured 1", ulps(1)),
+}
