@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,20 @@ def test_a_form_that_changed_is_stale_and_one_that_differs_shows_its_operands(tm
     assert found.status == "differs" and not found.fine
     assert f"{int(x[100]):#010x}, {int(y[100]):#010x}" in found.detail[1]
     assert found.detail[1].endswith(f"GPU {int(right[100]):#010x}")
+
+
+def test_the_command_prints_what_differs_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "tools" / "fidelity.py"
+    spec = importlib.util.spec_from_file_location("fidelity_command", path)
+    assert spec is not None and spec.loader is not None
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+    fine = [verdict.Verdict("add.s32", "equal"), verdict.Verdict("sin.approx.f32", "within bound", ("3 differ",))]
+    assert command.show(fine) == 0
+    assert command.show([*fine, verdict.Verdict("sub.s32", "differs", ("row 7: (0x1, 0x2) gives 0x3, GPU 0x4",))]) == 1
+    out = capsys.readouterr().out
+    assert "differs: sub.s32\n    row 7: (0x1, 0x2) gives 0x3, GPU 0x4" in out
+    assert out.splitlines()[-1].split() == ["all", "1", "1", "1", "0"]
 
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"exact", "nan"}))

@@ -12,6 +12,8 @@ from fidelity.batch import Batch, batches, form_digest  # noqa: E402
 from drvfuse.emu import codegen  # noqa: E402, F401  (registers the opcodes)
 from drvfuse.emu.codegen_opcode import HANDLERS  # noqa: E402
 
+pytestmark = pytest.mark.emu
+
 
 @pytest.mark.parametrize("batch", batches(), ids=lambda b: b.name.replace(" ", "-"))
 def test_forms_give_what_the_gpu_gave(device, recorded, batch: Batch) -> None:

@@ -12,6 +12,8 @@ import drvfuse as df  # noqa: E402
 
 CASES = tuple(collectives.cases())
 
+pytestmark = pytest.mark.emu
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 def test_a_kernel_gives_what_the_gpu_gave(device, recorded, case: collectives.Case) -> None:
