@@ -120,6 +120,7 @@ def torch_times(rows: int, columns: int, hosts: tuple[np.ndarray, ...], sets: in
     """Microseconds of torch.compile's forward (global maximum, qy, qy_t) and backward of the same operator."""
     import torch
 
+    torch._dynamo.reset()  # else it gives up compiling after a few shapes
     x, s, w, g = (
         torch.from_numpy(h.view(np.uint8 if h.dtype.itemsize == 1 else np.int16).copy()).cuda() for h in hosts
     )

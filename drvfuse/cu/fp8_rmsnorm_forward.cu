@@ -35,7 +35,7 @@ constexpr bool OWN = DRVFUSE_OWN;             // a block quantises the rows that
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TEAMS = WARPS / WARPS_A_ROW;
-constexpr int SLOTS = 8 / WARPS_A_ROW;
+constexpr int SLOTS = DRVFUSE_SLOTS;  // packs of a row that a lane has in flight: 8 / WARPS_A_ROW, fewer for short rows
 constexpr int SEGMENT = 32 * PACK;
 constexpr int BLOCK_ROWS = OWN ? ROW_LANES * TR : TEAMS;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
@@ -103,7 +103,11 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
 #pragma unroll
         for (int j = 0; j < 4; ++j) batch.word[i][j] = 0;
         if (row < p.rows && at < p.columns) {
-            load_bytes<PACK>(batch.word[i], p.x + row * p.x_stride + at, p.columns - at, ALIGNED);
+            if constexpr (ALIGNED) {
+                stream_pack(batch.word[i], p.x + row * p.x_stride + at);
+            } else {
+                load_bytes<PACK>(batch.word[i], p.x + row * p.x_stride + at, p.columns - at, false);
+            }
             batch.scale[i] = p.scales[row * p.scale_stride + at / QB].bits;
         }
     }
@@ -142,18 +146,20 @@ constexpr u32 NAN_BITS = 0x7fffffff;
 
 // The largest |y| of one pack into `best`; true if it has a y that is a number. The pack is this lane's own: it is taken
 // from the shared memory at `kept` where that is not null.
-__device__ __forceinline__ bool evaluate(const ForwardParams& p, i64 row, int at, const u8* kept, float rstd,
-                                         float& best) {
+__device__ __forceinline__ bool evaluate(const ForwardParams& p, i64 row, int at, const u8* kept,
+                                         const bf16* kept_scales, const Weight* weight, float rstd, float& best) {
     const int valid = p.columns - at;
     u32 word[4];
+    float scale;
     if (kept != nullptr) {
         load_bytes<PACK>(word, kept + at, PACK, true);
+        scale = kept_scales[at / QB];
     } else {
         load_bytes<PACK>(word, p.x + row * p.x_stride + at, valid, ALIGNED);
+        scale = p.scales[row * p.scale_stride + at / QB];
     }
-    const float scale = p.scales[row * p.scale_stride + at / QB];
     float w[PACK];
-    load_weights<Weight, PACK>(w, p.weight + at, valid, ALIGNED);
+    load_weights<Weight, PACK>(w, weight + at, PACK, true);
     bool number = false;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -173,9 +179,11 @@ __device__ __forceinline__ bool evaluate(const ForwardParams& p, i64 row, int at
 
 // Raise `found`, the block's largest |y| as bits, by this warp's packs of a row: those whose bound exceeds it are
 // evaluated, the lane with the largest bound first, as what it finds rules most others out. `limits[i]` is the largest
-// bound, without rstd, of the lane's packs in slot i. Returns whether any y is a number.
+// bound, without rstd, of the lane's packs in slot i; `column` is that of its pack of slot 0. Returns whether any y is a
+// number.
 __device__ __forceinline__ bool raise_maximum(const ForwardParams& p, u32* found, i64 row, int column, const u8* kept,
-                                              float rstd, const float (&limits)[SLOTS]) {
+                                              const bf16* kept_scales, const Weight* weight, float rstd,
+                                              const float (&limits)[SLOTS]) {
     const int lane = threadIdx.x % 32;
     u32 best = *(volatile u32*)found;  // magnitudes as bits: ordered like the numbers, and NaN above all
     u32 done = 0;                      // slots evaluated, or without packs
@@ -199,7 +207,7 @@ __device__ __forceinline__ bool raise_maximum(const ForwardParams& p, u32* found
         if (slot >= 0 && (!first || top == leader)) {
             float more = __uint_as_float(best);
             for (int at = column + slot * WARPS_A_ROW * SEGMENT; at < p.columns; at += 8 * SEGMENT) {
-                number |= evaluate(p, row, at, kept, rstd, more);
+                number |= evaluate(p, row, at, kept, kept_scales, weight, rstd, more);
             }
             best = __float_as_uint(more);
             done |= 1u << slot;
@@ -218,8 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / WARPS_A_ROW, member = warp % WARPS_A_ROW;
     const int packs = (p.columns + PACK - 1) / PACK;
-    float* bounds = reinterpret_cast<float*>(dynamic);  // largest |w| of each pack
-    u8* kept = dynamic + (packs * 4 + 15) / 16 * 16;
+    float* bounds = reinterpret_cast<float*>(dynamic);                                   // largest |w| of each pack
+    Weight* weight = reinterpret_cast<Weight*>(dynamic + (packs * 4 + 15) / 16 * 16);  // w, ended with zeros
+    u8* kept = reinterpret_cast<u8*>(weight + packs * PACK);
     bf16* kept_scales = reinterpret_cast<bf16*>(kept + i64(p.resident_rows) * packs * PACK);
     const Rows rows{p, kept, kept_scales, packs * PACK, (packs * PACK / QB + 8) / 8 * 8};
 
@@ -239,6 +248,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
 #pragma unroll
         for (int i = 1; i < PACK; ++i) most = fmaxf(most, fabsf(w[i]));
         bounds[pack] = most;
+        Pack<Weight, PACK> raw;
+#pragma unroll
+        for (int i = 0; i < raw.words; ++i) raw.word[i] = Word<Weight>::pack(w + i * Word<Weight>::per_word);  // exact
+#pragma unroll
+        for (int i = 0; i < raw.words; i += 4) {
+            *reinterpret_cast<uint4*>(reinterpret_cast<u32*>(weight + pack * PACK) + i) =
+                make_uint4(raw.word[i], raw.word[i + 1], raw.word[i + 2], raw.word[i + 3]);
+        }
     }
     __syncthreads();
 
@@ -265,30 +282,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
 #pragma unroll
                 for (int i = 0; i < SLOTS; ++i) {
                     const int at = column + start + i * WARPS_A_ROW * SEGMENT;
-                    if (at < p.columns) {
-                        const float scale = bf16{batch.scale[i]};
-                        float squares = 0.0f;
-                        u32 most = 0;
+                    const float scale = bf16{batch.scale[i]};  // a pack that does not exist is all zeros
+                    float squares = 0.0f;
+                    u32 most = 0;
 #pragma unroll
-                        for (int j = 0; j < 4; ++j) {
-                            u32 low, high;
-                            fp8_halves<X>(batch.word[i][j], low, high);
-                            most = max_magnitudes(most, max_magnitudes(low, high));
-                            float v[4];
-                            half_pair(low, v);
-                            half_pair(high, v + 2);
+                    for (int j = 0; j < 4; ++j) {
+                        u32 low, high;
+                        fp8_halves<X>(batch.word[i][j], low, high);
+                        most = max_magnitudes(most, max_magnitudes(low, high));
+                        float v[4];
+                        half_pair(low, v);
+                        half_pair(high, v + 2);
 #pragma unroll
-                            for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);
-                        }
-                        sums[i] = __fadd_rn(sums[i], __fmul_rn(__fmul_rn(squares, scale), scale));
-                        const float top = __fmul_rn(fmaxf(low_half(most), low_half(most >> 16)), fabsf(scale));
-                        const float limit = __fmul_rn(top, bounds[at / PACK]);
-                        limits[i] = limit <= limits[i] ? limits[i] : limit;  // a NaN stays
-                        if (keep) {
-                            *reinterpret_cast<uint4*>(rows.kept + i64(local) * rows.pitch + at) = make_uint4(
-                                batch.word[i][0], batch.word[i][1], batch.word[i][2], batch.word[i][3]);
-                            if (at % QB == 0) kept_scales[local * rows.scale_pitch + at / QB].bits = batch.scale[i];
-                        }
+                        for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);
+                    }
+                    sums[i] = __fadd_rn(sums[i], __fmul_rn(__fmul_rn(squares, scale), scale));
+                    const float top = __fmul_rn(fmaxf(low_half(most), low_half(most >> 16)), fabsf(scale));
+                    const float limit = __fmul_rn(top, bounds[min(at / PACK, packs - 1)]);
+                    if (at < p.columns) limits[i] = limit <= limits[i] ? limits[i] : limit;  // a NaN stays
+                    if (keep && at < p.columns) {
+                        *reinterpret_cast<uint4*>(rows.kept + i64(local) * rows.pitch + at) =
+                            make_uint4(batch.word[i][0], batch.word[i][1], batch.word[i][2], batch.word[i][3]);
+                        if (at % QB == 0) kept_scales[local * rows.scale_pitch + at / QB].bits = batch.scale[i];
                     }
                 }
                 batch = next;
@@ -296,7 +311,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             float eight[8];
             if constexpr (WARPS_A_ROW == 1) {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) eight[i] = i * SEGMENT < p.columns ? warp_sum(sums[i]) : 0.0f;
+                for (int i = 0; i < 8; ++i) eight[i] = i < SLOTS ? sums[i < SLOTS ? i : 0] : 0.0f;
+#pragma unroll
+                for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+                    for (int i = 0; i < SLOTS; ++i) {
+                        eight[i] = __fadd_rn(eight[i], __shfl_xor_sync(0xffffffffu, eight[i], mask));
+                    }
+                }
             } else {
                 float sum = warp_sum(sums[0]);
                 __syncthreads();
@@ -310,7 +332,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             const float rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
             if (row < p.rows && lane == 0 && member == 0) p.rstd[row] = rstd;
             const u8* own = keep ? rows.kept + i64(local) * rows.pitch : nullptr;
-            const bool number = row >= p.rows || raise_maximum(p, &found, row, column, own, rstd, limits);
+            const bf16* own_scales = kept_scales + local * rows.scale_pitch;
+            __syncwarp();  // a scale may have been kept by another lane
+            const bool number =
+                row >= p.rows || raise_maximum(p, &found, row, column, own, own_scales, weight, rstd, limits);
             if constexpr (WARPS_A_ROW == 1) {
                 if (!number && lane == 0) atomicMax(&found, NAN_BITS);
             } else {
@@ -352,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         if (at >= p.columns || row0 >= p.rows) continue;
         const int valid = p.columns - at;
         float w[TC];
-        load_weights<Weight, TC>(w, p.weight + at, valid, ALIGNED);
+        load_weights<Weight, TC>(w, weight + at, TC, true);
         float rstd[TR];
 #pragma unroll
         for (int r = 0; r < TR; ++r) rstd[r] = row0 + r < p.rows ? p.rstd[row0 + r] : 0.0f;

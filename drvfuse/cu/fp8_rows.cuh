@@ -65,6 +65,13 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
     }
 }
 
+// 16 bytes that are read once: they do not displace what L1 holds. Volatile, so that it stays behind the wait for PDL.
+__device__ __forceinline__ void stream_pack(u32 (&word)[4], const u8* address) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(address));
+}
+
 template <int W>
 __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4], int valid, bool aligned) {
     if (aligned) {

@@ -20,7 +20,7 @@ from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
 from .options import PDLLevel, pdl_level, real
 
-MAX_FORWARD_COLUMNS = 65536
+MAX_FORWARD_COLUMNS = 32768
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
 COAT_WARPS = 8
@@ -110,7 +110,7 @@ def fp8_rmsnorm_forward(
     plan = _ForwardPlan(device, count, columns, QB, aligned)
     spec = plan.specialise(xs, weight, _run(plan.tile_rows, batch_rows, qy_t.ptr))
     kernel = call.load(device, spec)
-    resident, smem = plan.residency(kernel.attributes(device).shared_bytes)
+    resident, smem = plan.residency(kernel.attributes(device).shared_bytes, weight.dtype.itemsize)
     parameters = ForwardParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -280,7 +280,9 @@ class _ForwardPlan:
         else:
             self.warps_a_row = 8 if rows < 16 * multiprocessors else 1
             self.tile_rows, self.tile_columns, self.row_lanes = 4, 8, 8
-            tiles = -(-rows // 32) * -(-columns // 32)
+            if 2 < rows <= multiprocessors:
+                self.warps, self.tile_columns = 8, 4  # a block a row, and small tiles: latency counts
+            tiles = _ceil_div(rows, 32) * _ceil_div(columns, 4 * self.tile_columns)
             teams = self.warps // self.warps_a_row
             blocks = -(-rows // teams)
             self.grid = max(1, min(multiprocessors, max(blocks, -(-tiles // self.warps) if blocks > 1 else 1)))
@@ -296,6 +298,7 @@ class _ForwardPlan:
                 *_types(x, weight, self.QB, self.aligned),
                 ("DRVFUSE_WARPS", self.warps),
                 ("DRVFUSE_WARPS_A_ROW", self.warps_a_row),
+                ("DRVFUSE_SLOTS", min(8 // self.warps_a_row, _ceil_div(self.columns, 512))),
                 ("DRVFUSE_TILE_ROWS", self.tile_rows),
                 ("DRVFUSE_TILE_COLUMNS", self.tile_columns),
                 ("DRVFUSE_ROW_LANES", self.row_lanes),
@@ -304,10 +307,10 @@ class _ForwardPlan:
             ),
         )
 
-    def residency(self, static_bytes: int) -> tuple[int, int]:
+    def residency(self, static_bytes: int, weight_bytes: int) -> tuple[int, int]:
         """(rows of a block that stay in shared memory, dynamic shared memory)."""
         packs = -(-self.columns // 16)
-        base = -(-packs * 4 // 16) * 16
+        base = _ceil_div(packs * 4, 16) * 16 + packs * 16 * weight_bytes
         if not self.own:
             return 0, base
         row = packs * 16 + 2 * ((packs * 16 // self.QB + 8) // 8 * 8)

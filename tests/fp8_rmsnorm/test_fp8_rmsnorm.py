@@ -46,8 +46,8 @@ def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monke
     values = case(rng, ((12 * device.sm_count + 31) // 16 * 16, 640))
     x, s_x, w, _ = place(device, values)
 
-    def few(self, static_bytes):
-        resident, smem = whole(self, static_bytes)
+    def few(self, *arguments):
+        resident, smem = whole(self, *arguments)
         fewer = max(0, resident - 7)
         return fewer, smem
 
