@@ -10,8 +10,10 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
+from ..errors import DrvfuseError
 from .cases import CASES
 from .mutants import MUTANTS, Verdict, hunt
 from .run import Finding, explore
@@ -63,7 +65,10 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """Results in the order of their ends; with one job, in this process. Closing the iterator ends all processes."""
+    """Results in the order of their ends; with one job, in this process. Closing the iterator ends all processes.
+
+    Raises DrvfuseError if a process of the pool is killed.
+    """
     if jobs == 1:
         yield from map(perform, todo)
         return
@@ -75,10 +80,12 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
             futures = [pool.submit(perform, task) for task in todo]
         for future in as_completed(futures):
             yield future.result()
-    except BaseException:
+    except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - others:
             process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise DrvfuseError("one of its processes was killed, or crashed; --jobs 1 does without others") from None
         raise
     pool.shutdown()
 

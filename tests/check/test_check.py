@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +132,18 @@ def test_interrupt_ends_it_at_once():
     output, errors = process.communicate(timeout=20)  # both pipes are closed: its own processes have ended too
     assert process.returncode == 130
     assert output == "" and errors == "drvfuse check: interrupted\n"
+
+
+def test_a_killed_process_ends_it_with_a_message_and_status_2():
+    command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "fused-*", "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (found := children.read_text().split()):
+        time.sleep(0.05)
+    os.kill(int(found[-1]), signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert output == "" and "was killed" in errors and "Traceback" not in errors
 
 
 def test_an_edit_that_does_not_fit_is_refused():
