@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's code and commands work as written."""
+"""The code and commands of the README, and of the page on checking, work as written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
@@ -27,6 +28,24 @@ def test_python_blocks_run(tmp_path: Path) -> None:
         script.write_text(block)
         result = run(str(script))
         assert result.returncode == 0, result.stderr
+
+
+def plain(text: str) -> str:
+    """Output without what differs between machines and runs: folders and addresses."""
+    return re.sub(r"0x[0-9a-f]{5,}", "0x...", re.sub(r"/\S*/source\.cu", "source.cu", text)).strip()
+
+
+@pytest.mark.emu
+def test_the_page_on_checking_shows_what_its_code_prints(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "checking.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
+    assert sum(bool(shown) for _, shown in blocks) >= 4
+    script = tmp_path / "checking.py"
+    script.write_text("\nprint(chr(0))\n".join(code for code, _ in blocks))
+    result = run(str(script))
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.split("\0\n")
+    assert [plain(text) for text in printed] == [plain(shown) for _, shown in blocks]
 
 
 @pytest.mark.emu

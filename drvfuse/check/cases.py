@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from . import fp8
 from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -19,5 +20,6 @@ CASES: dict[str, Case] = {
     "fused-one_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="one_stage"),
     "fused-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage"),
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
+    "fp8-rmsnorm": fp8.steps,
     "mixed": mixed,
 }

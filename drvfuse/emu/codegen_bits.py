@@ -136,8 +136,12 @@ def count(op: Opcode) -> Action:
     return Action(emit)
 
 
-def _byte(g: Emitter, operand: Any) -> str:
-    return g.op(f"and i32 {g.word(operand, 32)}, 255")
+def _position(g: Emitter, operand: Any, n: int) -> str:
+    """A field's start or length, at most n. Values above 255 are outside what PTX allows: here as on devices."""
+    x = g.word(operand, 32)
+    if n == 32:
+        x = g.op(f"and i32 {x}, 255")
+    return g.intrinsic("llvm.umin", "i32", x, str(n))
 
 
 @opcode("bfe")
@@ -150,8 +154,7 @@ def bfe(op: Opcode) -> Action:
         # In 128 bits, the sign fills what is above the operand; a field past its end reads that.
         wide = "i128"
         x = g.op(f"{'sext' if sign else 'zext'} i{n} {g.word(a, n)} to {wide}")
-        start = g.intrinsic("llvm.umin", "i32", _byte(g, b), str(n))
-        length = g.intrinsic("llvm.umin", "i32", _byte(g, c), str(n))
+        start, length = _position(g, b, n), _position(g, c, n)
         x = g.op(f"{'ashr' if sign else 'lshr'} {wide} {x}, {g.op(f'zext i32 {start} to {wide}')}")
         up = g.op(f"zext i32 {g.op(f'sub i32 127, {length}')} to {wide}")
         x = g.op(f"shl {wide} {g.op(f'shl {wide} {x}, 1')}, {up}")
@@ -171,8 +174,7 @@ def bfi(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c, e = ins.operands
         wide = f"i{2 * n}"
-        start = g.op(f"zext i32 {g.intrinsic('llvm.umin', 'i32', _byte(g, c), str(n))} to {wide}")
-        length = g.op(f"zext i32 {g.intrinsic('llvm.umin', 'i32', _byte(g, e), str(n))} to {wide}")
+        start, length = (g.op(f"zext i32 {_position(g, o, n)} to {wide}") for o in (c, e))
         ones = g.op(f"sub {wide} {g.op(f'shl {wide} 1, {length}')}, 1")
         mask = g.op(f"trunc {wide} {g.op(f'shl {wide} {ones}, {start}')} to i{n}")
         field = g.op(f"shl {wide} {g.op(f'zext i{n} {g.word(a, n)} to {wide}')}, {start}")

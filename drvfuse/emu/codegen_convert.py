@@ -8,6 +8,7 @@ from typing import Any
 from drvfuse.emu import codegen_float as real
 from drvfuse.emu.codegen_emitter import Emitter
 from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, is_signed, opcode, width
+from drvfuse.emu.floats import FORMATS
 from drvfuse.emu.ptx import TYPE_BYTES, Instruction
 
 _FLOATS = ("f16", "bf16", "f32", "f64", "tf32")
@@ -146,7 +147,7 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         kind, x = _source(g, a, source)
-        if ftz and source == "f32":
+        if ftz and source == "f32" and target != "f16":  # devices do not flush on the way to fp16
             x = real.flush(g, x)
         if mode in _TO_INTEGER:
             x = g.intrinsic(_TO_INTEGER[mode], _LL[kind], x)
@@ -154,8 +155,13 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
             x = real.saturate(g, x, _LL[kind])
         if target in ("f16", "bf16", "tf32"):
             bits = _round(g, kind, x, target, mode if mode not in (*_TO_INTEGER, "none") else "rn", satfinite)
+            if source == "f64":
+                bits = _keep_payload(g, target, x, bits)
             if target == "tf32":
                 bits = g.op(f"shl i32 {g.op(f'zext i19 {bits} to i32')}, 13")
+                if mode == "rna":  # of a NaN the low bits are dropped, even if it becomes an infinity
+                    nan = g.op(f"fcmp uno float {x}, 0.0")
+                    bits = g.op(f"select i1 {nan}, i32 {g.op(f'and i32 {real.bits_of(g, x)}, -8192')}, i32 {bits}")
                 if relu:
                     bits = g.op(f"select i1 {g.op(f'icmp slt i32 {bits}, 0')}, i32 0, i32 {bits}")
                 g.set_int(d, bits, 32)
@@ -167,13 +173,25 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
         elif target == "f64":
             g.set_real(d, real.to_double(g, x), "f64")
         else:  # fp64 -> fp32
-            if mode in ("rn", "rni", "rzi", "rmi", "rpi"):
-                x = real.to_float(g, x)
-            else:
-                x = g.op(f"bitcast i32 {_round(g, 'f64', x, 'f32', mode)} to float")
-            g.set_real(d, real.flush(g, x) if ftz else x, "f32")
+            direction = "rn" if mode in _TO_INTEGER else mode
+            rounded = _keep_payload(g, "f32", x, _round(g, "f64", x, "f32", direction))
+            if ftz:
+                rounded = real.flush_tiny(g, "f32", direction, rounded, real.bits_of(g, x, "f64"), "f64")
+            g.set_int(d, rounded, 32)
 
     return Action(emit)
+
+
+def _keep_payload(g: Emitter, target: str, x: str, rounded: str) -> str:
+    """Bits of a rounded double; a NaN keeps its sign and the high bits of its payload, and is quiet, as on devices."""
+    f, bits = FORMATS[target], real.bits_of(g, x, "f64")
+    payload = g.op(f"lshr i64 {bits}, {FORMATS['f64'].mantissa - f.mantissa}")
+    payload = g.op(f"and i64 {payload}, {(1 << f.mantissa) - 1}")
+    sign = g.op(f"and i64 {g.op(f'lshr i64 {bits}, {64 - f.width}')}, {1 << (f.width - 1)}")
+    nan = g.op(f"or i64 {g.op(f'or i64 {payload}, {sign}')}, {f.infinity | 1 << (f.mantissa - 1)}")
+    is_nan = g.op(f"fcmp uno double {x}, 0.0")
+    n = f.width
+    return g.op(f"select i1 {is_nan}, i{n} {g.op(f'trunc i64 {nan} to i{n}')}, i{n} {rounded}")
 
 
 def _pairs(op: Opcode) -> Action:

@@ -46,6 +46,29 @@ def flush(g: Emitter, x: str) -> str:
     return g.call(g.helpers.flush("f32"), "float", f"float {x}")
 
 
+def flush64(g: Emitter, x: str) -> str:
+    """An operand or result of an fp64 approximation: subnormals flushed, the low word dropped."""
+    bits = g.call(g.helpers.flush("f64"), "i64", f"i64 {bits_of(g, x, 'f64')}")
+    bits = g.op(f"and i64 {bits}, {-1 << 32}")
+    return g.op(f"bitcast i64 {bits} to double")
+
+
+def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, source: str) -> str:
+    """`.ftz` of a result, as on devices: it is flushed if it is below the least normal number once rounded to that many
+    bits with no bound on the exponent. `result` is bits of `kind`, `unrounded` bits of `source`.
+    """
+    n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
+    magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
+    least = (1 - f.bias + s.bias) << s.mantissa
+    unit = 1 << s.mantissa - f.mantissa  # of a number just below it
+    limit = str(least - unit // 2 if mode == "rn" else least)
+    if mode in ("rm", "rp"):
+        away = g.op(f"icmp {'slt' if mode == 'rm' else 'sge'} i{m} {unrounded}, 0")
+        limit = g.op(f"select i1 {away}, i{m} {least - unit + 1}, i{m} {least}")
+    tiny = g.op(f"icmp ult i{m} {magnitude}, {limit}")
+    return g.op(f"select i1 {tiny}, i{n} {g.op(f'and i{n} {result}, {-(1 << (n - 1))}')}, i{n} {result}")
+
+
 def saturate(g: Emitter, x: str, ll: str = "float") -> str:
     """Clamp to [0, 1]; NaN gives +0."""
     x = g.op(f"select i1 {g.op(f'fcmp ogt {ll} {x}, 0.0')}, {ll} {x}, {ll} 0.0")
@@ -67,8 +90,8 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
     return g.op(f"select i1 {g.op(f'fcmp uno {ll} {y}, 0.0')}, {ll} {x}, {ll} {r}")
 
 
-def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation rounded by rz, rm or rp, exactly: in double rounded to odd, then once more."""
+def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
+    """An fp32 operation in double, rounded to odd, which any later rounding turns into the right result."""
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")
     if verb in ("add", "sub", "fma", "mad"):
@@ -76,16 +99,19 @@ def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
             d[1] = g.op(f"fneg double {d[1]}")
         if len(d) == 3:
             d = [g.op(f"fmul double {d[0]}, {d[1]}"), d[2]]
-        odd = g.call(add, "i64", f"double {d[0]}", f"double {d[1]}")
-    elif verb == "mul":
-        odd = bits_of(g, g.op(f"fmul double {d[0]}, {d[1]}"), "f64")
-    elif verb == "div":
-        odd = g.call(g.helpers.div_odd(), "i64", f"double {d[0]}", f"double {d[1]}")
-    elif verb == "rcp":
-        odd = g.call(g.helpers.div_odd(), "i64", "double 1.0", f"double {d[0]}")
-    else:
-        odd = g.call(g.helpers.sqrt_odd(), "i64", f"double {d[0]}")
-    return g.op(f"bitcast i32 {pack(g, 'f64', 'f32', mode, odd)} to float")
+        return g.call(add, "i64", f"double {d[0]}", f"double {d[1]}")
+    if verb == "mul":
+        return bits_of(g, g.op(f"fmul double {d[0]}, {d[1]}"), "f64")
+    if verb == "div":
+        return g.call(g.helpers.div_odd(), "i64", f"double {d[0]}", f"double {d[1]}")
+    if verb == "rcp":
+        return g.call(g.helpers.div_odd(), "i64", "double 1.0", f"double {d[0]}")
+    return g.call(g.helpers.sqrt_odd(), "i64", f"double {d[0]}")
+
+
+def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
+    """An fp32 operation rounded by rz, rm or rp, exactly."""
+    return g.op(f"bitcast i32 {pack(g, 'f64', 'f32', mode, odd(g, verb, mode, v))} to float")
 
 
 def directed_sum(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
@@ -124,14 +150,17 @@ def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool
 
     def emit(g: Emitter, ins: Instruction) -> None:
         v = [g.real(o, kind) for o in ins.operands[1:]]
-        if ftz and kind == "f32":
-            v = [flush(g, x) for x in v]
+        if ftz:
+            v = [flush(g, x) if kind == "f32" else flush64(g, x) for x in v]
         if mode == "rn":
             r = plain(g, verb, v, ll, nan)
         else:
             r = directed(g, verb, mode, v) if kind == "f32" else directed_sum(g, verb, mode, v)
-        if ftz and kind == "f32" and verb not in ("neg", "abs", "min", "max"):
-            r = flush(g, r)
+        if ftz and kind == "f64":
+            r = flush64(g, r)
+        elif ftz and verb not in ("neg", "abs", "min", "max"):
+            bits = flush_tiny(g, "f32", mode, bits_of(g, r), odd(g, verb, mode, v), "f64")
+            r = g.op(f"bitcast i32 {bits} to float")
         if sat:
             r = saturate(g, r, ll)
         g.set_real(ins.operands[0], r, kind)
@@ -165,10 +194,12 @@ def half_operation(
     def compute(g: Emitter, halves: list[str]) -> str:
         if ftz:
             halves = [g.call(g.helpers.flush(t), "i16", f"i16 {h}") for h in halves]
-        if verb == "neg":
-            return g.op(f"xor i16 {halves[0]}, -32768")
-        if verb == "abs":
-            return g.op(f"and i16 {halves[0]}, 32767")
+        if verb in ("neg", "abs"):
+            x = halves[0]
+            magnitude = g.op(f"and i16 {x}, 32767")
+            r = g.op(f"xor i16 {x}, -32768") if verb == "neg" else magnitude
+            is_nan = g.op(f"icmp ugt i16 {magnitude}, {FORMATS[t].infinity}")
+            return g.op(f"select i1 {is_nan}, i16 {FORMATS[t].nan}, i16 {r}")
         v = [unpack(g, t, h) for h in halves]
         if verb in ("fma", "mad") or (verb == "mul" and t == "bf16"):
             d = [to_double(g, x) for x in v]
@@ -180,14 +211,16 @@ def half_operation(
             if sat:
                 p = bits_of(g, saturate(g, g.op(f"bitcast i64 {p} to double"), "double"), "f64")
             r = pack(g, "f64", t, "rn", p)
+            unrounded = p, "f64"
         else:
             # Of two fp16 or bf16 an fp32 sum or product rounds as if exact.
             x = plain(g, verb, v, "float", nan)
             if sat:
                 x = saturate(g, x)
-            r = pack(g, "f32", t, "rn", bits_of(g, x))
+            unrounded = bits_of(g, x), "f32"
+            r = pack(g, "f32", t, "rn", unrounded[0])
         if ftz:
-            r = g.call(g.helpers.flush(t), "i16", f"i16 {r}")
+            r = flush_tiny(g, t, "rn", r, *unrounded)
         return relu16(g, r) if relu else r
 
     return compute
@@ -253,13 +286,27 @@ def fma(op: Opcode) -> Action:
 
 
 def division(op: Opcode) -> Action:
-    """div: every form is the correctly rounded quotient, .full and .approx included."""
+    """div: every form is the correctly rounded quotient, .full included, and .approx but for its huge divisors."""
     kind = op.type()
     if op.base != "div" or kind not in ("f32", "f64"):
         raise RefusedError("unsupported type")
     mode = op.pick("rn", "rz", "rm", "rp", "approx", "full")
     ftz = op.flag("ftz")
-    return _operation(op, kind, "div", "rn" if mode in ("approx", "full") else mode, ftz, False, False)
+    quotient = _operation(op, kind, "div", "rn" if mode in ("approx", "full") else mode, ftz, False, False)
+    if mode != "approx" or kind != "f32":
+        return quotient
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b = ins.operands
+        x, y = g.real(a, kind), g.real(b, kind)
+        quotient.after(g, ins)
+        # The reciprocal of a divisor above 2^126 would be subnormal: it counts as zero.
+        zero = g.op(f"bitcast i32 {g.op(f'and i32 {bits_of(g, y)}, -2147483648')} to float")
+        huge = g.op(f"fcmp ogt float {plain(g, 'abs', [y], 'float')}, 0x47D0000000000000")
+        r = g.op(f"select i1 {huge}, float {g.op(f'fmul float {x}, {zero}')}, float {g.real(d, kind)}")
+        g.set_real(d, r, kind)
+
+    return Action(emit)
 
 
 @opcode("rcp", "sqrt")
@@ -292,7 +339,9 @@ def approximate(op: Opcode) -> Action:
             raise RefusedError("unsupported type .f64")
 
         def emit64(g: Emitter, ins: Instruction) -> None:
-            g.set_real(ins.operands[0], function(g, g.real(ins.operands[1], "f64")), "f64")
+            x = g.real(ins.operands[1], "f64")
+            r = flush64(g, function(g, flush64(g, x))) if ftz else function(g, x)
+            g.set_real(ins.operands[0], r, "f64")
 
         return Action(emit64)
     if kind in HALVES:
@@ -352,6 +401,8 @@ def testp(op: Opcode) -> Action:
         if verb in ("normal", "subnormal"):
             base, size = (least, f.infinity - least) if verb == "normal" else (1, least - 1)
             p = g.op(f"icmp ult i{n} {g.op(f'sub i{n} {m}, {base}')}, {size}")
+            if verb == "normal":  # PTX counts zeros as normal
+                p = g.op(f"or i1 {p}, {g.op(f'icmp eq i{n} {m}, 0')}")
         else:
             test = {"finite": "ult", "infinite": "eq", "number": "ule", "notanumber": "ugt"}[verb]
             p = g.op(f"icmp {test} i{n} {m}, {f.infinity}")

@@ -108,7 +108,7 @@ def mul(op: Opcode) -> Action:
 
 @opcode("div", "rem")
 def div(op: Opcode) -> Action:
-    """A division by zero, which PTX leaves open, gives all ones and the remainder gives the dividend, as devices do."""
+    """A division by zero, which PTX leaves open, gives all ones and so does the remainder, as devices do."""
     if _is_float(op):
         return real.division(op)
     rem = op.base == "rem"
@@ -132,7 +132,7 @@ def div(op: Opcode) -> Action:
         q = g.op(f"{verb} {x}, {safe}")
         if sign and not rem:
             q = g.op(f"select i1 {minus}, i{n} {g.op(f'sub i{n} 0, {x}')}, i{n} {q}")
-        g.set_int(d, g.op(f"select i1 {zero}, i{n} {x if rem else -1}, i{n} {q}"), n)
+        g.set_int(d, g.op(f"select i1 {zero}, i{n} -1, i{n} {q}"), n)
 
     return Action(emit)
 

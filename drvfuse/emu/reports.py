@@ -84,7 +84,7 @@ def from_fault(fault: Any) -> Report:
 
 
 def deadlock(
-    launches: Sequence[tuple[str, int, Any]], crowded: Iterable[tuple[str, int]], without_work: Iterable[int]
+    launches: Sequence[tuple[str, int, Any]], crowded: Iterable[tuple[str, int]], without_work: Sequence[int]
 ) -> Report:
     """The report of launches of which none can go on.
 
@@ -115,7 +115,7 @@ def deadlock(
     if first is None:
         return Report("deadlock", text)
     engine = launches[0][2].engine
-    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window)
+    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, without_work)
     kernel, device, blocked = first
     return Report(
         "deadlock",

@@ -313,6 +313,7 @@ def of_deadlock(
     records: np.ndarray,
     identities: Mapping[int, Identity],
     window: Window | None = None,
+    without_work: Iterable[int] = (),
     rows: int = ROWS,
 ) -> str:
     """What the threads of a deadlock wait for, who wrote there, and what their blocks did last.
@@ -335,6 +336,7 @@ def of_deadlock(
         lines += _word(address, pollers, records, identities, names, window)
     if len(words) > rows:
         lines.append(f"and {len(words) - rows} other words")
+    lines += [f"device {device} has no launch queued" for device in without_work]
     participants = list(stood.values())
     if participants:
         chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])

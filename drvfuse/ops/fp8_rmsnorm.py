@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
+from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import fp8_call as call

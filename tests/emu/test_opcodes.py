@@ -254,7 +254,7 @@ def _integers() -> None:
 
             def remainder(a: int, b: int, v: Callable = v, m: int = m) -> int:
                 if not b:
-                    return a
+                    return m
                 a, b = v(a), v(b)
                 return (abs(a) % abs(b) * (-1 if a < 0 else 1)) & m
 
@@ -290,7 +290,8 @@ def _integers() -> None:
             if n > 16:
 
                 def bfe(a: int, b: int, c: int, n: int = n, s: str = s) -> int:
-                    pos, length = b & 255, c & 255
+                    # Above 255, which PTX does not allow: as devices do.
+                    pos, length = (b & 255, c & 255) if n == 32 else (min(b, n), min(c, n))
                     if length == 0:
                         return 0
                     sign = a >> min(pos + length - 1, n - 1) & 1 if s == "s" else 0
@@ -324,7 +325,7 @@ def _integers() -> None:
             case(f"brev.b{n} r, x;", f"u{n}", f"u{n}", lambda a, n=n: int(f"{a:0{n}b}"[::-1], 2))
 
             def bfi(a: int, b: int, c: int, n: int = n) -> int:
-                pos, length = c & 255, 9
+                pos, length = c & 255 if n == 32 else min(c, n), 9
                 for i in range(length):
                     if pos + i < n:
                         b = b & ~(1 << pos + i) | (a >> i & 1) << pos + i
@@ -414,10 +415,11 @@ def _integers() -> None:
     )
 
 
-def _floats() -> None:
-    def rounded(f: Callable, fmt: str, mode: str = "rn") -> Callable[..., int]:
-        return lambda *v: encode(exact(f, *(decode(x, fmt) for x in v), mode=mode), fmt, mode)
+def rounded(f: Callable, fmt: str, mode: str = "rn") -> Callable[..., int]:
+    return lambda *v: encode(exact(f, *(decode(x, fmt) for x in v), mode=mode), fmt, mode)
 
+
+def _floats() -> None:
     for mode in ("rn", "rz", "rm", "rp"):
         for op, f in (("add", ADD), ("sub", SUB), ("mul", MUL), ("div", DIV)):
             case(f"{op}.{mode}.f32 r, x, y;", "f32 f32", "f32", rounded(f, "f32", mode))
@@ -435,7 +437,7 @@ def _floats() -> None:
                     decode(a, "f32"), fmt, mode
                 ),
             )
-        case(f"cvt.{mode}.f32.f64 r, x;", "f64", "f32", lambda a, mode=mode: encode(decode(a, "f64"), "f32", mode))
+        case(f"cvt.{mode}.f32.f64 r, x;", "f64", "f32", functools.partial(_narrowed, mode=mode))
         for kind in ("u32", "s32", "u64", "s64"):
             n = int(kind[1:])
             v = (lambda a, n=n: Fraction(signed(a, n))) if kind[0] == "s" else Fraction
@@ -460,7 +462,9 @@ def _floats() -> None:
                 f"{op}.f32 r, {'x, y' if base == 'div' else 'x'};",
                 "f32 f32" if base == "div" else "f32",
                 "f32",
-                rounded(DIV if base == "div" else lambda a: 1 / a, "f32"),
+                functools.partial(_quotient, huge=op == "div.approx")
+                if base == "div"
+                else rounded(lambda a: 1 / a, "f32"),
             )
     case("add.ftz.f32 r, x, y;", "f32 f32", "f32", lambda a, b: _ftz(rounded(ADD, "f32")(_ftz(a), _ftz(b))))
     case("mul.sat.f32 r, x, y;", "f32 f32", "f32", lambda a, b: _clamp(rounded(MUL, "f32")(a, b)))
@@ -474,7 +478,7 @@ def _floats() -> None:
                     fmt,
                     functools.partial(_extremum, op=op, nan=bool(nan), fmt=fmt),
                 )
-        canon = lambda a, fmt=fmt: CANONICAL[fmt] if fmt == "f32" and _is_nan(a, fmt) else a  # noqa: E731
+        canon = lambda a, fmt=fmt: CANONICAL[fmt] if _is_nan(a, fmt) else a  # noqa: E731
         case(f"abs.{fmt} r, x;", fmt, fmt, lambda a, top=top, c=canon: c(a & ~top))
         case(f"neg.{fmt} r, x;", fmt, fmt, lambda a, top=top, c=canon: c(a ^ top))
         for verb, truth in {
@@ -572,7 +576,7 @@ def _floats() -> None:
         "testp.subnormal.f32 p, x; testp.normal.f32 q, x; selp.u32 r, 1, 0, p; @q add.u32 r, r, 2;",
         "f32",
         "u32",
-        lambda a: 0 if _special(a) else 2 if a & 0x7F800000 else 1,
+        lambda a: 0 if a & 0x7F800000 == 0x7F800000 else 2 if a & 0x7F800000 or not a & 0x7FFFFFFF else 1,
     )
     case("cvt.sat.f32.f32 r, x;", "f32", "f32", _clamp)
     case("mov.f32 r, 0f3FC00000;", "f32", "f32", lambda a: 0x3FC00000)
@@ -647,13 +651,23 @@ def _relu(a: int) -> int:
     return 0 if a >> 15 else a
 
 
-def _special(a: int) -> bool:
-    return a & 0x7F800000 == 0x7F800000 or not a & 0x7FFFFFFF
-
-
 def _is_nan(a: int, fmt: str) -> bool:
     v = decode(a, fmt)
     return isinstance(v, float) and math.isnan(v)
+
+
+def _narrowed(a: int, mode: str) -> int:
+    """fp64 to fp32: a NaN keeps its sign and the high bits of its payload, and is quiet."""
+    if _is_nan(a, "f64"):
+        return a >> 32 & 0x80000000 | 0x7FC00000 | a >> 29 & 0x7FFFFF
+    return encode(decode(a, "f64"), "f32", mode)
+
+
+def _quotient(a: int, b: int, huge: bool) -> int:
+    """fp32; `huge`: the reciprocal of a divisor above 2^126 counts as zero."""
+    if huge and 0x7E800000 < b & 0x7FFFFFFF < 0x7F800000:
+        return rounded(MUL, "f32")(a, b & 0x80000000)
+    return rounded(DIV, "f32")(a, b)
 
 
 def _ftz(a: int) -> int:

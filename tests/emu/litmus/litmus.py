@@ -35,6 +35,7 @@ SEEDS = range(6)
 PROFILES = ("hardware", "strict")
 WORDS = 1 << 14
 PER_MODULE = 12
+DEFAULTS = {"devices": 2, "sm_count": 8, "check_initialised": False}  # racing reads may come first
 NOBODY = 0xFFFFFFFF
 
 PRELUDE = """
@@ -73,6 +74,9 @@ __device__ __forceinline__ u32 self() { return blockIdx.x << 10 | threadIdx.x; }
 #define TRIGGER asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 """
 VARIABLES = "u32 *x = m, *y = m + 1024, *z = m + 2048, *f = m + 3072, *g = m + 4096, *h = m + 5120;"
+
+OBSERVATION = "a strong read does not order what follows at its location behind the strong write that it observed"
+"""A gap of the detector: the second rule of causality order is not modelled, so such accesses are reported falsely."""
 
 Pair = tuple[str, str]
 Drive = Callable[["Lab"], None]
@@ -119,6 +123,7 @@ class Case:
     detail  what else has to hold of each reported race
     late    which roles are late, one a seed in turn; None: nobody, then each role
     values  the kernel's parameters at.a and at.b
+    gap     why the detector is known not to give this verdict; the test then has to fail
     """
 
     name: str
@@ -135,6 +140,7 @@ class Case:
     profiles: tuple[str, ...] = PROFILES
     values: tuple[int, int] = (0, 0)
     top: str = ""
+    gap: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def required(self, profile: str) -> frozenset[Pair]:
@@ -175,7 +181,16 @@ class Suite:
 
     def params(self) -> list[Any]:
         """For pytest.mark.parametrize(("case", "profile"), ...)."""
-        return [pytest.param(c, profile, id=f"{c.name}-{profile}") for c in self.cases for profile in c.profiles]
+        return [
+            pytest.param(
+                case,
+                profile,
+                id=f"{case.name}-{profile}",
+                marks=[pytest.mark.xfail(reason=case.gap, strict=True)] if case.gap else [],
+            )
+            for case in self.cases
+            for profile in case.profiles
+        ]
 
     def kernel(self, case: Case) -> Kernel:
         return self._modules[case.top, case.body]
@@ -365,7 +380,7 @@ class Lab:
 
 @contextmanager
 def lab(suite: Suite, case: Case, profile: Any, seed: int, late: int) -> Iterator[Lab]:
-    with Machine(seed=seed, race=profile, **{"devices": 2, "sm_count": 8, **case.options}) as machine:
+    with Machine(seed=seed, race=profile, **{**DEFAULTS, **case.options}) as machine:
         yield Lab(suite, case, machine, late)
 
 
@@ -422,6 +437,6 @@ def fill(body: str, **parts: str) -> str:
 
 
 __all__ = [
-    "NEEDS", "NOBODY", "SCOPES", "WORDS", "At", "Case", "Drive", "Lab", "Suite", "covers", "fill", "grid", "judge", "lab",
+    "NEEDS", "NOBODY", "OBSERVATION", "SCOPES", "WORDS", "At", "Case", "Drive", "Lab", "Suite", "covers", "fill", "grid", "judge", "lab",
     "pairs", "place", "replace", "together",
 ]  # fmt: skip

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the emulated driver with a GPU, instruction by instruction and kernel by kernel.
+
+    python tools/fidelity.py record --driver cuda --out tests/fidelity/gpu.npz   # on a machine with a GPU
+    python tools/fidelity.py compare --driver emu tests/fidelity/gpu.npz        # anywhere
+    python tools/fidelity.py both --rows 100000                                 # on a machine with a GPU: more operands
+
+`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave. `compare` prints every
+form that is not equal and a table of them by opcode; its status is 1 if one differs. `both` runs the two drivers side
+by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import drvfuse as df
+from drvfuse.errors import DriverError
+
+from fidelity import collectives, execute, fixture, operands, rules, verdict  # isort: skip  (the package beside this file)
+from fidelity.batch import batches
+from fidelity.forms import table
+
+
+def about(device: df.Device) -> dict[str, Any]:
+    """Which GPU, driver and assembler."""
+    from cuda.bindings import nvrtc
+
+    code, major, minor = nvrtc.nvrtcVersion()
+    version = Path("/proc/driver/nvidia/version")
+    text = version.read_text() if version.exists() and device.driver.name == "cuda" else ""
+    release = re.search(r"\d+\.\d+(\.\d+)?", text)
+    return {
+        "gpu": device.name,
+        "capability": device.capability,
+        "driver": device.driver.cuDriverGetVersion(),
+        "driver_release": release[0] if release else "",
+        "assembler": "the driver's own",
+        "nvrtc": f"{major}.{minor}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "numpy": np.__version__,
+        "forms": len(table()),
+    }
+
+
+def group_of_one(driver: Any) -> df.Group:
+    return df.Group.local(1, driver=driver, max_blocks=4, workspace_bytes=1 << 20)
+
+
+def record(driver: str, out: Path) -> int:
+    device = df.device(0, driver=driver)
+    answers: dict[str, fixture.Answer] = {}
+    refused = []
+    for batch in batches():
+        try:
+            results = execute.run(device, batch)
+        except DriverError as error:
+            refused.append(f"{batch.name}: {error}")
+            continue
+        answers.update((form.name, verdict.answer(form, results[form.name])) for form in batch.forms)
+    with group_of_one(driver) as group:
+        for case in collectives.cases():
+            answers.update(collectives.run(group, case))
+    fixture.save(out, answers, about(device))
+    print(f"{len(answers)} answers, {out.stat().st_size} bytes")
+    for line in refused:
+        print("refused", line)
+    return len(refused) > 0
+
+
+def verdicts(driver: str, stored: dict[str, fixture.Stored]) -> list[verdict.Verdict]:
+    device = df.device(0, driver=driver)
+    found = []
+    for batch in batches():
+        found += verdict.judge_batch(batch, stored, execute.run(device, batch))
+    with group_of_one(driver) as group:
+        for case in collectives.cases():
+            for name, given in collectives.run(group, case).items():
+                found.append(verdict.judge_output(name, stored.get(name), given))
+    return found
+
+
+def compare(driver: str, path: Path) -> int:
+    stored, told = fixture.load(path)
+    print(", ".join(f"{key} {value}" for key, value in told.items()))
+    return show(verdicts(driver, stored))
+
+
+def show(found: list[verdict.Verdict]) -> int:
+    """Print what is not equal, then how many of each opcode are what; 1 if something differs."""
+    counts: dict[str, Counter[str]] = {}
+    for v in found:
+        counts.setdefault(v.name.split(".")[0].split()[0], Counter())[v.status] += 1
+        if v.status != "equal":
+            print(f"{v.status}: {v.name}")
+            for line in v.detail:
+                print(f"    {line}")
+    statuses = ("equal", "within bound", "differs", "stale")
+    print(f"{'':16}" + "".join(f"{s:>14}" for s in statuses))
+    for base, by in sorted(counts.items()):
+        print(f"{base:16}" + "".join(f"{by[s] or '':>14}" for s in statuses))
+    total = Counter(v.status for v in found)
+    print(f"{'all':16}" + "".join(f"{total[s]:>14}" for s in statuses))
+    return not all(v.fine for v in found)
+
+
+def both(extra: int) -> int:
+    """The two drivers on `extra` random operands more than the fixture has; prints the forms that differ."""
+    devices = [df.device(0, driver=name) for name in ("emu", "cuda")]
+    wrong = 0
+    for batch in batches():
+        emulated, real = (execute.run(device, batch, extra) for device in devices)
+        columns = operands.rows(batch.sources, extra)
+        for form in batch.forms:
+            a, b = emulated[form.name], real[form.name]
+            check = rules.RULES[form.rule].wrong
+            sources = tuple(c[: len(a)] for c in columns)
+            bad = np.flatnonzero(check(a, b, sources, form.result) if check else (a != b).reshape(len(a), -1).any(1))
+            if len(bad):
+                wrong += 1
+                print(f"{form.name}: {len(bad)} of {len(a)} rows")
+                for row in bad[:4]:
+                    values = ", ".join(f"{int(c[row]):#x}" for c in sources)
+                    print(f"    ({values}) gives {a[row]!r}, GPU {b[row]!r}")
+    print(f"{len(table())} forms, {wrong} differ")
+    return wrong > 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("--driver", default="cuda")
+    recording.add_argument("--out", type=Path, required=True)
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("--driver", default="emu")
+    comparing.add_argument("fixture", type=Path)
+    pair = commands.add_parser("both")
+    pair.add_argument("--rows", type=int, default=65536, help="random operands more than the fixture has")
+    args = parser.parse_args()
+    if args.command == "record":
+        return record(args.driver, args.out)
+    if args.command == "compare":
+        return compare(args.driver, args.fixture)
+    return both(args.rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

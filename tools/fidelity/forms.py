@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of instruction forms: what is run, on operands of which kinds, and what counts as equal.
+
+A form's body sees the operand registers x y z w (of the kinds in `sources`), writes `r` (and `s`, the high half of a
+128-bit result), and may use the temporaries of `batch.TEMPORARIES`, `%cell` and `%near` (the address of 16 bytes of
+the thread's own in global and in shared memory), and `%lane`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Form:
+    """One instruction form. `name` is its opcode, and after a space what else distinguishes it."""
+
+    name: str
+    body: str
+    sources: tuple[str, ...]
+    result: str
+    rule: str = "exact"
+
+    @property
+    def base(self) -> str:
+        return self.name.split(".")[0].split()[0]
+
+
+def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "exact", note: str = "") -> Form:
+    """A form whose body, unless given, is the instruction on its operands in order."""
+    kinds = tuple(sources.split())
+    body = body or f"{opcode} {', '.join(['r', *'xyzw'[: len(kinds)]])};"
+    return Form(f"{opcode} {note}".strip(), body, kinds, result, rule)
+
+
+@functools.cache
+def table() -> tuple[Form, ...]:
+    """All forms, in order; names are unique."""
+    from . import forms_bits, forms_convert, forms_float, forms_integer, forms_memory, forms_select, forms_warp
+
+    families = (forms_integer, forms_bits, forms_float, forms_convert, forms_select, forms_memory, forms_warp)
+    found = [f for family in families for f in family.forms()]
+    names = [f.name for f in found]
+    twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
+    if twice:
+        raise ValueError(f"forms of one name: {sorted(twice)}")
+    return tuple(found)
+
+
+def product(*choices: tuple[str, ...]) -> Iterator[str]:
+    """Every concatenation of one choice of each; write modifiers with their dot and "" for none."""
+    if not choices:
+        yield ""
+        return
+    for head in choices[0]:
+        for tail in product(*choices[1:]):
+            yield head + tail
+
+
+# Opcodes without a form, and why.
+EXCLUDED = {
+    "activemask": "which lanes are converged is the hardware's choice",
+    "applypriority": "a cache hint without a result",
+    "brkpt": "stops the kernel; the driver's tests cover it",
+    "createpolicy": "the bits of a cache policy are the hardware's own",
+    "discard": "makes memory undefined; a cache hint otherwise",
+    "elect": "which lane is elected is the hardware's choice",
+    "nanosleep": "time only",
+    "pmevent": "an event for profilers without a result",
+    "prefetch": "a cache hint without a result",
+    "prefetchu": "a cache hint without a result",
+    "setmaxnreg": "changes the register file only, and needs all warps of a warpgroup",
+    "trap": "stops the kernel; the driver's tests cover it",
+}

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as equal: bits where PTX defines them, else a bound with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .operands import FORMATS, PAIRS, Words
+
+Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`wrong(emulated, gpu, operands, result kind)` marks the rows outside the bound; None: every bit counts."""
+
+    bound: str
+    reason: str
+    wrong: Compare | None = None
+
+
+def _real(bits: np.ndarray, kind: str) -> np.ndarray:
+    """The values of one lane as float64."""
+    if kind == "bf16":
+        bits, kind = bits.astype(np.uint32) << np.uint32(16), "f32"
+    unsigned = {"f16": np.uint16, "f32": np.uint32, "f64": np.uint64}[kind]
+    floating = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return bits.astype(unsigned).view(floating).astype(np.float64)
+
+
+def _lanes(bits: np.ndarray, kind: str) -> list[tuple[np.ndarray, str]]:
+    if kind not in PAIRS:
+        return [(bits, kind)]
+    half = np.uint32(16)
+    return [(bits & np.uint32(0xFFFF), PAIRS[kind]), (bits >> half, PAIRS[kind])]
+
+
+def _bounded(allowed: Callable[[np.ndarray, np.ndarray, np.dtype, str], np.ndarray]) -> Compare:
+    """Rows whose results differ by more than `allowed(emulated, first operand)`.
+
+    NaN and infinities must be the same on both sides.
+    """
+
+    def wrong(emulated: np.ndarray, gpu: np.ndarray, sources: tuple[Words, ...], kind: str) -> np.ndarray:
+        total = np.zeros(len(gpu), bool)
+        for (a, k), (b, _), (x, _) in zip(
+            _lanes(emulated, kind), _lanes(gpu, kind), _lanes(sources[0].astype(emulated.dtype), kind), strict=True
+        ):
+            e, g, s = _real(a, k), _real(b, k), _real(x, k)
+            with np.errstate(invalid="ignore", over="ignore"):
+                far = ~(np.abs(e - g) <= allowed(e, s, a.dtype, k))
+            nan = np.isnan(e) | np.isnan(g)
+            far = np.where(nan, np.isnan(e) != np.isnan(g), far)
+            far |= np.isinf(e) & (e != g)
+            total |= far & (a != b)
+        return total
+
+    return wrong
+
+
+def _unit(value: np.ndarray, kind: str) -> np.ndarray:
+    """One unit in the last place of each value."""
+    f = FORMATS[kind]
+    magnitude = np.maximum(np.abs(value), 2.0 ** (1 - f.bias))
+    magnitude = np.where(np.isfinite(magnitude), magnitude, 1.0)
+    return np.exp2(np.floor(np.log2(magnitude)) - f.mantissa)
+
+
+def ulps(count: float) -> Compare:
+    return _bounded(lambda e, x, t, k: count * _unit(e, k))
+
+
+def relative(bound: float) -> Compare:
+    return _bounded(lambda e, x, t, k: bound * np.abs(e) + 0.5 * _unit(e, k))
+
+
+def absolute(bound: float, limit: float = np.inf) -> Compare:
+    """`limit`: no bound is stated for greater operands."""
+    return _bounded(lambda e, x, t, k: np.where(np.abs(x) <= limit, bound + 0.5 * _unit(e, k), np.inf))
+
+
+def _any_nan(emulated: np.ndarray, gpu: np.ndarray, sources: tuple[Words, ...], kind: str) -> np.ndarray:
+    return (emulated != gpu) & ~(is_nan64(emulated) & is_nan64(gpu))
+
+
+def is_nan64(bits: np.ndarray) -> np.ndarray:
+    return bits & np.uint64((1 << 63) - 1) > np.uint64(0x7FF << 52)
+
+
+RULES = {
+    "exact": Rule("bit-equal", "PTX defines every bit"),
+    "nan": Rule("bit-equal, any NaN", "PTX leaves the payload and sign of an fp64 NaN open", _any_nan),
+    "div.approx": Rule("2 ulp", "an approximation", ulps(2)),
+    "div.full": Rule("2 ulp", "an approximation", ulps(2)),
+    "rcp.approx": Rule("1 ulp", "an approximation", ulps(1)),
+    "sqrt.approx": Rule("2^-23 relative", "an approximation", relative(2**-23)),
+    "rsqrt.approx": Rule("2^-22.4 relative", "an approximation", relative(2**-22.4)),
+    "ex2.approx": Rule("2^-22 relative", "an approximation", relative(2**-22)),
+    "lg2.approx": Rule("2^-22", "an approximation", _bounded(lambda e, x, t, k: 2**-22 * np.maximum(np.abs(e), 1.0))),
+    "sin.approx": Rule("2^-20.5 to 2 pi", "an approximation", absolute(2**-20.5, 2 * np.pi)),
+    "cos.approx": Rule("2^-20.5 to 2 pi", "an approximation", absolute(2**-20.5, 2 * np.pi)),
+    "tanh.approx": Rule("2^-11 relative", "an approximation", relative(2**-11)),
+    "ex2.half": Rule("2^-9.9 relative (bf16: 2^-7) and 1 ulp", "an approximation",
+                     _bounded(lambda e, x, t, k: (2**-9.9 if k == "f16" else 2**-7) * np.abs(e) + _unit(e, k))),
+    "tanh.half": Rule("2^-10.987 (bf16: 2^-8)", "an approximation",
+                      _bounded(lambda e, x, t, k: (2**-10.987 if k == "f16" else 2**-8) + 0.5 * _unit(e, k))),
+    "rstd": Rule("2 ulp", "the reciprocal of a root, both approximations", ulps(2)),
+    "gross": Rule("2^-20 relative", "PTX promises 20 bits", relative(2**-20)),
+    "rsqrt.approx.f64": Rule("2^-20 relative", "an approximation", relative(2**-20)),
+}  # fmt: skip

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver gives against a GPU's stored answers: equal, within the bound, or different and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import operands
+from .batch import Batch, form_digest, width
+from .fixture import Answer, Difference, Stored, differing
+from .forms import Form
+from .rules import RULES
+
+SHOWN = 4  # operands shown of a difference
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`status` is "equal", "within bound", "differs" or "stale"; `detail` says where, one line each."""
+
+    name: str
+    status: str
+    detail: tuple[str, ...] = ()
+
+    @property
+    def fine(self) -> bool:
+        return self.status in ("equal", "within bound")
+
+
+def answer(form: Form, words: np.ndarray) -> Answer:
+    """A form's results as they are stored and compared."""
+    return Answer(form_digest(form), words.reshape(-1), form.rule)
+
+
+def judge(form: Form, stored: Stored | None, words: np.ndarray) -> Verdict:
+    """A form's results against the stored ones."""
+    given = answer(form, words)
+    if stored is None or stored.source != given.source:
+        return Verdict(form.name, "stale", ("the form or its operands are not those that the GPU ran: record again",))
+    columns = operands.rows(form.sources)
+    difference = differing(stored, given)
+    if difference is None:
+        return Verdict(form.name, "equal")
+    outside = _outside(stored, given, difference, tuple(c[: len(words)] for c in columns), form.result)
+    if outside is None:
+        return _within(form.name, difference, form.rule)
+    return Verdict(form.name, "differs", tuple(_lines(form, columns, given.words, outside)))
+
+
+def _outside(
+    stored: Stored, given: Answer, found: Difference, sources: tuple[np.ndarray, ...], kind: str
+) -> Difference | None:
+    """What of a difference is outside the rule's bound."""
+    wrong = RULES[given.rule].wrong
+    if wrong is None or stored.words is None:
+        return found
+    rows = np.flatnonzero(wrong(given.words, stored.words, sources, kind))
+    return Difference(tuple(map(int, rows)), tuple(int(stored.words[r]) for r in rows), True) if len(rows) else None
+
+
+def _within(name: str, found: Difference, rule: str) -> Verdict:
+    return Verdict(name, "within bound", (f"{len(found.rows)} differ, bound {RULES[rule].bound}",))
+
+
+def _lines(form: Form, columns: tuple[np.ndarray, ...], words: np.ndarray, found: Difference) -> list[str]:
+    per_row = 2 if form.result == "b128" else 1
+    digits = min(16, width(form.result) // 4)
+    out = [f"{len(found.rows)} words{'' if found.sure else ' (or fewer, among these)'}: {form.body}"]
+    for k, at in enumerate(found.rows[:SHOWN]):
+        row = at // per_row
+        inputs = ", ".join(
+            f"{int(c[row]):#0{operands.width(s) // 4 + 2}x}" for c, s in zip(columns, form.sources, strict=True)
+        )
+        gpu = f"{found.gpu[k]:#0{digits + 2}x}" if found.gpu else "?"
+        out.append(f"row {row}: ({inputs}) gives {int(words[at]):#0{digits + 2}x}, GPU {gpu}")
+    return out
+
+
+def judge_batch(batch: Batch, stored: dict[str, Stored], results: dict[str, np.ndarray]) -> list[Verdict]:
+    return [judge(form, stored.get(form.name), results[form.name]) for form in batch.forms]
+
+
+def judge_output(name: str, stored: Stored | None, given: Answer) -> Verdict:
+    """An output of one of drvfuse's kernels against the stored one."""
+    if stored is None or stored.source != given.source:
+        return Verdict(name, "stale", ("the call is not the one that the GPU ran: record again",))
+    difference = differing(stored, given)
+    if difference is None:
+        return Verdict(name, "equal")
+    outside = _outside(stored, given, difference, (given.words,), "f32")
+    if outside is None:
+        return _within(name, difference, given.rule)
+    detail = [f"{len(outside.rows)} elements{'' if outside.sure else ' (or fewer, among these)'}"]
+    for k, at in enumerate(outside.rows[:SHOWN]):
+        gpu = f"{outside.gpu[k]:#x}" if outside.gpu else "?"
+        detail.append(f"element {at}: gives {int(given.words[at]):#x}, GPU {gpu}")
+    return Verdict(name, "differs", tuple(detail))
