@@ -75,7 +75,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
 def scale_of(maximum: Any, fp8: Any) -> npt.NDArray[Any]:
     """bf16((maximum + 1e-10) / fp8_max), 0-d."""
     limit = np.float32(dtypes.get(fp8).fp8_max or 0)
-    return round_to((np.float32(maximum) + SCALE_FLOOR) / limit, "bfloat16").reshape(())
+    return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
 
 
 def quantise(y: Floats, s_y: npt.NDArray[Any], fp8: Any, reciprocal: Any = None) -> npt.NDArray[Any]:
@@ -163,13 +163,14 @@ def fp8_rmsnorm_backward(
 def _row_sum(products: Floats, team_warps: int) -> Floats:
     """Sum of each row as the backward kernel adds it."""
     rows, columns = products.shape
-    span = team_warps * SEGMENT
+    width = 8
+    span = team_warps * 32 * width
     packs = -(-columns // span)
     padded = np.zeros((rows, packs * span), np.float32)
     padded[:, :columns] = products
-    elements = padded.reshape(rows, packs, team_warps * 32, PACK)
+    elements = padded.reshape(rows, packs, team_warps * 32, width)
     own = np.zeros(elements.shape[:3], np.float32)
-    for k in range(PACK):
+    for k in range(width):
         own += elements[..., k]
     threads = np.zeros((rows, team_warps * 32), np.float32)
     for pack in range(packs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from .. import dtypes, reference
 from ..comm import workspace
 from ..comm.group import Group
+from ..comm.rank import Rank
+from ..dtypes import DType
 from ..ops.allreduce import allreduce
 from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.epilogue import Epilogue, float32
@@ -53,33 +56,33 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """`hosts`: one input a rank. `outputs`: what every rank must get."""
+    """`hosts`: one input a rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
+    `outputs`: what every rank must get."""
 
     hosts: list[Host]
-    gamma: Host
+    vector: Host
     residual: Host | None
-    bias: Host
     outputs: list[Host]
 
 
 @functools.lru_cache(maxsize=128)
 def solved(problem: Problem) -> Solution:
-    random = np.random.default_rng([problem.ranks, problem.number, *problem.shape])
     element = dtypes.get(problem.dtype).numpy
 
-    def values(*shape: int) -> Host:
+    def values(random: np.random.Generator, *shape: int) -> Host:
         magnitude = np.exp2(random.integers(-4, 5, shape)).astype(np.float32)
         return (random.standard_normal(shape, np.float32) * magnitude).astype(element)
 
-    hosts = [values(*problem.shape) for _ in range(problem.ranks)]
-    gamma, bias = values(problem.shape[1]), values(problem.shape[1])
-    residual = values(*problem.shape) if problem.residual else None
+    own = np.random.default_rng([problem.ranks, problem.number, *problem.shape])
+    hosts = [values(own, *problem.shape) for _ in range(problem.ranks)]
+    vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     if problem.op == "allreduce":
-        added = bias.astype(np.float32)
+        added = vector.astype(np.float32)
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
-        return Solution(hosts, gamma, residual, bias, [reference.allreduce(hosts, epilogue=after)])
-    found = reference.allreduce_rmsnorm_fp8(hosts, gamma, EPSILON, residual=residual)
-    return Solution(hosts, gamma, residual, bias, [array for array in found if array is not None])
+        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after)])
+    residual = values(own, *problem.shape) if problem.residual else None
+    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual)
+    return Solution(hosts, vector, residual, [array for array in found if array is not None])
 
 
 class Calls:
@@ -105,9 +108,13 @@ class Calls:
         self._pdl = pdl is not PDLLevel.OFF
         self._after: list[list[Launch]] = [[] for _ in problems]
         first = solved(problems[0])
-        self._owners: list[SymmetricBuffer] = []
-        inputs = [self._private(i, host) if private else group[i].array(host) for i, host in enumerate(first.hosts)]
-        shared: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
+        shape, dtype = first.hosts[0].shape, dtypes.get(first.hosts[0].dtype)
+        inputs = [_private(rank, shape, dtype) if private else rank.empty(shape, dtype) for rank in group]
+        vectors = [rank.array(first.vector) for rank in group]
+        residuals = [rank.empty(shape, dtype) for rank in group] if first.residual is not None else None
+        options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
+        if problems[0].epilogue:
+            options["epilogue"] = Epilogue("x * half + bias[col]", half=float32(0.5), bias=vectors)
         self._produce, self._calls, self.outputs = [], [], []
         for number, problem in enumerate(problems):
             solution = solved(problem)
@@ -115,37 +122,22 @@ class Calls:
             produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
             outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
             if problem.op == "allreduce":
-                results = inputs if in_place else outputs[0]
-                if problem.epilogue:
-                    biases = [rank.array(solution.bias) for rank in group]
-                    shared["epilogue"] = Epilogue("x * half + bias[col]", half=float32(0.5), bias=biases)
-                call = allreduce.prepare(group, inputs, results, **shared)
+                call = allreduce.prepare(group, inputs, inputs if in_place else outputs[0], **options)
                 if in_place:
                     self._after[number] = [self._copying(*pair) for pair in zip(inputs, outputs[0], strict=True)]
             else:
-                gammas = [rank.array(solution.gamma) for rank in group]
-                shared["outputs"], shared["scales"] = outputs[:2]
-                if solution.residual is not None:
-                    shared["residual_outputs"] = outputs[2]
-                    shared.setdefault("residuals", [rank.array(solution.residual) for rank in group])
-                    sources = [rank.array(solution.residual) for rank in group]
-                    for launches, *pair in zip(produce, sources, shared["residuals"], strict=True):
-                        launches.append(self._copying(*pair))
-                call = allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=EPSILON, **shared)
+                options |= {"outputs": outputs[0], "scales": outputs[1]}
+                if residuals is not None and solution.residual is not None:
+                    options |= {"residuals": residuals, "residual_outputs": outputs[2]}
+                    for rank, launches, target in zip(group, produce, residuals, strict=True):
+                        launches.append(self._copying(rank.array(solution.residual), target))
+                call = allreduce_rmsnorm_fp8.prepare(group, inputs, vectors, epsilon=EPSILON, **options)
             self._produce.append(produce)
             self._calls.append(call)
             self.outputs.append(outputs)
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    def _private(self, position: int, host: Host) -> Array:
-        device = self._group[position].device
-        memory = SymmetricBuffer([device], host.nbytes)
-        self._owners.append(memory)
-        array = view(memory.ptrs[0], host.shape, dtypes.get(host.dtype), device, owner=memory)
-        array.copy_from(host)
-        return array
 
     def _copying(self, source: Array, target: Array) -> Launch:
         blocks = 2 if source.nbytes > 4096 else 1
@@ -178,6 +170,12 @@ class Calls:
                     self._run.compare(f"{what}, {expected.dtype.name} result of rank {rank}", array.numpy(), expected)
 
 
+def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
+    """An array that no other device can read."""
+    memory = SymmetricBuffer([rank.device], math.prod(shape) * dtype.itemsize)
+    return view(memory.ptrs[0], shape, dtype, rank.device, owner=memory)
+
+
 def repeated(
     run: Run,
     op: str,
@@ -190,12 +188,12 @@ def repeated(
     pdl: PDLLevel | None = None,
     blocks: int | None = None,
     alone: bool | None = None,
-    side: bool = True,
+    side: bool | None = None,
 ) -> None:
-    """Two calls of 64 KiB a rank on 4 GPUs, and between them one of another shape and dtype; what is None is drawn.
+    """Two calls of 64 KiB a rank on 4 GPUs, with options as drawn by the seed where they are None.
 
-    `private` inputs are staged; a `tight` workspace holds a fraction of them; `graph` replays the sequence twice;
-    `alone` launches rank by rank in another order than theirs.
+    `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
+    holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
     """
     naive = algo == "naive"
     private = not naive and (run.chance(0.3) if private is None else private)
@@ -207,7 +205,7 @@ def repeated(
     with run.group(4, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4) as group:
         problems = [Problem(op, 4, residual=residual, number=number) for number in range(2)]
         calls = [Calls(run, group, problems, algo, private=private, pdl=pdl, max_num_blocks=blocks)]
-        if side:
+        if run.chance() if side is None else side:
             shape, dtype = run.choice(SIDE)
             problem = Problem(op, 4, shape, dtype, residual)
             calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))

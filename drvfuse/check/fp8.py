@@ -21,7 +21,7 @@ Host = npt.NDArray[Any]
 
 EPSILON = 1e-6
 GROUP = 16
-SHAPE = (21, 272)
+SHAPE = (13, 272)
 STEPS = 2
 
 

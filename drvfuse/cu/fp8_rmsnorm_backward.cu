@@ -8,8 +8,9 @@
 // added: warp i adds segments i, i + WARPS, ..., and the warps' sums are added in order; one rounding. So dw has the
 // same bits in every run and on every grid, and there are no locks and nothing to clear.
 //
-// Grid: cooperative, at most one block a segment. All operations are IEEE; no fma. c1 is a tree on the columns: 16
-// elements in order, then packs, then a butterfly over the lanes, then the warps in order.
+// Grid: cooperative, at most one block a segment. All operations are IEEE; no fma. c1 is a tree on the columns: 8
+// elements in order, then packs, then a butterfly over the lanes, then the warps in order. A pack is 8 elements here, so
+// that a warp's accesses of g and dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 #include "fp8_rows.cuh"
 #include "grid_barrier.cuh"
 #include "pdl.cuh"
@@ -22,6 +23,7 @@ constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;
 
+constexpr int WIDTH = 8;  // elements of a pack
 constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
 constexpr int THREADS = TEAMS * TEAM_THREADS;
 constexpr int WARPS = TEAMS * TEAM_WARPS;
@@ -44,8 +46,8 @@ struct BackwardParams {
 };
 
 struct RowLoad {
-    u32 x[PACKS][4];
-    u32 g[PACKS][8];
+    u32 x[PACKS][WIDTH / 4];
+    u32 g[PACKS][WIDTH / 2];
     u16 scale[PACKS];
     float rstd;
 };
@@ -54,21 +56,21 @@ __device__ __forceinline__ void load_row(RowLoad& load, const BackwardParams& p,
     load.rstd = row < end ? p.rstd[row] : 0.0f;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-        const int at = column + i * TEAM_THREADS * PACK;
+        const int at = column + i * TEAM_THREADS * WIDTH;
         load.scale[i] = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) load.x[i][j] = 0;
+        for (int j = 0; j < WIDTH / 4; ++j) load.x[i][j] = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) load.g[i][j] = 0;
+        for (int j = 0; j < WIDTH / 2; ++j) load.g[i][j] = 0;
         if (row < end && at < p.columns) {
-            load_bytes<PACK>(load.x[i], p.x + row * p.x_stride + at, p.columns - at, ALIGNED);
+            load_bytes<WIDTH>(load.x[i], p.x + row * p.x_stride + at, p.columns - at, ALIGNED);
             load.scale[i] = p.scales[row * p.scale_stride + at / QB].bits;
             const u16* g = p.g + row * p.g_stride + at;
             if constexpr (ALIGNED) {
-                load_words<8>(load.g[i], g);
+                load_words<WIDTH / 2>(load.g[i], g);
             } else {
 #pragma unroll
-                for (int j = 0; j < PACK; ++j) {
+                for (int j = 0; j < WIDTH; ++j) {
                     if (at + j < p.columns) load.g[i][j / 2] |= u32(g[j]) << (16 * (j % 2));
                 }
             }
@@ -83,28 +85,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     __shared__ u32 nothing;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
-    const int column = member * PACK;
+    const int column = member * WIDTH;
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
     const u32 epoch = p.workspace->epoch;
     if (threadIdx.x == 0) nothing = 0;
-    float w[PACKS][PACK];
+    float w[PACKS][WIDTH];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
-        const int at = column + i * TEAM_THREADS * PACK;
+        const int at = column + i * TEAM_THREADS * WIDTH;
         const int valid = p.columns - at;
-        load_weights<Weight, PACK>(w[i], p.weight + at, valid, ALIGNED && valid > 0);
+        load_weights<Weight, WIDTH>(w[i], p.weight + at, valid, ALIGNED && valid > 0);
     }
 
     u32 turn = 0;
     for (int segment = blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 begin = p.rows * segment / p.segments, end = p.rows * (segment + 1) / p.segments;
-        float dw[PACKS][PACK];
+        float dw[PACKS][WIDTH];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
 #pragma unroll
-            for (int j = 0; j < PACK; ++j) dw[i][j] = 0.0f;
+            for (int j = 0; j < WIDTH; ++j) dw[i][j] = 0.0f;
         }
         RowLoad load;
         load_row(load, p, begin + team, end, column);
@@ -112,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             RowLoad next;
             load_row(next, p, row + TEAMS, end, column);
             const float rstd = load.rstd;
-            float xhat[PACKS][PACK], wdy[PACKS][PACK];
+            float xhat[PACKS][WIDTH];
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 const float scale = bf16{load.scale[i]};
                 float own = 0.0f;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
+                for (int j = 0; j < WIDTH / 4; ++j) {
                     float v[4], g[4];
                     fp8_floats<X>(load.x[i][j], v);
                     Word<bf16>::unpack(load.g[i][2 * j], g);
@@ -128,14 +130,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                     for (int k = 0; k < 4; ++k) {
                         const int at = 4 * j + k;
                         xhat[i][at] = __fmul_rn(__fmul_rn(v[k], scale), rstd);
-                        wdy[i][at] = __fmul_rn(w[i][at], g[k]);
-                        if (ALIGNED || column + i * TEAM_THREADS * PACK + at < p.columns) {
-                            own = __fadd_rn(own, __fmul_rn(xhat[i][at], wdy[i][at]));
+                        const float wdy = __fmul_rn(w[i][at], g[k]);
+                        if (ALIGNED || column + i * TEAM_THREADS * WIDTH + at < p.columns) {
+                            own = __fadd_rn(own, __fmul_rn(xhat[i][at], wdy));
                             dw[i][at] = __fadd_rn(dw[i][at], __fmul_rn(g[k], xhat[i][at]));
                         }
                     }
                 }
-                if (column + i * TEAM_THREADS * PACK < p.columns) sum = __fadd_rn(sum, own);
+                if (column + i * TEAM_THREADS * WIDTH < p.columns) sum = __fadd_rn(sum, own);
             }
 #pragma unroll
             for (int mask = 16; mask > 0; mask /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
@@ -151,21 +153,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             const float c1 = __fdiv_rn(sum, float(p.columns));
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                const int at = column + i * TEAM_THREADS * PACK;
-                float v[PACK];
+                const int at = column + i * TEAM_THREADS * WIDTH;
+                float v[WIDTH];
 #pragma unroll
-                for (int j = 0; j < PACK; ++j) {
-                    v[j] = __fmul_rn(__fsub_rn(wdy[i][j], __fmul_rn(xhat[i][j], c1)), rstd);
+                for (int j = 0; j < WIDTH; ++j) {
+                    float g[2];
+                    Word<bf16>::unpack(load.g[i][j / 2], g);
+                    const float wdy = __fmul_rn(w[i][j], g[j % 2]);
+                    v[j] = __fmul_rn(__fsub_rn(wdy, __fmul_rn(xhat[i][j], c1)), rstd);
                 }
-                u32 word[8];
+                u32 word[WIDTH / 2];
 #pragma unroll
-                for (int j = 0; j < 8; ++j) word[j] = Word<bf16>::pack(v + 2 * j);
+                for (int j = 0; j < WIDTH / 2; ++j) word[j] = Word<bf16>::pack(v + 2 * j);
                 u16* to = p.dx + row * p.columns + at;
                 if constexpr (ALIGNED) {
-                    if (at < p.columns) store_words<8>(to, word);
+                    if (at < p.columns) store_words<WIDTH / 2>(to, word);
                 } else {
 #pragma unroll
-                    for (int j = 0; j < PACK; ++j) {
+                    for (int j = 0; j < WIDTH; ++j) {
                         if (at + j < p.columns) to[j] = u16(word[j / 2] >> (16 * (j % 2)));
                     }
                 }
@@ -178,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
 #pragma unroll
-                for (int j = 0; j < PACK; ++j) {
+                for (int j = 0; j < WIDTH; ++j) {
                     // Transposed by element, so that lanes meet different banks.
-                    shared_dw[((team - 1) * PACKS * PACK + i * PACK + j) * TEAM_THREADS + member] = dw[i][j];
+                    shared_dw[((team - 1) * PACKS * WIDTH + i * WIDTH + j) * TEAM_THREADS + member] = dw[i][j];
                 }
             }
         }
@@ -188,18 +193,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         if (team == 0) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
-                const int at = column + i * TEAM_THREADS * PACK;
+                const int at = column + i * TEAM_THREADS * WIDTH;
 #pragma unroll
-                for (int j = 0; j < PACK; ++j) {
+                for (int j = 0; j < WIDTH; ++j) {
                     for (int other = 0; other < TEAMS - 1; ++other) {
-                        const float more = shared_dw[(other * PACKS * PACK + i * PACK + j) * TEAM_THREADS + member];
+                        const float more = shared_dw[(other * PACKS * WIDTH + i * WIDTH + j) * TEAM_THREADS + member];
                         dw[i][j] = __fadd_rn(dw[i][j], more);
                     }
                 }
                 float* to = p.partials + i64(segment) * ((p.columns + 15) / 16 * 16) + at;
                 if (at < p.columns) {
 #pragma unroll
-                    for (int j = 0; j < PACK; j += 4) {
+                    for (int j = 0; j < WIDTH; j += 4) {
                         *reinterpret_cast<float4*>(to + j) =
                             make_float4(dw[i][j], dw[i][j + 1], dw[i][j + 2], dw[i][j + 3]);
                     }
@@ -210,6 +215,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
 
     grid_maximum(p.workspace, epoch, &nothing, p.timeout_ns);
     const int pitch = (p.columns + 15) / 16 * 16;
+    if (p.segments <= WARPS) {  // the order of the loop below, where each warp has one segment at most
+        for (int at = blockIdx.x * THREADS + threadIdx.x; at < p.columns; at += gridDim.x * THREADS) {
+            float sum = 0.0f;
+            for (int segment = 0; segment < p.segments; ++segment) {
+                sum = __fadd_rn(sum, p.partials[i64(segment) * pitch + at]);
+            }
+            store_scalar(p.dw + at, sum);
+        }
+        if (!p.early_trigger) launch_dependents();
+        return;
+    }
     for (int first = blockIdx.x * 32; first < p.columns; first += gridDim.x * 32) {
         const int at = first + lane;
         float sum = 0.0f;

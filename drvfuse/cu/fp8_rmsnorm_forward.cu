@@ -56,10 +56,19 @@ struct ForwardParams {
     int early_trigger;
 };
 
+template <bool>
+struct Pick {
+    using type = int;
+};
+template <>
+struct Pick<false> {
+    using type = i64;
+};
+
 struct Rows {
     const ForwardParams& p;
-    u8* kept;          // resident rows, `pitch` bytes each
-    bf16* kept_scales; // their scales, `scale_pitch` elements each
+    u8* kept;           // resident rows, `pitch` bytes each
+    bf16* kept_scales;  // their scales, `scale_pitch` elements each
     int pitch, scale_pitch;
 
     // Row `local` of this block.
@@ -100,64 +109,104 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
     }
 }
 
-__device__ __forceinline__ float largest(const u32 (&word)[4]) {
-    u32 most = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        u32 low, high;
-        fp8_halves<X>(word[j], low, high);
-        most = max_magnitudes(most, max_magnitudes(low, high));
-    }
-    return fmaxf(low_half(most), low_half(most >> 16));
-}
-
 __device__ __forceinline__ float normalised(float x, float scale, float rstd, float weight) {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
-constexpr u32 NAN_BITS = 0x7fffffff;
+// TC columns of four rows; what does not exist is 0.
+struct Quad {
+    u32 word[4][TC / 4];
+    u16 scale[4];
+};
 
-// Raise `found`, the block's largest |y| as bits, by this warp's packs of a row: those whose bound exceeds it are
-// evaluated. `bound` is the largest over the lane's packs, without rstd. Returns whether any y is a number.
-__device__ __noinline__ bool raise_maximum(const ForwardParams& p, u32* found, i64 row, int column, float rstd,
-                                           float bound, const float* bounds) {
-    const int lane = threadIdx.x % 32;
-    float best = __uint_as_float(*(volatile u32*)found);
-    const float loose = __fmul_rn(__fmul_rn(bound, rstd), 1.000001f);
-    if (!__any_sync(0xffffffffu, !(loose <= best))) return true;
-    bool number = false;
-    for (int at = column; at - lane * PACK < p.columns; at += WARPS_A_ROW * SEGMENT) {
-        bool wanted = false;
-        u32 word[4];
-        float scale = 0.0f;
-        if (at < p.columns) {
-            load_bytes<PACK>(word, p.x + row * p.x_stride + at, p.columns - at, ALIGNED);
-            scale = p.scales[row * p.scale_stride + at / QB];
-            const float top = __fmul_rn(largest(word), fabsf(scale));
-            wanted = !(__fmul_rn(__fmul_rn(top, rstd), bounds[at / PACK]) <= best);
-            number |= !wanted;
-        }
-        if (wanted) {
-            const int valid = p.columns - at;
-            float w[PACK];
-            load_weights<Weight, PACK>(w, p.weight + at, valid, ALIGNED);
+__device__ __forceinline__ void load_quad(Quad& quad, const ForwardParams& p, const Rows& rows, i64 row, int local,
+                                          int at) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float v[4];
-                fp8_floats<X>(word[j], v);
+    for (int r = 0; r < 4; ++r) {
+        quad.scale[r] = 0;
 #pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const float y = fabsf(normalised(v[k], scale, rstd, w[4 * j + k]));
-                    if (4 * j + k < valid && y == y) {
-                        number = true;
-                        best = fmaxf(best, y);
-                    }
-                }
+        for (int j = 0; j < TC / 4; ++j) quad.word[r][j] = 0;
+        if (row + r < p.rows) {
+            if (OWN && local + r < p.resident_rows) {
+                load_bytes<TC>(quad.word[r], rows.kept + i64(local + r) * rows.pitch + at, TC, true);
+                quad.scale[r] = rows.kept_scales[(local + r) * rows.scale_pitch + at / QB].bits;
+            } else {
+                load_bytes<TC>(quad.word[r], p.x + (row + r) * p.x_stride + at, p.columns - at, ALIGNED);
+                quad.scale[r] = p.scales[(row + r) * p.scale_stride + at / QB].bits;
             }
         }
-        if (__any_sync(0xffffffffu, wanted)) best = __uint_as_float(warp_max(__float_as_uint(best)));
     }
-    if (lane == 0 && __float_as_uint(best) > *(volatile u32*)found) atomicMax(found, __float_as_uint(best));
+}
+
+constexpr u32 NAN_BITS = 0x7fffffff;
+
+// The largest |y| of one pack into `best`; true if it has a y that is a number. The pack is this lane's own: it is taken
+// from the shared memory at `kept` where that is not null.
+__device__ __forceinline__ bool evaluate(const ForwardParams& p, i64 row, int at, const u8* kept, float rstd,
+                                         float& best) {
+    const int valid = p.columns - at;
+    u32 word[4];
+    if (kept != nullptr) {
+        load_bytes<PACK>(word, kept + at, PACK, true);
+    } else {
+        load_bytes<PACK>(word, p.x + row * p.x_stride + at, valid, ALIGNED);
+    }
+    const float scale = p.scales[row * p.scale_stride + at / QB];
+    float w[PACK];
+    load_weights<Weight, PACK>(w, p.weight + at, valid, ALIGNED);
+    bool number = false;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        fp8_floats<X>(word[j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float y = fabsf(normalised(v[k], scale, rstd, w[4 * j + k]));
+            if (4 * j + k < valid && y == y) {
+                number = true;
+                best = fmaxf(best, y);
+            }
+        }
+    }
+    return number;
+}
+
+// Raise `found`, the block's largest |y| as bits, by this warp's packs of a row: those whose bound exceeds it are
+// evaluated, the lane with the largest bound first, as what it finds rules most others out. `limits[i]` is the largest
+// bound, without rstd, of the lane's packs in slot i. Returns whether any y is a number.
+__device__ __forceinline__ bool raise_maximum(const ForwardParams& p, u32* found, i64 row, int column, const u8* kept,
+                                              float rstd, const float (&limits)[SLOTS]) {
+    const int lane = threadIdx.x % 32;
+    u32 best = *(volatile u32*)found;  // magnitudes as bits: ordered like the numbers, and NaN above all
+    u32 done = 0;                      // slots evaluated, or without packs
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) done |= u32(column + i * WARPS_A_ROW * SEGMENT >= p.columns) << i;
+    bool number = false;
+    for (bool first = true;; first = false) {
+        u32 top = best;
+        int slot = -1;
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) {
+            const float limit = __fmul_rn(__fmul_rn(limits[i], rstd), 1.000001f);
+            const u32 magnitude = __float_as_uint(limit) & NAN_BITS;
+            if (!(done >> i & 1)) {
+                number |= magnitude <= best;
+                if (magnitude > top) top = magnitude, slot = i;
+            }
+        }
+        if (!__any_sync(0xffffffffu, slot >= 0)) break;
+        const u32 leader = warp_max(top);
+        if (slot >= 0 && (!first || top == leader)) {
+            float more = __uint_as_float(best);
+            for (int at = column + slot * WARPS_A_ROW * SEGMENT; at < p.columns; at += 8 * SEGMENT) {
+                number |= evaluate(p, row, at, kept, rstd, more);
+            }
+            best = __float_as_uint(more);
+            done |= 1u << slot;
+        }
+        best = warp_max(best);
+    }
+    if (lane == 0 && best > *(volatile u32*)found) atomicMax(found, best);
     return __any_sync(0xffffffffu, number);
 }
 
@@ -170,8 +219,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     const int team = warp / WARPS_A_ROW, member = warp % WARPS_A_ROW;
     const int packs = (p.columns + PACK - 1) / PACK;
     float* bounds = reinterpret_cast<float*>(dynamic);  // largest |w| of each pack
-    const Rows rows{p, dynamic + (packs * 4 + 15) / 16 * 16, nullptr, packs * PACK, (packs * PACK / QB + 8) / 8 * 8};
-    bf16* kept_scales = reinterpret_cast<bf16*>(rows.kept + i64(p.resident_rows) * rows.pitch);
+    u8* kept = dynamic + (packs * 4 + 15) / 16 * 16;
+    bf16* kept_scales = reinterpret_cast<bf16*>(kept + i64(p.resident_rows) * packs * PACK);
+    const Rows rows{p, kept, kept_scales, packs * PACK, (packs * PACK / QB + 8) / 8 * 8};
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
@@ -201,7 +251,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             float sums[SLOTS];
 #pragma unroll
             for (int i = 0; i < SLOTS; ++i) sums[i] = 0.0f;
-            float bound = 0.0f;  // without rstd; grows by less than two roundings
+            float limits[SLOTS];  // without rstd; two roundings more or less than the bound itself
+#pragma unroll
+            for (int i = 0; i < SLOTS; ++i) limits[i] = 0.0f;
             for (int start = 0; start < p.columns; start += stride) {
                 Batch next;
                 if (start + stride < p.columns) {
@@ -222,14 +274,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                             u32 low, high;
                             fp8_halves<X>(batch.word[i][j], low, high);
                             most = max_magnitudes(most, max_magnitudes(low, high));
-                            float v[4] = {low_half(low), low_half(low >> 16), low_half(high), low_half(high >> 16)};
+                            float v[4];
+                            half_pair(low, v);
+                            half_pair(high, v + 2);
 #pragma unroll
                             for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);
                         }
                         sums[i] = __fadd_rn(sums[i], __fmul_rn(__fmul_rn(squares, scale), scale));
                         const float top = __fmul_rn(fmaxf(low_half(most), low_half(most >> 16)), fabsf(scale));
                         const float limit = __fmul_rn(top, bounds[at / PACK]);
-                        bound = limit <= bound ? bound : limit;  // a NaN limit stays
+                        limits[i] = limit <= limits[i] ? limits[i] : limit;  // a NaN stays
                         if (keep) {
                             *reinterpret_cast<uint4*>(rows.kept + i64(local) * rows.pitch + at) = make_uint4(
                                 batch.word[i][0], batch.word[i][1], batch.word[i][2], batch.word[i][3]);
@@ -255,7 +309,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                                           __fadd_rn(__fadd_rn(eight[1], eight[5]), __fadd_rn(eight[3], eight[7])));
             const float rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
             if (row < p.rows && lane == 0 && member == 0) p.rstd[row] = rstd;
-            const bool number = row >= p.rows || raise_maximum(p, &found, row, column, rstd, bound, bounds);
+            const u8* own = keep ? rows.kept + i64(local) * rows.pitch : nullptr;
+            const bool number = row >= p.rows || raise_maximum(p, &found, row, column, own, rstd, limits);
             if constexpr (WARPS_A_ROW == 1) {
                 if (!number && lane == 0) atomicMax(&found, NAN_BITS);
             } else {
@@ -278,12 +333,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     // Phase 2.
     const int tiles_across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const i64 tiles_down = (p.rows + TILE_ROWS - 1) / TILE_ROWS;
-    i64 tile, tiles, step;
+    // A block's own tiles are few; those of the grid may be more than 2^31.
+    using Tile = typename Pick<OWN>::type;
+    Tile tile, tiles, step;
     if constexpr (OWN) {
-        const i64 own = tiles_down > blockIdx.x ? (tiles_down - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+        const int own = int((tiles_down + gridDim.x - 1 - blockIdx.x) / gridDim.x);
         tile = warp, tiles = own * tiles_across, step = WARPS;
     } else {
-        tile = i64(warp) * gridDim.x + blockIdx.x, tiles = tiles_down * tiles_across, step = i64(WARPS) * gridDim.x;
+        tile = Tile(warp) * gridDim.x + blockIdx.x, tiles = tiles_down * tiles_across, step = Tile(WARPS) * gridDim.x;
     }
     const int row_lane = lane / (32 / ROW_LANES), column_lane = lane % (32 / ROW_LANES);
     for (; tile < tiles; tile += step) {
@@ -296,37 +353,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         const int valid = p.columns - at;
         float w[TC];
         load_weights<Weight, TC>(w, p.weight + at, valid, ALIGNED);
+        float rstd[TR];
+#pragma unroll
+        for (int r = 0; r < TR; ++r) rstd[r] = row0 + r < p.rows ? p.rstd[row0 + r] : 0.0f;
         u32 column_words[TC][TR / 4];
+        Quad quad;
+        load_quad(quad, p, rows, row0, local, at);
 #pragma unroll
         for (int q = 0; q < TR / 4; ++q) {
-            u32 in[4][TC / 4], out[4][TC / 4];
-            float scale[4], rstd[4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const i64 row = row0 + 4 * q + r;
-                scale[r] = rstd[r] = 0.0f;
-#pragma unroll
-                for (int j = 0; j < TC / 4; ++j) in[r][j] = 0;
-                if (row < p.rows) {
-                    const int mine = local + 4 * q + r;
-                    if (OWN && mine < p.resident_rows) {
-                        load_bytes<TC>(in[r], rows.kept + i64(mine) * rows.pitch + at, TC, true);
-                        scale[r] = kept_scales[mine * rows.scale_pitch + at / QB];
-                    } else {
-                        load_bytes<TC>(in[r], p.x + row * p.x_stride + at, valid, ALIGNED);
-                        scale[r] = p.scales[row * p.scale_stride + at / QB];
-                    }
-                    rstd[r] = p.rstd[row];
-                }
-            }
+            Quad next;  // loaded before this one's stores, which nothing can be moved across
+            if (q + 1 < TR / 4) load_quad(next, p, rows, row0 + 4 * (q + 1), local + 4 * (q + 1), at);
+            u32 out[4][TC / 4];
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) {
                     float v[4];
-                    fp8_floats<X>(in[r][j], v);
+                    fp8_floats<X>(quad.word[r][j], v);
+                    const float scale = bf16{quad.scale[r]};
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) v[k] = normalised(v[k], scale[r], rstd[r], w[4 * j + k]);
+                    for (int k = 0; k < 4; ++k) v[k] = normalised(v[k], scale, rstd[4 * q + r], w[4 * j + k]);
                     u32 pair[2] = {Word<bf16>::pack(v), Word<bf16>::pack(v + 2)};
                     Word<bf16>::unpack(pair[0], v);
                     Word<bf16>::unpack(pair[1], v + 2);
@@ -345,6 +391,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
 #pragma unroll
                 for (int k = 0; k < 4; ++k) column_words[4 * j + k][q] = turned[k];
             }
+            if (q + 1 < TR / 4) quad = next;
         }
 #pragma unroll
         for (int c = 0; c < TC; ++c) {

@@ -19,14 +19,18 @@ __device__ __forceinline__ void fp8_halves<e5m2>(u32 word, u32& low, u32& high) 
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(high) : "h"(u16(word >> 16)));
 }
 
+__device__ __forceinline__ void half_pair(u32 f16x2, float* v) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(v[0]), "=f"(v[1])
+        : "r"(f16x2));
+}
+
 template <typename T>
 __device__ __forceinline__ void fp8_floats(u32 word, float* v) {
     u32 low, high;
     fp8_halves<T>(word, low, high);
-    v[0] = low_half(low);
-    v[1] = low_half(low >> 16);
-    v[2] = low_half(high);
-    v[3] = low_half(high >> 16);
+    half_pair(low, v);
+    half_pair(high, v + 2);
 }
 
 // The larger of two magnitudes in each half; a NaN loses to a number.

@@ -37,20 +37,23 @@ __device__ __forceinline__ u32 grid_maximum(GridWorkspace* workspace, u32 epoch,
     }
     __syncthreads();
     u64 start = 0;
-    for (u32 slot = threadIdx.x; slot < gridDim.x; slot += blockDim.x) {
-        for (u32 polls = 1;; ++polls) {
-            u64 word;
-            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(workspace->slots + slot) : "memory");
-            if (u32(word >> 32) == wanted) {
-                atomicMax(shared_maximum, u32(word));
-                break;
-            }
+    for (u32 first = threadIdx.x / 32 * 32; first < gridDim.x; first += blockDim.x) {
+        const u32 slot = first + threadIdx.x % 32;
+        u64 word = u64(wanted) << 32;
+        for (u32 polls = 1; slot < gridDim.x; ++polls) {
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(workspace->slots + slot) : "memory");
+            if (u32(word >> 32) == wanted) break;
             if (polls % 1024 == 0) {
                 u64 now = global_ns();
                 if (start == 0) start = now;
                 if (now - start > timeout_ns) __trap();
             }
         }
+        __syncwarp();
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        u32 most;
+        asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(u32(word)));
+        if (threadIdx.x % 32 == 0) atomicMax(shared_maximum, most);
     }
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch = wanted;

@@ -9,6 +9,7 @@ behind its primary only from `griddepcontrol.wait` on. Host code counts as one t
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,14 @@ class Detector:
         self._places: dict[int, int] = {}
         self._host = Clock(self, 0)
         self._said_full = False
-        window.forget = self.forget
+        weak = weakref.WeakMethod(self.forget)  # a cycle would keep a dropped machine's window
+
+        def forget(address: int, nbytes: int) -> None:
+            method = weak()
+            if method is not None:
+                method(address, nbytes)
+
+        window.forget = forget
 
     @property
     def address(self) -> int:

@@ -127,7 +127,7 @@ def new_outputs(
         if stream.capture_id() is not None:
             raise CaptureError("outputs=None allocates, which a capture forbids; pass outputs")
         made = [(name, device.empty(shape, dtype, stream=stream)) for name, shape, dtype in shapes]
-        return [Operand(name, a, a.shape, a.shape[-1] if a.shape else 1, None, False) for name, a in made]
+        return [Operand(f"outputs.{name}", a, a.shape, a.shape[-1] if a.shape else 1, None, False) for name, a in made]
     names = ", ".join(name for name, _, _ in shapes)
     if not isinstance(given, (list, tuple)) or len(given) != len(shapes):
         raise ArgumentError("outputs", f"a {type(given).__name__}", f"a tuple of {len(shapes)}: ({names})")
@@ -183,7 +183,7 @@ def load(device: Device, spec: Specialisation) -> Kernel:
     if kernel is None:
         image = compile_source(
             f'#include "{spec.name}.cu"\n',
-            name=f"{spec.name}.cu",
+            name=f"{spec.name}_kernel.cu",  # not the included file's own name
             arch=device.arch,
             defines=dict(spec.defines),
             options=("--fmad=false",),
@@ -237,9 +237,10 @@ def launch(
         graph.keep(*arrays)
     for operand in (*read, *written):  # a foreign library may reuse its memory in the order of its own stream
         owner = operand.producer
-        if operand.foreign and owner is not None and not same(owner, stream) and not owner.closed:
-            if capture is None or owner.capture_id() == capture:
-                owner.follow(stream)
+        if owner is None or not operand.foreign or owner.closed or same(owner, stream):
+            continue
+        if capture is None or owner.capture_id() == capture:
+            owner.follow(stream)
 
 
 def fp8_dtype(argument: str, value: Any) -> DType:

@@ -45,10 +45,10 @@ def fp8_division_transpose(
 ) -> tuple[Any, ...]:
     """`(y, s_y, y_t)`, or with `only_transposed` `(y_t, s_y)`: x / s_y in FP8, and its transpose.
 
-    x [M, N] or [B, S, N], bfloat16 or float32; its rows may lie apart. `fp8type` is "E4M3", "E5M2" or a dtype. s_y is an
-    array of one element (bfloat16, float16 or float32); without it s_y = (max|x| + 1e-10) / fp8_max with each step
-    rounded to x's dtype, 0-d; a NaN in x then makes everything NaN. y has x's shape; y_t is (N, M). The quotient is fp32,
-    rounded once to FP8, saturating. QB has no effect on values. stochastic=True is refused: COAT's rounding is biased.
+    x [M, N] or [B, S, N], bfloat16 or float32; its rows may lie apart. `fp8type` is "E4M3", "E5M2" or a dtype. s_y is
+    an array of one element (bfloat16, float16 or float32); without it s_y = (max|x| + 1e-10) / fp8_max with each step
+    rounded to x's dtype, 0-d; a NaN in x then makes everything NaN. y has x's shape; y_t is (N, M). The quotient is
+    fp32, rounded once to FP8, saturating. QB has no effect on values. stochastic=True is refused: COAT's is biased.
 
     `outputs` is (y, y_t), or (y_t,), and with them s_y in front of y_t if it is not given: (y, s_y, y_t), (y_t, s_y).
     The rest as in `fp8_rmsnorm_forward`.

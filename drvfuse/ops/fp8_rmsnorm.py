@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 RMSNorm with COAT's signatures, each way in one launch.
 
-Real value = stored FP8 x scale. x is [M, N] or [B, S, N], e4m3fn or e5m2, with bf16 scales for each 1 x QB elements of a
-row. All arrays may be drvfuse Arrays or any DLPack or CUDA-array-interface object; x, s_x and g may be column slices of
-wider arrays. The rounding rules are those of `drvfuse.reference_fp8`.
+Real value = stored FP8 x scale. x is [M, N] or [B, S, N], e4m3fn or e5m2, with bf16 scales for each 1 x QB elements of
+a row. All arrays may be drvfuse Arrays or any DLPack or CUDA-array-interface object; x, s_x and g may be column slices
+of wider arrays. The rounding rules are those of `drvfuse.reference_fp8`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
-from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import fp8_call as call
@@ -82,10 +81,10 @@ def fp8_rmsnorm_forward(
     s_y of an all-zero tensor. A row whose y are all NaN (one NaN in x does that) makes s_y NaN, and so every qy; other
     NaN stay in their column. An infinite y makes s_y infinite: every finite y becomes 0.
 
-    `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of `fp8_workspace_bytes(N)`,
-    zeroed once, for one launch at a time; by default one is cached for each stream. `stream`: None for the device's own,
-    "current" for that of x's framework, or a stream. The launch is cooperative, does not block and can be captured with
-    outputs given. ArgumentError for arguments that do not fit, before anything is launched.
+    `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of
+    `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
+    None for the device's own, "current" for that of x's framework, or a stream. The launch is cooperative, does not
+    block and can be captured with outputs given. ArgumentError for arguments that do not fit, before any launch.
     """
     level, driver = _level(pdl_level), call.driver_of(x, s_x, w)
     xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
@@ -153,8 +152,8 @@ def fp8_rmsnorm_backward(
     """Gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
 
     x, s_x, w, QB as in the forward, g bfloat16 in x's shape, v the forward's rstd [M]. dx is bfloat16 in x's shape, dw
-    [N] in w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat * c1) * v, dw = sum of g * xhat over
-    the rows in fp32, rounded once. The same bits in every run and on every device. `num_warps` has no effect.
+    [N] in w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat * c1) * v, dw = sum of g * xhat
+    over the rows in fp32, rounded once. The same bits in every run and on every device. `num_warps` has no effect.
 
     `outputs` is (dx, dw); the rest as in the forward. At most 32768 columns.
     """
@@ -208,7 +207,7 @@ def fp8_rmsnorm_backward(
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
     threads = teams * team_warps * 32
-    smem = 4 * max((teams - 1) * packs * 16 * team_warps * 32, threads)
+    smem = 4 * max((teams - 1) * packs * 8 * team_warps * 32, threads)
     grid = max(1, min(segments, device.sm_count))
     call.launch(kernel, device, queue, grid, threads, smem, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
@@ -217,14 +216,18 @@ def fp8_rmsnorm_backward(
 
 def backward_shape(columns: int) -> tuple[int, int, int]:
     """(packs a thread, warps a team, teams a block) of the backward kernel; they order dw's sums."""
-    row_packs = -(-columns // 16)
-    packs = -(-row_packs // 512)
-    team_warps = -(--(-row_packs // packs) // 32)
-    return packs, team_warps, max(1, 16 // team_warps)
+    row_packs = _ceil_div(columns, 8)
+    packs = max(2, _ceil_div(row_packs, 512))
+    team_warps = _ceil_div(_ceil_div(row_packs, packs), 32)
+    return packs, team_warps, 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
 
 
 def _level(value: Any) -> PDLLevel:
     return pdl_level(value)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:
@@ -271,10 +274,8 @@ class _ForwardPlan:
         self.warps = 16
         self.own = rows * columns >= _OWN_ELEMENTS and rows >= 12 * multiprocessors
         if self.own:
-            self.warps_a_row, self.tile_rows, self.tile_columns = 1, 16, 16
+            self.warps_a_row, self.tile_rows, self.tile_columns = 1, 16, 8
             self.row_lanes = 2 if rows >= 28 * multiprocessors else 1
-            if self.row_lanes == 1:
-                self.tile_columns = 8
             self.grid = min(multiprocessors, -(-rows // (self.row_lanes * self.tile_rows)))
         else:
             self.warps_a_row = 8 if rows < 16 * multiprocessors else 1
@@ -312,6 +313,6 @@ class _ForwardPlan:
         row = packs * 16 + 2 * ((packs * 16 // self.QB + 8) // 8 * 8)
         room = self.device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - static_bytes - base
         step = self.row_lanes * self.tile_rows
-        most = -(-(-(-self.rows // step)) // self.grid) * step
+        most = _ceil_div(_ceil_div(self.rows, step), self.grid) * step
         resident = max(0, min(most, room // row))
         return resident, base + resident * row

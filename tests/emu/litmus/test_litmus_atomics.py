@@ -11,7 +11,7 @@ from litmus import OBSERVATION, Lab, Suite, fill, grid, place
 
 suite = Suite()
 
-# Chains of read-modify-write operations keep a release, stores of other threads break it --------------------------------
+# Chains of read-modify-write operations keep a release, stores of other threads break it ------------------------------
 
 CHAIN = """
 P(0) {
@@ -168,7 +168,7 @@ for how in ("RED(release.gpu, add.u32, f, 1)", "ATOM(acq_rel.gpu, add.u32, f, 1)
             seeds=range(4),
         )
 
-# The last block to arrive reads what all wrote -----------------------------------------------------------------------
+# The last block to arrive reads what all wrote ------------------------------------------------------------------------
 
 LAST = """
 u32 t = threadIdx.x, b = blockIdx.x;
@@ -258,7 +258,7 @@ suite.add(
     grid(1, 64),
 )
 
-# Locks --------------------------------------------------------------------------------------------------------------
+# Locks ----------------------------------------------------------------------------------------------------------------
 
 LOCK = """
 if (T(0)) {
@@ -380,7 +380,7 @@ for name, (buffer, enter, arrive, leave, races) in GRIDS.items():
         seeds=range(4),
     )
 
-# Data that is its own flag, and sequence locks -----------------------------------------------------------------------
+# Data that is its own flag, and sequence locks ------------------------------------------------------------------------
 
 SENTINEL = """
 P(0) {

@@ -11,7 +11,7 @@ from litmus import Suite, fill, grid
 
 suite = Suite()
 
-# A write and a read of two threads, with something between ----------------------------------------------------------
+# A write and a read of two threads, with something between ------------------------------------------------------------
 
 BETWEEN = """
 __shared__ u32 s;
@@ -52,8 +52,7 @@ BETWEENS = {
     "arrive-and-sync": ("if (t < 32) ARRIVE(1, 96) else BARRIER(1, 96)", (70,)),
     "sync-and-arrive": ("if (t < 32) BARRIER(1, 96) else ARRIVE(1, 96)", (1,)),
 }
-# bar.warp.sync orders lane 1 behind lane 0 also where both pass a barrier of more warps; bar.arrive lets lanes of its own
-# warp go on unordered.
+# bar.arrive lets the lanes of its own warp go on unordered.
 for (name, (text, ordered)), (kind, (first, second)), reader in itertools.product(
     BETWEENS.items(), ACCESSES.items(), (1, 70)
 ):
@@ -83,7 +82,7 @@ for kind, (first, second) in ACCESSES.items():
         seeds=range(2),
     )
 
-# Threads that leave -------------------------------------------------------------------------------------------------
+# Threads that leave ---------------------------------------------------------------------------------------------------
 
 LEAVE = """
 __shared__ u32 s;
@@ -164,7 +163,7 @@ if (t < 32) {
     races="w~r",
 )
 
-# Memory used again ------------------------------------------------------------------------------------------------------
+# Memory used again ----------------------------------------------------------------------------------------------------
 
 LOOP = """
 $memory
@@ -215,7 +214,7 @@ suite.add(
     options={"sm_count": 1},
 )
 
-# Reduction in shared memory ---------------------------------------------------------------------------------------------
+# Reduction in shared memory -------------------------------------------------------------------------------------------
 
 TREE = """
 __shared__ u32 s[128];
@@ -246,7 +245,7 @@ for name, barrier, end, races, some in (
         seeds=range(4),
     )
 
-# Shared atomics and counts of barriers ------------------------------------------------------------------------------------
+# Shared atomics and counts of barriers --------------------------------------------------------------------------------
 
 SUM = """
 __shared__ u32 s;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Message passing: one thread writes data and signals, another one waits and reads.
 
-It is free of races if and only if the signal is a release pattern and the wait an acquire pattern (PTX ISA, "Release and
-Acquire Patterns"), the wait observes the signal, and the scopes at both ends include the other thread.
+It is free of races if and only if the signal is a release pattern and the wait an acquire pattern (PTX ISA, "Release
+and Acquire Patterns"), the wait observes the signal, and the scopes at both ends include the other thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ P(1) {
 """
 suite = Suite()
 
-# Scopes -------------------------------------------------------------------------------------------------------------
+# Scopes ---------------------------------------------------------------------------------------------------------------
 
 for where in NEEDS:
     for ours in SCOPES:
@@ -75,7 +75,7 @@ for where in ("gpu", "peer"):
         edge="scope",
     )
 
-# Signals and waits --------------------------------------------------------------------------------------------------
+# Signals and waits ----------------------------------------------------------------------------------------------------
 
 GOOD_SIGNALS = {
     "release": "ST(release.$s, f, 1)",
@@ -161,7 +161,7 @@ for where in ("gpu", "peer"):
             races="w~r",
         )
 
-# Weak flags ---------------------------------------------------------------------------------------------------------
+# Weak flags -----------------------------------------------------------------------------------------------------------
 # A plain flag is itself in a race, and synchronises nothing.
 
 for name, signal in (("", "ST(weak, f, 1)"), ("-with-fence", "FENCE(sc.sys) ST(weak, f, 1)")):
@@ -186,7 +186,7 @@ P(1) {
 """
 suite.add("plain-load-of-the-flag", fill(PLAIN_LOAD, fence=""), place("gpu", 2), races="s~a w~r")
 
-# What a signal covers -----------------------------------------------------------------------------------------------
+# What a signal covers -------------------------------------------------------------------------------------------------
 
 suite.add(
     "signal-before-the-data",
@@ -284,7 +284,7 @@ P(1) {
     races="w~r",
 )
 
-# On behalf of others ------------------------------------------------------------------------------------------------
+# On behalf of others --------------------------------------------------------------------------------------------------
 # Threads 0, 1 and 40 of block 0 and of block 1: the signal of one thread speaks for others of its block only behind a
 # barrier that both have passed, and so does its wait.
 
@@ -320,7 +320,7 @@ for who in (0, 1, 40):
             seeds=range(4),
         )
 
-# Three-dimensional grids --------------------------------------------------------------------------------------------
+# Three-dimensional grids ----------------------------------------------------------------------------------------------
 
 suite.add(
     "far-corners-of-a-three-dimensional-grid",
@@ -342,7 +342,7 @@ if (block == 1 && thread == 22) {
     ),
 )
 
-# Many signals -------------------------------------------------------------------------------------------------------
+# Many signals ---------------------------------------------------------------------------------------------------------
 
 THREADS = """
 u32 t = threadIdx.x;

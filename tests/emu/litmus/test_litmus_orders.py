@@ -12,7 +12,7 @@ from litmus import NEEDS, OBSERVATION, At, Suite, covers, fill, place, together
 suite = Suite()
 PLACES = ("warp", "block", "gpu", "stream", "peer")
 
-# Relaxed accesses of covering scope never race, in whatever order; weak ones do where nothing orders them ------------
+# Relaxed accesses of covering scope never race, in whatever order; weak ones do where nothing orders them -------------
 
 SHAPES = {
     "sb": ("P(0) {\nS0(x)  // @wx\nF\nL0(y)  // @ry\n}\nP(1) {\nS1(y)  // @wy\nF\nL1(x)  // @rx\n}", 2, "wx~rx wy~ry"),
@@ -85,7 +85,7 @@ suite.add(
     place("gpu", 2),
 )
 
-# One location -------------------------------------------------------------------------------------------------------
+# One location ---------------------------------------------------------------------------------------------------------
 # Two accesses, one of them a write, that nothing orders: no race if both are strong and each scope includes the other.
 
 ACCESSES = ["weak", "relaxed.cta", "relaxed.gpu", "relaxed.sys", "volatile"]
@@ -170,7 +170,8 @@ suite.add(
 )
 suite.add(
     "a-thread-never-races-with-itself",
-    "P(0) {\nST(weak, x, 1)\nLD(weak, x)\nATOM(relaxed.gpu, add.u32, x, 1)\nST(relaxed.cta, x, 2)\nLD(volatile, x)\nST(weak, x, 3)\n}",
+    "P(0) {\nST(weak, x, 1)\nLD(weak, x)\nATOM(relaxed.gpu, add.u32, x, 1)\nST(relaxed.cta, x, 2)\n"
+    "LD(volatile, x)\nST(weak, x, 3)\n}",
     place("gpu", 1),
 )
 

@@ -50,7 +50,7 @@ def case(name: str, races: str = "", **options: Any) -> Callable[[Callable[[Lab]
     return add
 
 
-# Two kernels, with something between --------------------------------------------------------------------------------
+# Two kernels, with something between ----------------------------------------------------------------------------------
 
 
 @case("one-stream")

@@ -20,11 +20,14 @@ HELPERS = """
 #define L16(p) { u16 v_; asm volatile("ld.global.u16 %0, [%1];" : "=h"(v_) : "l"(p) : "memory"); }
 #define L32(p) { u32 v_; asm volatile("ld.global.u32 %0, [%1];" : "=r"(v_) : "l"(p) : "memory"); }
 #define L64(p) { u64 v_; asm volatile("ld.global.u64 %0, [%1];" : "=l"(v_) : "l"(p) : "memory"); }
-#define L2x64(p) { u64 a_, b_; asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(a_), "=l"(b_) : "l"(p) : "memory"); }
+#define L2x64(p) { u64 a_, b_; \\
+  asm volatile("ld.global.v2.u64 {%0, %1}, [%2];" : "=l"(a_), "=l"(b_) : "l"(p) : "memory"); }
 #define L4x32(p) { u32 a_, b_, c_, d_; \\
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a_), "=r"(b_), "=r"(c_), "=r"(d_) : "l"(p) : "memory"); }
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a_), "=r"(b_), "=r"(c_), "=r"(d_) \\
+  : "l"(p) : "memory"); }
 #define RELAXED8(p) asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" :: "l"(p), "r"(1) : "memory");
-#define RELAXED4x32(p) asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" :: "l"(p), "r"(1) : "memory");
+#define RELAXED4x32(p) \\
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" :: "l"(p), "r"(1) : "memory");
 """
 SIZE = {"8": 1, "16": 2, "32": 4, "64": 8, "4x32": 16, "2x64": 16}
 
@@ -34,7 +37,8 @@ PART = "char* b = (char*)x;\nP(0) {\nS$one(b + $at0)  // @w\n}\nP(1) {\n$how$two
 OVERLAPS = [
     ("8", 0, "8", 0), ("8", 0, "8", 1), ("8", 2, "8", 3), ("8", 3, "8", 4), ("16", 0, "16", 2), ("16", 2, "16", 2),
     ("8", 0, "16", 2), ("8", 1, "16", 0), ("8", 2, "16", 0), ("8", 3, "32", 0), ("8", 4, "32", 0), ("16", 2, "32", 0),
-    ("32", 0, "32", 4), ("32", 4, "64", 0), ("32", 8, "64", 0), ("64", 0, "64", 8), ("64", 8, "2x64", 0), ("64", 16, "2x64", 0),
+    ("32", 0, "32", 4), ("32", 4, "64", 0), ("32", 8, "64", 0), ("64", 0, "64", 8), ("64", 8, "2x64", 0),
+    ("64", 16, "2x64", 0),
     ("4x32", 0, "32", 0), ("4x32", 0, "32", 4), ("4x32", 0, "32", 8), ("4x32", 0, "32", 12), ("4x32", 0, "32", 16),
     ("4x32", 16, "32", 12), ("4x32", 0, "8", 15), ("4x32", 0, "8", 16), ("4x32", 0, "64", 8), ("4x32", 0, "4x32", 16),
     ("2x64", 0, "16", 14), ("2x64", 0, "16", 16), ("32", 12, "4x32", 0), ("8", 7, "4x32", 0), ("8", 23, "2x64", 16),
@@ -71,7 +75,7 @@ suite.add(
 )
 suite.add("strong-bytes", fill(MIXED, one="RELAXED8(b)", two="RELAXED8(b)"), place("gpu", 2), top=HELPERS)
 
-# Bytes of one word by several threads -----------------------------------------------------------------------------------
+# Bytes of one word by several threads ---------------------------------------------------------------------------------
 
 BYTES = """
 char* b = (char*)x;
@@ -118,7 +122,7 @@ for missing in (None, 0, 1, 2):
         top=HELPERS,
     )
 
-# Many readers, then a writer ---------------------------------------------------------------------------------------------
+# Many readers, then a writer ------------------------------------------------------------------------------------------
 
 READERS = """
 u32 t = $index;
