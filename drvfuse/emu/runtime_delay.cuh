@@ -42,7 +42,7 @@
 #include "runtime_layout.cuh"
 
 const u32 PENDING = 1 << 13;
-const u32 BUCKETS = 1 << 16;
+const u32 BUCKETS = 1 << 14;
 const u32 CHUNK = 5;     // shift: accesses are aligned and at most 32 bytes, so each lies in one chunk
 const u64 LATEST = 1024;  // passes for which a store may be pending at one level
 

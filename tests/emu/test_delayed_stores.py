@@ -25,7 +25,7 @@ LOAD(acquire, "acquire.sys") LOAD(relaxed, "relaxed.sys") LOAD(relaxed_gpu, "rel
 STORE(release, "release.sys") STORE(release_gpu, "release.gpu") STORE(release_cta, "release.cta")
 STORE(put, "relaxed.sys") STORE(plain, "weak")
 FENCE(fence_sc, "sc.sys") FENCE(fence_sys, "acq_rel.sys") FENCE(fence_gpu, "acq_rel.gpu")
-FENCE(fence_cta, "acq_rel.cta") FENCE(fence_acquire, "acquire.sys") FENCE(proxy, "proxy.alias")
+FENCE(fence_cta, "acq_rel.cta") FENCE(fence_acquire, "acquire.sys")
 __device__ u32 cas(u32* p, u32 a, u32 b) { return atomicCAS_system(p, a, b); }
 __device__ void await(const u32* p, u32 v) { while (acquire(p) != v) {} }
 """
@@ -107,7 +107,6 @@ ORDERED = {
     "fence at .gpu": "*x = 1; fence_gpu(); put(flag, 1);",
     "__threadfence and a volatile store": "*x = 1; __threadfence(); *(volatile u32*)flag = 1;",
     "__threadfence and an atomic": "*x = 1; __threadfence(); atomicExch(flag, 1);",
-    "proxy fence": "*x = 1; proxy(); put(flag, 1);",
     "atomic that releases": 'u32 v; *x = 1; asm volatile("atom.release.gpu.global.exch.b32 %0, [%1], 1;" '
     ': "=r"(v) : "l"(flag) : "memory");',
 }
