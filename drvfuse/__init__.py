@@ -32,9 +32,9 @@ _HOME = {
     "device": "runtime.device",
     "fp8_division": "ops.fp8_division",
     "fp8_division_transpose": "ops.fp8_division",
-    "fp8_rmsnorm_backward": "ops.fp8_rmsnorm",
+    "fp8_rmsnorm_backward": "ops.fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward": "ops.fp8_rmsnorm",
-    "fp8_workspace_bytes": "ops.fp8_rmsnorm",
+    "fp8_workspace_bytes": "ops.fp8_rmsnorm_backward",
     "float32": "ops.epilogue",
     "int32": "ops.epilogue",
     "last_calls": "runtime.driver",
@@ -85,7 +85,8 @@ if TYPE_CHECKING:
     from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
     from .ops.epilogue import Epilogue, Replicated, float32, int32
     from .ops.fp8_division import fp8_division, fp8_division_transpose
-    from .ops.fp8_rmsnorm import fp8_rmsnorm_backward, fp8_rmsnorm_forward, fp8_workspace_bytes
+    from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
+    from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
     from .ops.options import PDLLevel
     from .runtime.array import Array, view
     from .runtime.device import Device, device

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from .. import dtypes, reference_fp8
 from ..ops.fp8_division import fp8_division_transpose
-from ..ops.fp8_rmsnorm import backward_shape, fp8_rmsnorm_backward, fp8_rmsnorm_forward
+from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
+from ..ops.fp8_rmsnorm_backward import backward_shape, fp8_rmsnorm_backward
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
 from ..runtime.device import device as open_device

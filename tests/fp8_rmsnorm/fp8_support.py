@@ -9,7 +9,7 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes, reference_fp8
-from drvfuse.ops.fp8_rmsnorm import backward_shape
+from drvfuse.ops.fp8_rmsnorm_backward import backward_shape
 from drvfuse.reference_fp8 import bits
 
 BF16 = dtypes.get("bfloat16").numpy
