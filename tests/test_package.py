@@ -22,9 +22,10 @@ ALLOWED = {
     "emu": set(),
     "runtime": {"cu"},
     "comm": {"runtime", "cu"},
-    "ops": {"comm", "runtime", "cu"},
+    "trace": {"comm", "runtime", "cu"},
+    "ops": {"trace", "comm", "runtime", "cu"},
     "check": {"ops", "comm", "runtime", "emu"},
-    "cli": {"check", "ops", "comm", "runtime"},
+    "cli": {"check", "ops", "trace", "comm", "runtime"},
 }
 
 
