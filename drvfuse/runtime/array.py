@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +190,7 @@ def empty(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) 
     block = pool.allocate(nbytes, home)
     array = Array(block.ptr, dimensions, element, device, home)
     array._block = block
-    weakref.finalize(array, pool.free, block).atexit = False
+    pool.free_with(array, block)
     return array
 
 

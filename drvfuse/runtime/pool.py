@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 from ..errors import CaptureError
@@ -70,6 +71,13 @@ def _free(driver: Driver, pool: Pool, block: Block) -> None:
     pool._free(block)
 
 
+def _dropped(weak: weakref.ref[Pool], ptr: int) -> None:
+    """Queue a block. A finalizer, so it holds nothing that holds the driver, and makes no driver call."""
+    pool = weak()
+    if pool is not None:
+        retire(pool.device.driver, _free, pool, pool._blocks.pop(ptr))
+
+
 class Pool(Owned):
     """A device's memory pool. It keeps freed memory for reuse; `trim()` gives it back to the device."""
 
@@ -85,6 +93,7 @@ class Pool(Owned):
         threshold = types.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         driver.cuMemPoolSetAttribute(self.handle, threshold, types.cuuint64_t(_KEEP_EVERYTHING))
         self._allowed = {device.index}
+        self._blocks: dict[int, Block] = {}
 
     def allow(self, devices: Iterable[Device]) -> None:
         """Give `devices` read and write access to everything in this pool, past and future; skips non-peers."""
@@ -103,11 +112,12 @@ class Pool(Owned):
         self.flush()
         with self.device.use():
             ptr = self.device.driver.cuMemAllocFromPoolAsync(nbytes, self.handle, stream.handle)
-        return Block(int(ptr), nbytes, stream)
+        block = self._blocks[int(ptr)] = Block(int(ptr), nbytes, stream)
+        return block
 
-    def free(self, block: Block) -> None:
-        """Queue the block. Makes no driver call, so it is safe in a finalizer and anywhere else."""
-        retire(self.device.driver, _free, self, block)
+    def free_with(self, owner: object, block: Block) -> None:
+        """Free the block some time after `owner` was collected."""
+        weakref.finalize(owner, _dropped, weakref.ref(self), block.ptr).atexit = False
 
     def flush(self) -> None:
         """Free what is queued, each block after the work of every stream it was used on. See `lifetime.flush`."""

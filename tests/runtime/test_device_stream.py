@@ -173,3 +173,16 @@ def test_a_machine_that_nobody_uses_is_collected() -> None:
     gc.collect()
     gc.collect()
     assert weak() is None
+
+
+@pytest.mark.emu
+def test_an_array_that_the_driver_itself_keeps_does_not_keep_the_machine() -> None:
+    machine = df.emu.Machine(devices=1)
+    array = df.device(0, driver=machine).zeros((10,), "float32")
+    vars(array.device.driver)["cache"] = {0: array}
+    array.numpy()
+    weak = weakref.ref(machine)
+    del machine, array
+    gc.collect()
+    gc.collect()
+    assert weak() is None
