@@ -210,10 +210,17 @@ def launch(
     read: Sequence[Operand],
     written: Sequence[Operand],
     workspace: Array | None,
+    cooperative: bool = True,
 ) -> None:
     """Queue the kernel on `stream` after the producers of its arrays, and tell the arrays."""
     prepared = kernel.prepare(
-        grid, threads, parameters, device=device, smem=smem, cooperative=grid > 1, pdl=pdl is not PDLLevel.OFF
+        grid,
+        threads,
+        parameters,
+        device=device,
+        smem=smem,
+        cooperative=cooperative and grid > 1,
+        pdl=pdl is not PDLLevel.OFF,
     )
     capture = stream.capture_id()
     for producer in {(p.handle, p.closed): p for o in (*read, *written) if (p := o.producer) is not None}.values():
