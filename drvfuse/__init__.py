@@ -30,17 +30,20 @@ _HOME = {
     "allreduce_rmsnorm_fp8": "ops.allreduce_rmsnorm_fp8",
     "compile": "runtime.kernel",
     "device": "runtime.device",
+    "fp8_add_Ifp_Ifp_Ofp_Og16": "ops.fp8_group_scales",
+    "fp8_add_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
     "fp8_division": "ops.fp8_division",
     "fp8_division_transpose": "ops.fp8_division",
     "fp8_rmsnorm_backward": "ops.fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward": "ops.fp8_rmsnorm",
+    "fp8_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
     "fp8_workspace_bytes": "ops.fp8_rmsnorm_backward",
     "float32": "ops.epilogue",
     "int32": "ops.epilogue",
     "last_calls": "runtime.driver",
     "view": "runtime.array",
 }
-_SUBMODULES = ("config", "dtypes", "emu", "errors", "reference", "reference_fp8")
+_SUBMODULES = ("config", "dtypes", "emu", "errors", "reference", "reference_fp8", "reference_fp8_groups")
 
 __all__ = [
     "Array",
@@ -66,25 +69,34 @@ __all__ = [
     "emu",
     "errors",
     "float32",
+    "fp8_add_Ifp_Ifp_Ofp_Og16",
+    "fp8_add_rmsnorm_pg2pg_forward",
     "fp8_division",
     "fp8_division_transpose",
     "fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward",
+    "fp8_rmsnorm_pg2pg_forward",
     "fp8_workspace_bytes",
     "int32",
     "last_calls",
     "reference",
     "reference_fp8",
+    "reference_fp8_groups",
     "view",
 ]
 
 if TYPE_CHECKING:
-    from . import config, dtypes, emu, errors, reference, reference_fp8
+    from . import config, dtypes, emu, errors, reference, reference_fp8, reference_fp8_groups
     from .comm.group import Group, Rank
     from .ops.allreduce import allreduce
     from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
     from .ops.epilogue import Epilogue, Replicated, float32, int32
     from .ops.fp8_division import fp8_division, fp8_division_transpose
+    from .ops.fp8_group_scales import (
+        fp8_add_Ifp_Ifp_Ofp_Og16,
+        fp8_add_rmsnorm_pg2pg_forward,
+        fp8_rmsnorm_pg2pg_forward,
+    )
     from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
     from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
     from .ops.options import PDLLevel

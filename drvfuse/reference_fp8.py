@@ -36,7 +36,7 @@ def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
     """x times its group scales, [rows, columns], in fp32."""
     columns = x.shape[-1]
     values = np.asarray(x).astype(np.float32).reshape(-1, columns)
-    scales = np.asarray(s_x).astype(np.float32).reshape(values.shape[0], -1)
+    scales = np.asarray(s_x).astype(np.float32).reshape(values.shape[0], -(-columns // QB))
     with np.errstate(all="ignore"):
         return values * np.repeat(scales, QB, axis=1)[:, :columns]
 
@@ -46,7 +46,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
     columns = x.shape[-1]
     values = np.asarray(x).astype(np.float32).reshape(-1, columns)
     rows = values.shape[0]
-    scales = np.asarray(s_x).astype(np.float32).reshape(rows, -1)
+    scales = np.asarray(s_x).astype(np.float32).reshape(rows, -(-columns // QB))
     span = SEGMENTS * SEGMENT
     rounds = -(-columns // span)
     padded = np.zeros((rows, rounds * span), np.float32)
@@ -56,7 +56,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
     packs = -(-columns // PACK)
     pack_scales[:, :packs] = repeated[:, :packs]
     with np.errstate(all="ignore"):
-        elements = padded.reshape(rows, -1, PACK)
+        elements = padded.reshape(rows, rounds * span // PACK, PACK)
         squares = np.zeros(elements.shape[:2], np.float32)
         for k in range(PACK):
             squares += elements[..., k] * elements[..., k]  # exact products: the same as the kernel's fma
