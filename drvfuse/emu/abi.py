@@ -157,6 +157,9 @@ ACC_ORDER_SHIFT = 6
 ACC_NC = 1 << 8
 ACC_VOLATILE = 1 << 9
 ACC_SPACE_SHIFT = 12
+ACC_REDUCTION = 1 << 16  # an atomic without a result
+ACC_SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
+ACC_ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
 
 
 class Scope(IntEnum):

@@ -67,7 +67,7 @@ class Emitter(Registers):
         """Ask the runtime whether this thread may access; a refusal leaves with FAULT."""
         if self.mode == "raw":
             return
-        plain = flags & ~(0xF << abi.ACC_SPACE_SHIFT | abi.ACC_NC)
+        plain = flags & ~(0xF << abi.ACC_SPACE_SHIFT)
         if size in (4, 8, 16) and plain in (0, abi.ACC_WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))

@@ -92,6 +92,17 @@ def _seen(g: Emitter, value: str, n: int) -> None:
     g.put(abi.T_OP_SEEN, f"i64 {value}")
 
 
+def _compared(g: Emitter, value: str, n: int) -> None:
+    """Tell the runtime with what a compare-and-swap compares."""
+    if g.mode == "raw":
+        return
+    if n == 128:
+        high = g.op(f"lshr i128 {value}, 64")
+        g.put(abi.T_OP_SEEN, f"i64 {g.op(f'trunc i128 {high} to i64')}")
+    low = value if n == 64 else g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
+    g.put(abi.T_OP_VALUE, f"i64 {low}")
+
+
 def _pointer(g: Emitter, address: str, offset: int = 0) -> str:
     if offset:
         address = g.op(f"add i64 {address}, {offset}")
@@ -107,6 +118,10 @@ def _element_type(op: Opcode) -> tuple[str, int]:
     if width(t) * count > 256:
         raise RefusedError("the vector is too wide")
     return t, count
+
+
+def _elements_flag(count: int, strong: bool) -> int:
+    return (count.bit_length() - 1) << abi.ACC_ELEMENTS_SHIFT if strong else 0
 
 
 def _elements(operand: Any, count: int) -> tuple[Any, ...]:
@@ -132,6 +147,7 @@ def ld(op: Opcode) -> Action:
     space, flags, strong = _access(op, "relaxed", "acquire")
     t, count = _element_type(op)
     n = width(t)
+    flags |= _elements_flag(count, strong)
 
     def after(g: Emitter, ins: Instruction) -> None:
         items = _elements(ins.operands[0], count)
@@ -154,9 +170,10 @@ def ld(op: Opcode) -> Action:
 
 @opcode("st")
 def st(op: Opcode) -> Action:
-    space, flags, _ = _access(op, "relaxed", "release")
+    space, flags, strong = _access(op, "relaxed", "release")
     t, count = _element_type(op)
     n = width(t)
+    flags |= _elements_flag(count, strong)
 
     def after(g: Emitter, ins: Instruction) -> None:
         items = _elements(ins.operands[1], count)
@@ -254,8 +271,9 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
 @opcode("atom", "red")
 def atom(op: Opcode) -> Action:
     returns = op.base == "atom"
-    order = op.pick(*_ORDERS, default="relaxed")
+    order = op.pick(*(_ORDERS if returns else ("relaxed", "release")), default="relaxed")
     flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT
+    flags |= 0 if returns else abi.ACC_REDUCTION
     flags |= _scope_flags(op, "gpu")
     _drop_hints(op)
     space, bits = _space(op)
@@ -264,6 +282,7 @@ def atom(op: Opcode) -> Action:
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
     t = op.type()
     n = width(t)
+    flags |= _elements_flag(count, True) | (abi.ACC_SWAP if verb == "cas" else 0)
     update = _update(op, verb, t)
     if space not in ("", "global", "shared") or not returns and verb in ("cas", "exch"):
         raise RefusedError("unsupported atomic")
@@ -272,6 +291,8 @@ def atom(op: Opcode) -> Action:
         dst = _elements(ins.operands[0], count) if returns else (SINK,) * count
         address, *sources = ins.operands[1 if returns else 0 :]
         columns = [[g.word(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
+        if verb == "cas":
+            _compared(g, columns[0][0], n)
         at = _place(g, address, space, n // 8 * count, flags, ins)
         olds = []
         extra = []

@@ -18,7 +18,6 @@ from ..errors import ArgumentError
 from . import native, pages
 from .reports import Place, Report
 from .structs import OpStruct, RaceStruct
-from .timeline import index_text
 from .work import Op
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ _EDGES = (
     "neither stream order, an event, the host, nor a flag orders the two operations",
     "the read-only path (ld.global.nc) may hold what was there when the kernel began",
     "both are strong, but their scopes do not include each other",
+    "both are strong, but not of the same size",
+    "the flag{store} was not read in the size in which it was written{load}",
 )
 
 
@@ -206,12 +207,12 @@ def _report(f: Any, identities: dict[int, Identity]) -> Report:
     other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
     store, load = (
         "" if site == _NO_SITE else f" at {_line(_site(identities.get(op), site))}"
-        for op, site in ((f.other_op, f.store_site), (f.op, f.load_site))
+        for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
     )
     edge = _EDGES[f.edge].format(store=store, load=load)
     message = (
         f"{_verb(f.flags)} of {f.size} bytes, of which 0x{f.addr:x} is not ordered behind the {_verb(f.other_flags)} "
-        f"by {_words(other)}: {edge}"
+        f"by {other}: {edge}"
     )
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
@@ -242,11 +243,3 @@ def _place(identity: Identity | None, site: int, block: int, thread: int) -> Pla
         return Place(identity.kernel, None, None, identity.device, None, None)
     index = identity.index(block, thread)
     return Place(identity.kernel, where.file or None, where.line or where.ptx_line, identity.device, *index)
-
-
-def _words(place: Place) -> str:
-    if place.thread is None:
-        return f"{place.kernel} of device {place.device}"
-    at = f"{place.file}:{place.line}" if place.file else f"line {place.line}"
-    block, thread = index_text(place.block or (0, 0, 0)), index_text(place.thread)
-    return f"device {place.device} block {block} thread {thread} at {at} in {place.kernel}"

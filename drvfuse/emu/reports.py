@@ -25,6 +25,13 @@ class Place:
     block: Index | None
     thread: Index | None
 
+    def __str__(self) -> str:
+        if self.block is None or self.thread is None:
+            return f"{self.kernel} of device {self.device}"
+        at = f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+        block, thread = index_text(self.block), index_text(self.thread)
+        return f"device {self.device} block {block} thread {thread} at {at} in {self.kernel}"
+
 
 @dataclass(frozen=True)
 class Report:

@@ -18,16 +18,6 @@ FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32
     l->state = FAULTED;
 }
 
-// The word (up to 16 bytes) at an address.
-FAR u64 low_of(u64 addr, u32 size) {
-    if (size == 4) return *(u32*)addr;
-    if (size >= 8) return *(u64*)addr;
-    if (size == 2) return *(unsigned short*)addr;
-    return *(u8*)addr;
-}
-
-FN u64 high_of(u64 addr, u32 size) { return size >= 16 ? *(u64*)(addr + 8) : 0; }
-
 FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
 }

@@ -43,14 +43,13 @@ struct Certain {
     u32 op;
 };
 
-// Two accesses that nothing orders. Of `other`, the earlier one, any lane may be it.
+// Two accesses that nothing orders. `other` is the earlier one, by each of these lanes.
 struct Found {
     u64 addr, events;  // events: how many had happened
     u32 size, edge;
     u32 op, block, thread, site, flags;
     u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags;
-    u32 store_site, load_site;  // of a flag that was seen but does not order them
-    u32 times;
+    u32 store_site, load_site, store_op;  // of a flag that was seen but does not order them
 };
 
 const u32 FOUND = 64;
@@ -66,7 +65,8 @@ struct Race {
     u32 strict, off;  // off: the arena is used up
     u32 wholes;       // items of block WHOLE that were ever made
     u32 found_count;
-    u32 reads, reserved;
+    u32 reads;
+    u32 serial;  // strong writes so far
     Ref free[CLASSES];
     Certain certain[CERTAIN];  // by operation: what was found last
     Joined joined[JOINED];

@@ -32,6 +32,9 @@
 //   Proxies. fence.proxy counts as a release at .sys. Entries are told apart by address: where one page is mapped at two
 //     addresses, stores by one do not wait for those by the other unless a fence.proxy is between, as the model says.
 //
+// With the race detector, stores that are not plain are not delayed: it takes a strong read for one of the newest strong
+// write, so a read of an older value would learn what it must not.
+//
 // Passing on earlier is always allowed. Every store is passed on in the end: after a bounded number of passes over all
 // blocks, when nothing else can run, and when there is no room for more entries a store is performed at once. Loads are
 // performed in order and when they are made: what needs a load to be stale (a missing acquire, load buffering) is not shown,
@@ -333,6 +336,7 @@ FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
     if (flags & (A_WRITE | A_ATOMIC) && flags >> A_ORDER & ORDER_RELEASE) release(t, flags >> A_SCOPE & 3);
     if (is_shared) return;
     if (flags & A_ATOMIC) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
+    else if (flags & A_WRITE && e->race && flags & A_STRONG) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
     else if (flags & A_WRITE) delay_store(e, t, addr, size);
     else observe(e, t, addr, size);
 }

@@ -193,7 +193,9 @@ enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40
 
 const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_NC = 1 << 8, A_VOLATILE = 1 << 9;
-const u32 A_SCOPE = 4, A_ORDER = 6;  // shifts of two bits each
+const u32 A_REDUCTION = 1 << 16;  // an atomic without a result
+const u32 A_SWAP = 1 << 17;       // a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
+const u32 A_SCOPE = 4, A_ORDER = 6, A_ELEMENTS = 18;  // shifts of two bits each; ELEMENTS: of strong accesses, log2
 const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
 enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
 enum { ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
@@ -245,3 +247,13 @@ FN u64 hash(u64 x) {
     x *= 0x94D049BB133111EBull;
     return x ^ x >> 31;
 }
+
+// The word (up to 16 bytes) at an address.
+FAR u64 low_of(u64 addr, u32 size) {
+    if (size == 4) return *(u32*)addr;
+    if (size >= 8) return *(u64*)addr;
+    if (size == 2) return *(unsigned short*)addr;
+    return *(u8*)addr;
+}
+
+FN u64 high_of(u64 addr, u32 size) { return size >= 16 ? *(u64*)(addr + 8) : 0; }

@@ -6,10 +6,13 @@
 // Edges (what each thread knows is a clock, runtime_clock.cuh):
 //
 //     release -> acquire  A strong write publishes at its location what its thread knows (release) or knew at its last
-//                         fence (relaxed), for the scope of both. Atomics keep what was published there before; other
-//                         writes drop it, except what the same thread released there. A strong read learns what is
+//                         fence (relaxed), for the scope of both. Atomics keep what was published there before if the
+//                         write that they saw was morally strong; other writes drop it, except what the same thread released there. A strong read learns what is
 //                         published where the scopes of both sides include each other: at once (acquire), or at the
-//                         thread's next fence of a sufficient scope (relaxed).
+//                         thread's next fence of a sufficient scope (relaxed). The read of a reduction does not, and a
+//                         compare-and-swap that fails is a read only.
+//     observation         A strong read saw the last strong write of its location, and those which that one continued
+//                         as an atomic: they, and nothing else of their threads, precede all that knows the read.
 //     barriers            of a block (sync, red; arrive contributes, but learns nothing) and of a warp (bar.warp.sync).
 //                         Shuffles and votes order nothing.
 //     operations          A launch knows from its start what the operations know that it waited for, and what the host
@@ -34,9 +37,10 @@ struct RaceThread {
     Ref fenced[3], held[3];
 };
 
-// A flag of another block that was seen without learning from it.
+// A flag of another block that was seen without learning from it, and what it would have told.
 struct Miss {
     u32 op, block, edge, store_site, load_site;
+    Ref clock;
 };
 
 const u32 MISSES = 8;
@@ -47,16 +51,32 @@ struct RaceBlock {
     Ref arrived[16];
     u32 misses, reserved;
     Miss miss[MISSES];
-    u32 pad[4];
 };
 
 struct Entry {
     u32 op, block, time, lanes;
     unsigned short bytes;
-    u8 warp, kind;
+    u8 warp : 5, size : 3;  // size: of a strong access (of each of its elements), log2
+    u8 kind;
     u32 site;
     Ref next;
-    Ref published;  // of a location: list of Published
+    u32 serial;  // of a strong write: they are counted
+};
+
+// Not an access but the state of a location that was written strongly: the last such write, and
+struct Location : Entry {
+    Ref published;       // list of Published
+    Ref released;        // what the last writer released here, for
+    u32 released_scope;
+    u32 first;           // the write from which on there were only atomics, each of which saw the one before
+    Ref seen;            // list of Seen
+    u32 pad[3];
+};
+
+// A read, or atomic, of a location that saw the writes from `first` to `last`, of which the last was not known to it.
+struct Seen {
+    u32 op, block, warp, lanes, time, first, last;
+    Ref next;
 };
 
 // What strong writes of one device have published at a location, for one scope.
@@ -69,10 +89,10 @@ struct Published {
     u32 reserved;
 };
 
-static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 256 && sizeof(Entry) == 32 && sizeof(Published) == 32, "");
+static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 272 && sizeof(Entry) == 32, "");
+static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
 
-// Kinds of entries. LOCATION: not an access but the state of a strongly written location: `time` is a Ref to what its last
-// writer released there, with the scope of that. COMMON: shared by many cells, never changed, the last of its list.
+// Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
 const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
 const u32 READERS_LOOKED_AT = 8;
@@ -80,7 +100,7 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
-       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES };
+       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -91,7 +111,7 @@ struct Who {
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
     Ref clock, common;
     u64 addr, now;  // events so far
-    u32 size, thread;
+    u32 size, thread, log;  // log: Entry::size
 };
 
 FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> 4) * 4); }
@@ -107,28 +127,50 @@ FN u32 include(u32 same_block, u32 same_device, u32 a, u32 b) {
 
 FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
 
-FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site) {
+// Two accesses that may conflict without being a race.
+FN u32 morally_strong(Who* w, Entry* e) {
+    if (!(e->kind & w->kind & N_STRONG) || e->size != w->log) return 0;
+    u32 local = w->r->ops[e->op].device == w->device;
+    return include(same_block(w, e->op, e->block), local, e->kind >> N_SCOPE & 3, w->scope);
+}
+
+FN u32 ordered(Who* w, Entry* e, u32 lanes) {
+    if (same_block(w, e->op, e->block)) {
+        if (!w->rt || e->time < w->rb->sync) return 1;
+    }
+    return knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1;
+}
+
+FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
+    Race* r = w->r;
     RaceBlock* b = w->rb;
+    Miss* m = 0;
     if (!b) return;
-    LOOP for (u32 i = 0; i < MISSES; i++)
-        if (b->miss[i].op == op && b->miss[i].block == block && b->miss[i].edge == edge) return;
-    Miss* m = &b->miss[b->misses++ % MISSES];
-    m->op = op;
-    m->block = block;
-    m->edge = edge;
-    m->store_site = store_site;
-    m->load_site = w->site;
+    LOOP for (u32 i = 0; i < MISSES && !m; i++)
+        if (b->miss[i].op == op && b->miss[i].block == block && b->miss[i].edge == edge) m = &b->miss[i];
+    if (!m) {
+        m = &b->miss[b->misses++ % MISSES];
+        m->op = op;
+        m->block = block;
+        m->edge = edge;
+        m->store_site = store_site;
+        m->load_site = w->site;
+    }
+    if (m->clock != what) put(r, &m->clock, retain(r, what));
 }
 
 // What would have ordered the current access behind an entry; its sites, if a flag was seen.
 FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
-    f->store_site = f->load_site = NO_SITE;
+    if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
     if (same_block(w, e->op, e->block)) return e->warp == w->warp ? X_WARP : X_BARRIER;
-    if (e->kind & w->kind & N_STRONG) return X_STRONG_SCOPES;
     if (!w->rt) return X_ORDER;
-    LOOP for (u32 i = 0; i < MISSES; i++) {
-        Miss* m = &w->rb->miss[i];
-        if (m->op == e->op && m->block == e->block && m->op) {
+    // A flag that would have told of it, else any flag of that block.
+    LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
+        Miss* m = &w->rb->miss[i % MISSES];
+        if (!m->op) continue;
+        if (i < MISSES ? knows(w->r, m->clock, e->op, e->block, e->warp, f->other_lanes, e->time) == 1
+                       : m->op == e->op && m->block == e->block) {
+            f->store_op = m->op;
             f->store_site = m->store_site;
             f->load_site = m->load_site;
             return m->edge;
@@ -143,15 +185,17 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     Race* r = w->r;
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found[i];
-        if (f->op == w->op && f->site == w->site && f->other_op == e->op && f->other_site == e->site) {
-            f->times++;
-            return;
-        }
+        if (f->op == w->op && f->site == w->site && f->other_op == e->op && f->other_site == e->site) return;
     }
     if (r->found_count == FOUND) return;
     Found* f = &r->found[r->found_count++];
+    u32 unordered = 0;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
+        if (!ordered(w, e, rest & -rest)) unordered |= rest & -rest;
+    f->other_lanes = unordered ? unordered : lanes;
+    f->store_op = 0;
+    f->store_site = f->load_site = NO_SITE;
     f->edge = edge ? edge : missing_edge(w, e, f);
-    if (edge) f->store_site = f->load_site = NO_SITE;
     f->addr = addr;
     f->events = w->now;
     f->size = w->size;
@@ -163,15 +207,13 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->other_op = e->op;
     f->other_block = e->block;
     f->other_warp = e->warp;
-    f->other_lanes = lanes;
     f->other_site = e->site;
     f->other_flags = e->kind;
-    f->times = 1;
 }
 
 // Publishing ----------------------------------------------------------------------------------------------------------------
 
-FAR void drop_published(Race* r, Entry* v) {
+FAR void drop_published(Race* r, Location* v) {
     LOOP while (v->published) {
         Published* p = (Published*)at(r, v->published);
         Ref next = p->next;
@@ -182,7 +224,7 @@ FAR void drop_published(Race* r, Entry* v) {
     }
 }
 
-FAR void publish(Who* w, Entry* v, u32 scope, Ref what) {
+FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     Race* r = w->r;
     Published* p = 0;
     LOOP for (Ref ref = v->published; ref; ref = p->next) {
@@ -215,7 +257,7 @@ FN Ref all_known(Who* w) {
 }
 
 // A strong read sees a location that was last written by what is published there.
-FAR void acquire(Who* w, Entry* v) {
+FAR void acquire(Who* w, Location* v) {
     Race* r = w->r;
     u32 published = same_block(w, v->op, v->block);
     LOOP for (Ref ref = v->published; ref;) {
@@ -226,73 +268,154 @@ FAR void acquire(Who* w, Entry* v) {
         u32 need = local ? 1 : 2, theirs = p->scope, ours = level(w->scope);
         Ref what = theirs >= need && ours >= need ? p->clock : own ? p->last : 0;
         if (!what) {
-            missed(w, p->op, p->block, theirs < need ? X_STORE_SCOPE : X_LOAD_SCOPE, v->site);
+            missed(w, p->op, p->block, theirs < need ? X_STORE_SCOPE : X_LOAD_SCOPE, v->site, p->clock);
         } else if (w->acquires) {
             learn(r, &w->rt->clock, what);
         } else {
-            if (!own) missed(w, p->op, p->block, X_RELAXED_LOAD, v->site);
+            if (!own) missed(w, p->op, p->block, X_RELAXED_LOAD, v->site, p->clock);
             if (own) learn(r, &w->rt->held[0], p->last);
             if (what == p->clock) learn(r, &w->rt->held[need], what);
         }
     }
-    if (!published) missed(w, v->op, v->block, X_RELAXED_STORE, v->site);
+    if (!published) missed(w, v->op, v->block, X_RELAXED_STORE, v->site, 0);
     w->clock = w->rt->clock;
 }
 
-// A strong write to the location `v`, or to a new one.
-FAR void write_location(Who* w, Ref* cell, Entry* v, u32 mask) {
+// A strong read sees the last write of a location: notes that, unless it is known to it and to all behind it anyway.
+FAR void observe(Who* w, Location* v) {
+    Race* r = w->r;
+    if (!morally_strong(w, v) || ordered(w, v, v->lanes)) return;
+    if (same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit) return;
+    Seen* alike = 0;
+    LOOP for (Ref* link = &v->seen; *link;) {
+        Seen* s = (Seen*)at(r, *link);
+        if (same_block(w, s->op, s->block) && s->warp == w->warp && s->first == v->first) {
+            if (s->last == v->serial && s->lanes & w->bit) return;
+            if (s->time == w->time) {
+                if (s->last == v->serial) alike = s;
+                else s->lanes &= ~w->bit;
+            }
+            if (!s->lanes) {
+                Ref ref = *link;
+                *link = s->next;
+                give(r, ref, 0);
+                continue;
+            }
+        }
+        link = &s->next;
+    }
+    if (alike) {
+        alike->lanes |= w->bit;
+        return;
+    }
+    u32 klass;
+    Ref ref = take(r, sizeof(Seen), &klass);
+    Seen* s = (Seen*)at(r, ref);
+    s->op = w->op;
+    s->block = w->block;
+    s->warp = w->warp;
+    s->lanes = w->bit;
+    s->time = w->time;
+    s->first = v->first;
+    s->last = v->serial;
+    s->next = v->seen;
+    v->seen = ref;
+}
+
+// A write was seen by a read that this thread made, or knows.
+FAR u32 observed(Who* w, Ref* cell, Entry* e) {
+    Race* r = w->r;
+    if (~e->kind & (N_WRITE | N_STRONG)) return 0;
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+        Location* v = (Location*)at(r, ref);
+        if (!(v->kind & N_LOCATION) || !(v->bytes & e->bytes)) continue;
+        LOOP for (Ref next = v->seen; next;) {
+            Seen* s = (Seen*)at(r, next);
+            next = s->next;
+            if (e->serial - s->first > s->last - s->first) continue;
+            if (same_block(w, s->op, s->block) && (s->time < w->rb->sync || (s->warp == w->warp && s->lanes & w->bit)))
+                return 1;
+            LOOP for (u32 rest = s->lanes; rest; rest &= rest - 1)
+                if (knows(r, w->clock, s->op, s->block, s->warp, rest & -rest, s->time) == 1) return 1;
+        }
+    }
+    return 0;
+}
+
+// Forgets what was seen of a location before the write `oldest`.
+FAR void drop_seen(Race* r, Location* v, u32 oldest) {
+    LOOP for (Ref* link = &v->seen; *link;) {
+        Ref ref = *link;
+        Seen* s = (Seen*)at(r, ref);
+        if ((s32)(s->last - oldest) < 0) {
+            *link = s->next;
+            give(r, ref, 0);
+        } else {
+            link = &s->next;
+        }
+    }
+}
+
+// A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
+FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     Race* r = w->r;
     RaceThread* t = w->rt;
     if (!v) {
         u32 klass;
-        Ref ref = take(r, sizeof(Entry), &klass);
-        v = (Entry*)at(r, ref);
-        v->kind = N_LOCATION;
+        Ref ref = take(r, sizeof(Location), &klass);
+        v = (Location*)at(r, ref);
         v->bytes = mask;
-        v->published = v->time = v->op = v->block = 0;
+        v->published = v->released = v->seen = v->op = v->block = v->kind = 0;
         v->next = *cell;
         *cell = ref;
     }
     u32 mine = same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit;
-    if (!mine && v->time) put(r, &v->time, 0);
-    if (!(w->kind & N_ATOMIC)) {
+    if (!mine && v->released) put(r, &v->released, 0);
+    if (!(w->kind & N_ATOMIC) || !morally_strong(w, v)) {
+        v->first = r->serial;
         drop_published(r, v);
-        if (v->time) publish(w, v, v->kind >> N_SCOPE & 3, v->time);
+        if (v->released) publish(w, v, v->released_scope, v->released);
     }
+    if (v->seen) drop_seen(r, v, oldest);
     v->op = w->op;
     v->block = w->block;
     v->warp = w->warp;
     v->lanes = w->bit;
+    v->time = w->time;
+    v->size = w->log;
+    v->kind = (u8)(N_LOCATION | N_STRONG | w->scope << N_SCOPE);
     v->site = w->site;
+    v->serial = r->serial;
     u32 scope = level(w->scope);
     LOOP for (u32 k = 0; k <= scope; k++)
         if (t->fenced[k]) publish(w, v, k, t->fenced[k]);
     if (w->releases) {
         Ref all = all_known(w);
         publish(w, v, scope, all);
-        put(r, &v->time, all);
-        v->kind = (u8)(N_LOCATION | scope << N_SCOPE);
+        put(r, &v->released, all);
+        v->released_scope = scope;
     }
 }
 
 // Accesses -----------------------------------------------------------------------------------------------------------------
-
-FN u32 ordered(Who* w, Entry* e, u32 lanes) {
-    if (same_block(w, e->op, e->block)) {
-        if (!w->rt || e->time < w->rb->sync) return 1;
-    }
-    return knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1;
-}
 
 FAR void drop(Race* r, Ref* link) {
     Ref ref = *link;
     Entry* e = (Entry*)at(r, ref);
     *link = e->next;
     if (e->kind & N_LOCATION) {
-        drop_published(r, e);
-        release(r, e->time);
+        Location* v = (Location*)e;
+        drop_published(r, v);
+        release(r, v->released);
+        LOOP while (v->seen) {
+            Ref seen = v->seen;
+            v->seen = ((Seen*)at(r, seen))->next;
+            give(r, seen, 0);
+        }
+        give(r, ref, 1);
+    } else if (!(e->kind & N_COMMON)) {
+        give(r, ref, 0);
     }
-    if (!(e->kind & N_COMMON)) give(r, ref, 0);
 }
 
 // A common entry is about to be changed or linked behind: give this list one of its own.
@@ -308,7 +431,7 @@ FAR Entry* unshare(Race* r, Ref* link) {
 
 FN u32 covers_strength(Who* w, Entry* e) {
     if (!(w->kind & N_STRONG)) return 1;
-    return (e->kind & N_STRONG) && level(e->kind >> N_SCOPE & 3) >= level(w->scope);
+    return (e->kind & N_STRONG) && e->size == w->log && level(e->kind >> N_SCOPE & 3) >= level(w->scope);
 }
 
 // The read-only path may hold what was there when the launch began.
@@ -322,29 +445,29 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
     Ref* cell = cell_at(r, addr);
     if (*cell & POLLED) return;
-    u32 write = w->kind & N_WRITE, read = !write || (w->kind & N_ATOMIC);
-    Entry* location = 0;
+    u32 write = w->kind & N_WRITE;
+    Location* location = 0;
     if (w->kind & N_STRONG) {
-        LOOP for (Ref ref = *cell; ref;) {
+        u32 read = !write || (w->kind & N_ATOMIC);
+        LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
             Entry* e = (Entry*)at(r, ref);
-            if ((e->kind & N_LOCATION) && (e->bytes & mask)) {
-                if (read) acquire(w, e);
-                if (e->bytes == mask) location = e;
-            }
-            ref = e->next;
+            if (!(e->kind & N_LOCATION) || !(e->bytes & mask)) continue;
+            if (e->bytes == mask) location = (Location*)e;
+            else if (read) missed(w, e->op, e->block, X_FLAG_SIZES, e->site, 0);
+        }
+        if (location && read) {
+            if (!(w->flags & A_REDUCTION)) acquire(w, location);
+            observe(w, location);
         }
     }
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
-    u32 merged = 0;
+    u32 merged = 0, locations = 0, oldest = r->serial + 1;
     u32 readers = 0, looks_at_all = write || !(++r->reads & 31);  // now and then, to drop what can be
     LOOP while (*link) {
         Entry* e = (Entry*)at(r, *link);
         u32 kind = e->kind, both = e->bytes & mask;
         if (kind & N_LOCATION) {
-            if (both && write && (!(w->kind & N_STRONG) || (e != location && !(w->kind & N_ATOMIC)))) {
-                drop(r, link);
-                continue;
-            }
+            locations |= both;
             link = behind = &e->next;
             continue;
         }
@@ -359,11 +482,8 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                 if (!known) known = ordered(w, e, others);
                 u64 at_addr = (addr & ~15ull) + FFS(both) - 1;
                 if (!known) {
-                    u32 local = r->ops[e->op].device == w->device;
-                    u32 scope = kind >> N_SCOPE & 3;
-                    if (!(kind & w->kind & N_STRONG) ||
-                        !include(same_block(w, e->op, e->block), local, scope, w->scope)) {
-                        found(w, e, others, at_addr, 0);
+                    if (!morally_strong(w, e)) {
+                        if (!observed(w, cell, e)) found(w, e, others, at_addr, 0);
                         known = 1;
                     }
                 } else if (stale(w, e)) {
@@ -391,8 +511,19 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
         }
         if (e->kind & N_COMMON) e = unshare(r, link);
         link = &e->next;
-        if (e->kind & N_WRITE) behind = link;
+        if (e->kind & N_WRITE) {
+            behind = link;
+            if ((e->kind & N_STRONG) && (s32)(e->serial - oldest) < 0) oldest = e->serial;
+        }
     }
+    if (write && locations) {  // the last write of other locations is not a strong one of theirs any more
+        LOOP for (link = cell; *link;) {
+            Entry* e = (Entry*)at(r, *link);
+            if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, link);
+            else link = &e->next;
+        }
+    }
+    if (write && (w->kind & N_STRONG)) r->serial++;
     if (!merged) {
         if (!*cell && w->common && mask == 0xFFFF) {
             *cell = w->common;
@@ -406,15 +537,16 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             e->time = w->time;
             e->lanes = w->bit;
             e->bytes = (unsigned short)mask;
-            e->warp = (u8)w->warp;
+            e->warp = w->warp;
             e->kind = (u8)w->kind;
             e->site = w->site;
             e->next = *to;
-            e->published = 0;
+            e->size = w->log;
+            e->serial = r->serial;
             *to = ref;
         }
     }
-    if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask);
+    if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
 }
 
 FN u32 line_mask(u64 addr, u64 end) {
@@ -449,22 +581,31 @@ FN void who(Who* w, Thread* t) {
     w->thread = t->linear;
 }
 
+// A compare-and-swap that finds what it compares with: else it is a read.
+FN u32 swaps(Thread* t, u64 addr, u32 size) {
+    return low_of(addr, size) == t->op_value && (size < 16 || high_of(addr, size) == t->op_seen);
+}
+
 FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Who w;
     who(&w, t);
     if (w.r->off) return;
-    u32 order = flags >> A_ORDER & 3, strong = flags & A_STRONG;
+    u32 order = flags >> A_ORDER & 3, strong = flags & A_STRONG, elements = strong ? flags >> A_ELEMENTS & 3 : 0;
+    u32 writes = flags & (A_WRITE | A_ATOMIC);
+    if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
     w.site = site;
     w.flags = flags;
     w.addr = addr;
     w.size = size;
     w.scope = strong ? flags >> A_SCOPE & 3 : 0;
-    w.kind = (flags & (A_WRITE | A_ATOMIC) ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) |
+    w.log = strong ? FFS(size >> elements) - 1 : 0;
+    w.kind = (writes ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) |
              (strong ? N_STRONG : 0) | w.scope << N_SCOPE;
     w.acquires = order & ORDER_ACQUIRE;
     w.releases = order & ORDER_RELEASE;
     if ((flags & A_VOLATILE) && !w.r->strict) w.acquires = 1;
-    touch_range(&w, addr, addr + size);
+    u32 each = size >> elements;
+    LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
 }
 
@@ -504,7 +645,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     rb->end = 0;
     rb->misses = 0;
     LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
-    LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = 0;
+    LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
     LOOP for (u32 i = 0; i < l->threads; i++) {
         RaceThread* t = race_thread(b, i);
         t->clock = retain(r, l->start);
@@ -530,6 +671,7 @@ FAR void race_finish_block(Launch* l, Block* b) {
     learn(r, &l->end, b->race->end);
     put(r, &b->race->end, 0);
     LOOP for (u32 i = 0; i < 16; i++) put(r, &b->race->arrived[i], 0);
+    LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }
 
 FAR void race_gdc_wait(Thread* t) {
@@ -640,7 +782,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = 0;
+    w.block = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;
@@ -659,7 +801,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     e->warp = 0;
     e->kind = (u8)(w.kind | N_COMMON);
     e->site = NO_SITE;
-    e->next = e->published = 0;
+    e->next = e->serial = e->size = 0;
     touch_range(&w, addr, addr + nbytes);
 }
 

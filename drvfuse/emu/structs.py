@@ -227,7 +227,7 @@ class FoundStruct(Structure):
         ("events", u64),
         *((name, u32) for name in ("size", "edge", "op", "block", "thread", "site", "flags")),
         *((name, u32) for name in ("other_op", "other_block", "other_warp", "other_lanes")),
-        *((name, u32) for name in ("other_site", "other_flags", "store_site", "load_site", "times")),
+        *((name, u32) for name in ("other_site", "other_flags", "store_site", "load_site", "store_op")),
     ]
 
 
@@ -236,7 +236,7 @@ class RaceStruct(Structure):
 
     _fields_ = [
         *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops")),
-        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "reads", "reserved")),
+        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "reads", "serial")),
         ("free", u32 * 40),
         ("certain", u32 * 2 * 32),
         ("joined", u32 * 3 * 256),
@@ -244,7 +244,7 @@ class RaceStruct(Structure):
     ]
 
 
-RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 256, 32
+RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 272, 32
 EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)

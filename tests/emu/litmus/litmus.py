@@ -75,9 +75,6 @@ __device__ __forceinline__ u32 self() { return blockIdx.x << 10 | threadIdx.x; }
 """
 VARIABLES = "u32 *x = m, *y = m + 1024, *z = m + 2048, *f = m + 3072, *g = m + 4096, *h = m + 5120;"
 
-OBSERVATION = "a strong read does not order what follows at its location behind the strong write that it observed"
-"""A gap of the detector: the second rule of causality order is not modelled, so such accesses are reported falsely."""
-
 Pair = tuple[str, str]
 Drive = Callable[["Lab"], None]
 

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from litmus import OBSERVATION, Lab, Suite, fill, grid, place
+from litmus import Lab, Suite, fill, grid, place
 
 suite = Suite()
 
@@ -86,8 +86,7 @@ suite.add(
     "a-link-of-narrow-scope-breaks-the-chain",
     fill(CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(relaxed.cta, add.u32, f, 1)", more=""),
     place("gpu", 3),
-    races="second~first second~a",
-    maybe="w0~r0 second~seen",
+    races="second~a w0~r0",  # but it has observed the first
 )
 suite.add(
     "a-failed-compare-and-swap-leaves-the-chain",
@@ -99,6 +98,47 @@ suite.add(
         more="",
     ),
     place("gpu", 3),
+)
+# A compare-and-swap that fails writes nothing: it releases nothing, and does not conflict with reads.
+WIDE = """
+#define CAS32(old) asm volatile("{ .reg .b32 d; atom.release.gpu.global.cas.b32 d, [%0], %1, %2; }" \\
+  :: "l"(f), "r"(old), "r"(5) : "memory");
+#define CAS64(old) asm volatile("{ .reg .b64 d; atom.release.gpu.global.cas.b64 d, [%0], %1, %2; }" \\
+  :: "l"(f), "l"((u64)old << 40), "l"(5ull) : "memory");
+#define LD32(sem) asm volatile("{ .reg .b32 d; ld." #sem ".global.b32 d, [%0]; }" :: "l"(f) : "memory");
+#define LD64(sem) asm volatile("{ .reg .b64 d; ld." #sem ".global.b64 d, [%0]; }" :: "l"(f) : "memory");
+#define ST64(sem) asm volatile("st." #sem ".global.b64 [%0], %1;" :: "l"(f), "l"(5ull) : "memory");
+"""
+COMPARED = """
+P(0) {
+  ST(weak, x, 1)  // @w
+  $swap  // @s
+  ST(relaxed.gpu, g, 1)
+}
+P(1) {
+  SPIN(relaxed.gpu, g, 1)
+  $read  // @a
+  LD(weak, x)  // @r
+}
+"""
+for bits, old in itertools.product((32, 64), (0, 7)):
+    for sem, races in (("acquire.gpu", "w~r" if old else ""), ("weak", "w~r" if old else "w~r s~a")):
+        suite.add(
+            f"compare-and-swap-{bits}-of-0-with-{old}-then-{sem}",
+            fill(COMPARED, swap=f"CAS{bits}({old})", read=f"LD{bits}({sem})"),
+            place("gpu", 2),
+            races=races,
+            top=WIDE,
+        )
+# Release and acquire are of one size, or they do not synchronise.
+suite.add(
+    "flag-of-64-bits-polled-by-32",
+    "P(0) {\nST(weak, x, 1)  // @w\nST64(release.gpu)  // @s\n}\n"
+    "P(1) {\nSPIN(acquire.gpu, f, 1)  // @a\nLD(weak, x)  // @r\n}",
+    place("gpu", 2),
+    races="w~r s~a",
+    edge="size",
+    top=WIDE,
 )
 OWN = """
 P(0) {
@@ -140,7 +180,6 @@ suite.add(
     fill(SILENT, update="RED(relaxed.gpu, add.u32, f, 1)"),
     place("gpu", 2),
     races="w~r",
-    gap="the read of a reduction is taken for one that a fence can make an acquire",
 )
 
 # Several threads count up one word.
@@ -233,7 +272,7 @@ for name, (parts, races, strict, profiles) in LASTS.items():
         profiles=profiles or ("hardware", "strict"),
     )
 # The last one may put the counter back with a plain store: it has observed what all others have done to it.
-for name, gap in (("acq-rel", None), ("fences-of-one", OBSERVATION), ("threadfences", OBSERVATION)):
+for name in ("acq-rel", "fences-of-one", "threadfences"):
     parts = {
         "every": "",
         "meet": "BAR",
@@ -247,7 +286,6 @@ for name, gap in (("acq-rel", None), ("fences-of-one", OBSERVATION), ("threadfen
         f"last-arriver-{name}-resets-plainly",
         fill(LAST, **parts, reset="if (t == 0) ST(weak, f, 0)"),
         grid(4, 64),
-        gap=gap,
     )
 # One block is everybody: nothing to wait for.
 suite.add(

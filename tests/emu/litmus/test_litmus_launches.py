@@ -285,7 +285,6 @@ for name, at in (("kernel", At(block=1)), ("block", At(thread=1)), ("peer", At(d
         READ_ONLY,
         together(At(), at),
         races="w~r",
-        gap="loads of 4, 8 and 16 bytes reach the detector without their .nc",
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from litmus import NEEDS, OBSERVATION, At, Suite, covers, fill, place, together
+from litmus import NEEDS, At, Suite, covers, fill, grid, place, together
 
 suite = Suite()
 PLACES = ("warp", "block", "gpu", "stream", "peer")
@@ -185,7 +185,6 @@ for where in ("block", "gpu", "peer"):
             f"observed-{then[:2].lower()}-{where}",
             fill(OBSERVED, store=f"relaxed.{s}", load=f"relaxed.{s}", then=then),
             place(where, 2),
-            gap=OBSERVATION,
         )
         suite.add(
             f"acquired-{then[:2].lower()}-{where}",
@@ -204,7 +203,53 @@ P(1) {
   ST(relaxed.gpu, f, 1)
 }
 """
-suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r", gap=OBSERVATION)
+suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r")
+# Observation reaches through a chain of atomics, each of which saw the one before, and no further.
+COUNTED = """
+if (T(0) && blockIdx.x < 4) {
+  LATE(0)
+  if (blockIdx.x == at.a) SPIN(relaxed.gpu, g, 3)
+  if (blockIdx.x == at.a) ST(relaxed.gpu, f, 9)
+  if (blockIdx.x != at.a) $add  // @add
+  RED(relaxed.gpu, add.u32, g, 1)
+}
+if (T(0) && blockIdx.x == 4) {
+  LATE(1)
+  SPIN(relaxed.gpu, g, 4)
+  LD($load, f)  // @load
+  ST(weak, f, 0)  // @reset
+}
+"""
+for add in ("RED(relaxed.gpu, add.u32, f, 1)", "ATOM(relaxed.gpu, add.u32, f, 1)"):
+    counted = fill(COUNTED, add=add, load="relaxed.gpu")
+    suite.add(f"observed-{add[:3].lower()}s-of-a-count", counted, grid(5, 32), values=(999, 0))
+    suite.add(f"observed-store-behind-{add[:3].lower()}s", counted, grid(5, 32), races="add~reset", values=(2, 0))
+for load in ("weak", "relaxed.cta"):
+    counted = fill(COUNTED, add="RED(relaxed.gpu, add.u32, f, 1)", load=load)
+    suite.add(f"count-read-{load}", counted, grid(5, 32), races="add~load add~reset", values=(999, 0))
+# A thread's later read does not make it forget what it saw, nor what it has told others of that.
+OBSERVED_TWICE = """
+P(0) {
+  ST(relaxed.gpu, x, 1)  // @w
+}
+P(1) {
+  SPIN(relaxed.gpu, x, 1)
+  $tell
+  LD(relaxed.gpu, x)
+  $tell_late
+}
+P(2) {
+  SPIN($hear, f, 1)
+  LD(weak, x)  // @r
+}
+"""
+for name, parts, races in (
+    ("between", {"tell": "ST(release.gpu, f, 1)", "tell_late": ""}, ""),
+    ("after", {"tell": "", "tell_late": "ST(release.gpu, f, 1)"}, ""),
+    ("before-a-fence", {"tell": "ST(relaxed.gpu, f, 1)", "tell_late": "FENCE(acq_rel.gpu)"}, "w~r"),
+):
+    text = fill(OBSERVED_TWICE, **parts, hear="acquire.gpu")
+    suite.add(f"observed-twice-and-told-{name}", text, place("gpu", 3), races=races)
 WRC = """
 P(0) {
   ST(relaxed.gpu, x, 1)  // @w
@@ -225,7 +270,6 @@ for signal, wait in itertools.product(("release", "relaxed"), ("acquire", "relax
         fill(WRC, signal=f"{signal}.gpu", wait=f"{wait}.gpu"),
         place("gpu", 3),
         races="" if good else "w~r",
-        gap=OBSERVATION if good else None,
     )
 
 # ISA2: order passes through a third thread ----------------------------------------------------------------------------
@@ -267,7 +311,13 @@ for name, edge, flags in (("gpu-then-peer", "s1", "s1~a2"), ("peer-then-gpu", "a
     sems = {k: f"{v}.{one if k in ('s0', 'a1') else two}" for k, v in ISA2_EDGES.items()}
     narrow = {"sys": "gpu", "gpu": "cta"}[sems[edge].split(".")[1]]
     sems[edge] = f"{ISA2_EDGES[edge]}.{narrow}"
-    suite.add(f"isa2-{name}-narrow-{edge}", fill(ISA2, **sems), drive, races=f"w~r {flags}")
+    suite.add(
+        f"isa2-{name}-narrow-{edge}",
+        fill(ISA2, **sems),
+        drive,
+        races=f"w~r {flags}",
+        edge="scope" if edge != "a1" else None,
+    )
 FOUR = """
 P(0) {
   ST(weak, x, 1)

@@ -64,8 +64,8 @@ suite.add(
     fill(MIXED, one="RELAXED8(b + 1)", two="LD(relaxed.gpu, x)"),
     place("gpu", 2),
     races="w~r",
+    edge="size",
     top=HELPERS,
-    gap="strong accesses of different sizes are taken for morally strong",
 )
 suite.add(
     "strong-vector-and-its-words",
@@ -154,7 +154,7 @@ for kind, (parts, drive, positions) in KINDS.items():
             places = (report, report.other)
             if kind == "blocks":
                 return position in [p.block[0] for p in places]
-            return position // 32 in [p.thread[0] // 32 for p in places]  # a read names its warp by one of the lanes
+            return position in [p.thread[0] for p in places]
 
         for how in ("true", "false"):
             suite.add(
