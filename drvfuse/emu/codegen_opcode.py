@@ -108,6 +108,7 @@ def integer_type(op: Opcode, *allowed: str) -> str:
 
 
 _cache: dict[str, Action] = {}
+_WITHOUT_OPERANDS = {"ret", "exit", "trap", "brkpt", "fence", "membar", "griddepcontrol"}
 
 
 def decode(ins: Instruction) -> Action:
@@ -124,4 +125,6 @@ def decode(ins: Instruction) -> Action:
         except RefusedError as e:
             raise ins.error(str(e)) from None
         _cache[ins.opcode] = action
+    if ins.operands and ins.base in _WITHOUT_OPERANDS:
+        raise ins.error("no operands are expected")
     return action

@@ -8,6 +8,7 @@ own architecture loads; here it is refused as one of another architecture is.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,12 @@ IMAGES = {
         "for sm_100a and the devices are sm_90a",
     ),
     "PTX that is not UTF-8": (b"// \xff\n" + TEXT, "INVALID_PTX", "PTX line 1 is not UTF-8"),
+    "PTX of a newer CUDA": (
+        re.sub(rb"\.version \d+\.\d+", b".version 10.0", TEXT),
+        "UNSUPPORTED_PTX_VERSION",
+        "the PTX is of version 10.0",
+    ),
+    "PTX with a trailing operand": (TEXT.replace(b"ret;", b"ret ret;"), "INVALID_PTX", "no operands are expected"),
     "PTX with an error": (TEXT.replace(b"ret;", b"ret \x29;"), "INVALID_PTX", "PTX line"),
 }
 

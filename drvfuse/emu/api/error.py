@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
+NEWEST_PTX = (8, 8) if MAJOR == 12 else (9, 99)
+"""What CUDA 12.9 knows, or any CUDA 13: the NVRTC that is installed may be of a later minor version than is claimed."""
 
 TEXTS = {
     "CUDA_SUCCESS": "no error",
@@ -26,6 +28,7 @@ TEXTS = {
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "no kernel image is available for execution on the device",
     "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "peer access is not supported between these two devices",
     "CUDA_ERROR_INVALID_PTX": "a PTX JIT compilation failed",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the provided PTX was compiled with an unsupported toolchain",
     "CUDA_ERROR_FILE_NOT_FOUND": "file not found",
     "CUDA_ERROR_INVALID_HANDLE": "invalid resource handle",
     "CUDA_ERROR_NOT_FOUND": "named symbol not found",

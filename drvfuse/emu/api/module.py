@@ -16,6 +16,7 @@ from ..ptx import PtxError
 from ..reports import Report
 from ..window import Kind
 from .entry import Failure, check, entry, is_enum, text
+from .error import NEWEST_PTX
 from .types import R, T
 
 if TYPE_CHECKING:
@@ -79,8 +80,13 @@ def _load(m: Machine, image: Any) -> EngineModule:
     if known is not None:
         return known
     target = re.search(r"^\s*\.target\s+(sm_(\d+)(\d)([af]?))", ptx, re.MULTILINE)
-    if target is None or not re.search(r"^\s*\.version\s", ptx, re.MULTILINE):
+    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx, re.MULTILINE)
+    if target is None or version is None:
         raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
+    if (int(version[1]), int(version[2])) > NEWEST_PTX:
+        newest = "{}.{}".format(*NEWEST_PTX)
+        words = f"the PTX is of version {version[1]}.{version[2]}, and the emulated driver knows up to {newest}"
+        raise _refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
     needs = (int(target[2]), int(target[3]))
     family = target[4] == "f" and needs[0] == m.capability[0] and needs <= m.capability
     if needs > m.capability or (target[4] and not family and target[1] != m.arch):
