@@ -51,6 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--only", action="append", metavar="NAME", help="a case or fault, or a pattern; may be repeated")
     check.add_argument("--jobs", type=_positive, default=None, help="processes (default: one a CPU)")
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
+
+    bench = commands.add_parser("bench", help="time an op on a real GPU beside its floor and its peers")
+    bench.add_argument("op", choices=("fp8-rmsnorm",))
+    bench.add_argument("--shape", action="append", metavar="MxN", help="rows x columns; may be repeated")
+    bench.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
+    bench.add_argument("--torch", action="store_true", help="time torch.compile's versions too")
+    bench.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
+    bench.add_argument("--plot", metavar="FILE", default=None, help="write a bar chart (needs matplotlib)")
     return parser
 
 
@@ -66,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cli.check import run_check
 
             return run_check(arguments)
+        if arguments.command == "bench":
+            from .cli.bench import run_bench
+
+            return run_bench(arguments)
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)

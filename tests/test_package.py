@@ -24,8 +24,9 @@ ALLOWED = {
     "comm": {"runtime", "cu"},
     "trace": {"comm", "runtime", "cu"},
     "ops": {"trace", "comm", "runtime", "cu"},
+    "bench": {"ops", "comm", "runtime"},
     "check": {"ops", "comm", "runtime", "emu"},
-    "cli": {"check", "ops", "trace", "comm", "runtime"},
+    "cli": {"bench", "check", "ops", "trace", "comm", "runtime"},
 }
 
 

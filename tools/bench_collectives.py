@@ -25,7 +25,7 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes
-from drvfuse.cli.timing import REPLAYS, microseconds_per_call
+from drvfuse.bench.timing import REPLAYS, microseconds_per_call
 
 SHAPES = [(1, 4096), (8, 4096), (32, 4096), (128, 4096), (512, 4096), (2048, 4096), (16, 8192), (1024, 8192)]
 WIRE_BYTES_A_MICROSECOND = 364e3

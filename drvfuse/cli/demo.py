@@ -119,7 +119,7 @@ class Demo:
         return sorted(checks, key=lambda check: check.op)
 
     def _time(self, checks: list[Check]) -> None:
-        from .timing import microseconds_per_call
+        from ..bench.timing import microseconds_per_call
 
         sums = [rank.empty(host.shape, "bfloat16") for rank, host in zip(self.group, self.host, strict=True)]
         quantised = [rank.empty(host.shape, "float8_e4m3fn") for rank, host in zip(self.group, self.host, strict=True)]
@@ -142,13 +142,13 @@ class Demo:
             for check in checks:
                 if check.op == "allreduce":
                     call = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
-                    check.microseconds = microseconds_per_call(self.group, [call.launch])[0]
+                    check.microseconds = microseconds_per_call(self.group, [call.launch]).median
                     continue
                 fused = allreduce_rmsnorm_fp8.prepare(
                     self.group, self.inputs, self.gammas, epsilon=EPSILON, outputs=quantised, scales=scales,
                     algo=check.algo,
                 )  # fmt: skip
-                check.microseconds = microseconds_per_call(self.group, [fused.launch])[0]
+                check.microseconds = microseconds_per_call(self.group, [fused.launch]).median
                 plain = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
 
                 def unfused(plain: Any = plain) -> None:
@@ -156,7 +156,7 @@ class Demo:
                     for rank, norm in zip(self.group, norms, strict=True):
                         norm.launch(streams=[rank.stream])
 
-                check.unfused_microseconds = microseconds_per_call(self.group, [unfused])[0]
+                check.unfused_microseconds = microseconds_per_call(self.group, [unfused]).median
         finally:
             for single in singles:
                 single.close()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 RMSNorm forward and backward beside the memory floor, torch.compile and COAT's stored times.
+
+Inputs are random and rotated over enough sets that L2 does not serve them. The floor is the bytes that must move (x and
+its scales, qy, qy_t and rstd; x, its scales, g, dx, rstd and dw) over the bandwidth of a large copy in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
+from ..ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward
+from ..runtime.device import Device
+from .timing import microseconds_per_call
+
+COAT_US = {  # (M, N): microseconds of COAT's forward and backward, measured once on an H200
+    (1, 2048): (6.1, 6.6),
+    (16, 4096): (7.9, 9.2),
+    (256, 4096): (10.0, 14.6),
+    (2048, 2048): (14.9, 32.2),
+    (2048, 4096): (21.6, 38.9),
+    (8192, 2048): (41.4, 96.8),
+    (4096, 5120): (61.2, 80.8),
+    (8192, 4096): (72.8, 118.0),
+    (4096, 11008): (114.4, 175.1),
+    (16384, 4096): (134.4, 222.8),
+    (8192, 8192): (148.7, 177.6),
+}
+SHAPES = tuple(COAT_US)
+QB = 16
+EPSILON = 1e-5
+WAYS = ("forward", "backward")
+_ROTATED_BYTES = 200 << 20
+
+
+def inputs(rows: int, columns: int) -> tuple[npt.NDArray[Any], ...]:
+    """x, s_x, w, g on the host, as a group quantiser would make them of normal data."""
+    random = np.random.default_rng(rows * 65536 + columns)
+    bf16, fp8 = dtypes.get("bfloat16").numpy, dtypes.get("float8_e4m3fn").numpy
+    values = random.standard_normal((rows, columns // QB, QB), np.float32)
+    scales = (np.abs(values).max(axis=2) + np.float32(1e-10)) / np.float32(448)
+    x = (values / scales[..., None]).astype(fp8).reshape(rows, columns)
+    w = (1 + 0.2 * random.standard_normal(columns)).astype(bf16)
+    g = random.standard_normal((rows, columns), np.float32).astype(bf16)
+    return x, scales.astype(bf16), w, g
+
+
+def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torch: bool = False) -> dict[str, Any]:
+    """All figures of one shape, in microseconds; `bandwidth` in bytes a microsecond."""
+    elements = rows * columns
+    x, s_x, w, g = inputs(rows, columns)
+    weight = device.array(w)
+    sets = min(64, max(3, _ROTATED_BYTES // max(1, elements)))
+    calls: dict[str, list[Callable[[], object]]] = {way: [] for way in WAYS}
+    for _ in range(sets):
+        values, scales, gradient = device.array(x), device.array(s_x), device.array(g)
+        rstd = device.empty(rows, "float32")
+        outputs = (
+            device.empty((rows, columns), "float8_e4m3fn"),
+            device.empty((), "bfloat16"),
+            device.empty((columns, rows), "float8_e4m3fn"),
+            rstd,
+        )
+        gradients = device.empty((rows, columns), "bfloat16"), device.empty(columns, "bfloat16")
+        forward = partial(fp8_rmsnorm_forward, values, scales, weight, QB, EPSILON, outputs=outputs)
+        backward = partial(fp8_rmsnorm_backward, values, scales, gradient, weight, rstd, QB, outputs=gradients)
+        calls["forward"].append(forward)
+        calls["backward"].append(backward)
+    result: dict[str, Any] = {"rows": rows, "columns": columns, "sets": sets, "copy_bytes_a_us": bandwidth}
+    least = 20 if elements >= 1 << 24 else 60
+    for way in WAYS:
+        result[f"{way}_us"], result[f"{way}_spread"] = microseconds_per_call(device, calls[way], least)
+    scale_bytes = 2 * rows * -(-columns // QB)
+    result["forward_floor_us"] = (3 * elements + scale_bytes + 4 * rows) / bandwidth
+    result["backward_floor_us"] = (5 * elements + scale_bytes + 4 * rows + 4 * columns) / bandwidth
+    coat = COAT_US.get((rows, columns), (None, None))
+    torch: tuple[float | None, ...] = (None, None)
+    if with_torch:
+        from .fp8_rmsnorm_torch import torch_us
+
+        torch = torch_us(x, s_x, w, g, QB, EPSILON, min(sets, 8))
+    for way, stored, compiled in zip(WAYS, coat, torch, strict=True):
+        result[f"{way}_coat_us"], result[f"{way}_torch_us"] = stored, compiled
+    return result
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """The cells of one line of the table, whose head is `HEAD`."""
+    cells = [f"{result['rows']}x{result['columns']}"]
+    for way in WAYS:
+        us, floor = result[f"{way}_us"], result[f"{way}_floor_us"]
+        peers = (result[f"{way}_coat_us"], result[f"{way}_torch_us"])
+        cells += [f"{us:.2f}", f"{result[f'{way}_spread']:.2f}", f"{us / floor:.2f}"]
+        cells += ["" if peer is None else f"{peer:.1f}" for peer in peers]
+    return cells
+
+
+HEAD = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for what in ("us", "spread", "x floor", "COAT", "torch"))]
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Times over the floor, both ways, beside COAT and torch.compile."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), sharey=True)
+    for axis, way in zip(axes, WAYS, strict=True):
+        series = (("drvfuse", f"{way}_us"), ("COAT (stored)", f"{way}_coat_us"), ("torch.compile", f"{way}_torch_us"))
+        for offset, (label, key) in enumerate(series):
+            heights = [(result[key] or 0) / result[f"{way}_floor_us"] for result in results]
+            axis.bar([i + 0.27 * (offset - 1) for i in range(len(results))], heights, 0.27, label=label)
+        axis.axhline(1, color="black", linewidth=1, linestyle="--")
+        names = [f"{result['rows']}x{result['columns']}" for result in results]
+        axis.set_xticks(range(len(results)), names, rotation=45, ha="right")
+        axis.set_title(f"FP8 RMSNorm {way}")
+    axes[0].set_ylabel("time / memory floor")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

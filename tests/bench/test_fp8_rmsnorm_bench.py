@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's machinery runs where the emulated driver does; its times mean nothing there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import reference_fp8
+from drvfuse.bench import fp8_rmsnorm
+from drvfuse.bench.timing import copy_launch, microseconds_per_call
+from drvfuse.errors import ArgumentError
+
+pytestmark = pytest.mark.emu
+
+
+@pytest.fixture(scope="module")
+def device() -> df.Device:
+    return df.device(0, driver=df.emu.Machine(devices=1))
+
+
+def test_calls_take_turns_and_each_runs_as_often_as_the_others(device: df.Device) -> None:
+    counts = device.zeros(3, "uint32")
+    kernel = df.compile('extern "C" __global__ void count(unsigned* n, int i) { n[i] += 1; }', driver=device.driver)[
+        "count"
+    ]
+    launches = [kernel.prepare(1, 1, counts, i, device=device) for i in range(3)]
+    microseconds_per_call(device, [lambda launch=launch: launch(device.stream) for launch in launches], 7)
+    a, b, c = counts.numpy().tolist()
+    assert a == b == c
+    assert (a - 1) % 3 == 0  # one call before the capture; nine turns of the graph hold three of each
+
+
+def test_the_copy_moves_every_byte(device: df.Device) -> None:
+    host = np.random.default_rng(3).integers(0, 256, 16 * 5001, np.uint8)  # no multiple of the grid's
+    target = device.zeros(host.size, "uint8")
+    copy_launch(device.array(host), target, 2)(device.stream)
+    assert (target.numpy() == host).all()
+
+
+def test_a_shape_gives_all_figures_and_the_floor_is_its_bytes(device: df.Device) -> None:
+    result = fp8_rmsnorm.measure(device, 2, 64, bandwidth=2.0)
+    assert result["forward_floor_us"] == (3 * 128 + 2 * 8 + 4 * 2) / 2
+    assert result["backward_floor_us"] == (5 * 128 + 2 * 8 + 4 * 2 + 4 * 64) / 2
+    assert result["forward_us"] > 0 and result["backward_us"] > 0
+    assert len(fp8_rmsnorm.row(result)) == len(fp8_rmsnorm.HEAD)
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_its_inputs_are_what_a_group_quantiser_makes() -> None:
+    x, s_x, w, g = fp8_rmsnorm.inputs(3, 96)
+    assert (x.shape, s_x.shape, w.shape, g.shape) == ((3, 96), (3, 6), (96,), (3, 96))
+    values = reference_fp8.dequantise(x, s_x, fp8_rmsnorm.QB)
+    peaks = np.abs(values).reshape(3, 6, 16).max(axis=2) / s_x.astype(np.float32)
+    assert (peaks == 448).all()
+    assert np.unique(values).size > 100
+
+
+@pytest.mark.parametrize("shape", ["12", "0x16", "4x24", "axb", "4x16x2"])
+def test_a_bad_shape_is_named(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from drvfuse.__main__ import main
+
+    assert main(["bench", "fp8-rmsnorm", "--shape", shape]) == 2
+    assert "--shape" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so_and_never_times_the_emulated_driver() -> None:
+    code = (
+        "import sys, drvfuse.runtime.driver as d, drvfuse.errors as e\n"
+        "from drvfuse.__main__ import main\n"
+        "def none(name): raise e.DriverUnavailable(f'no {name} driver')\n"
+        "import drvfuse.runtime.device as v; v.get_driver = none\n"
+        "sys.exit(main(['bench', 'fp8-rmsnorm', '--shape', '2x64']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"DRVFUSE_DRIVER": "emu", "PATH": ""}
+    )
+    assert done.returncode == 2 and "no cuda driver" in done.stderr and not done.stdout
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drvfuse.cli import bench
+
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(df.errors.Unsupported, match="--plot needs the package matplotlib"):
+        bench._require("--plot", "matplotlib")
+
+
+def test_rows_not_positive_are_refused() -> None:
+    from drvfuse.cli.bench import _shape
+
+    assert _shape("8192X4096") == (8192, 4096)
+    with pytest.raises(ArgumentError, match="multiple of 16"):
+        _shape("4x24")
+
+
+def test_the_plot_is_a_picture_also_where_a_peer_has_no_figure(tmp_path: Path) -> None:
+    results = [
+        {"rows": 4, "columns": 32, **{f"{way}_{what}": 2.0 for way in fp8_rmsnorm.WAYS for what in ("us", "floor_us")}}
+    ]
+    results[0] |= {f"{way}_{peer}_us": None for way in fp8_rmsnorm.WAYS for peer in ("coat", "torch")}
+    fp8_rmsnorm.plot(results, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
