@@ -26,6 +26,7 @@ _HOME = {
     "Replicated": "ops.epilogue",
     "Stream": "runtime.stream",
     "SymmetricBuffer": "runtime.memory",
+    "Trace": "trace.buffer",
     "allreduce": "ops.allreduce",
     "allreduce_rmsnorm_fp8": "ops.allreduce_rmsnorm_fp8",
     "compile": "runtime.kernel",
@@ -39,11 +40,21 @@ _HOME = {
     "fp8_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
     "fp8_workspace_bytes": "ops.fp8_rmsnorm_backward",
     "float32": "ops.epilogue",
+    "gemv_partial_norm": "ops.gemv_partial_norm",
     "int32": "ops.epilogue",
     "last_calls": "runtime.driver",
     "view": "runtime.array",
 }
-_SUBMODULES = ("config", "dtypes", "emu", "errors", "reference", "reference_fp8", "reference_fp8_groups")
+_SUBMODULES = (
+    "config",
+    "dtypes",
+    "emu",
+    "errors",
+    "reference",
+    "reference_fp8",
+    "reference_fp8_groups",
+    "reference_gemv",
+)
 
 __all__ = [
     "Array",
@@ -60,6 +71,7 @@ __all__ = [
     "Replicated",
     "Stream",
     "SymmetricBuffer",
+    "Trace",
     "allreduce",
     "allreduce_rmsnorm_fp8",
     "compile",
@@ -77,16 +89,18 @@ __all__ = [
     "fp8_rmsnorm_forward",
     "fp8_rmsnorm_pg2pg_forward",
     "fp8_workspace_bytes",
+    "gemv_partial_norm",
     "int32",
     "last_calls",
     "reference",
     "reference_fp8",
     "reference_fp8_groups",
+    "reference_gemv",
     "view",
 ]
 
 if TYPE_CHECKING:
-    from . import config, dtypes, emu, errors, reference, reference_fp8, reference_fp8_groups
+    from . import config, dtypes, emu, errors, reference, reference_fp8, reference_fp8_groups, reference_gemv
     from .comm.group import Group, Rank
     from .ops.allreduce import allreduce
     from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
@@ -99,6 +113,7 @@ if TYPE_CHECKING:
     )
     from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
     from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
+    from .ops.gemv_partial_norm import gemv_partial_norm
     from .ops.options import PDLLevel
     from .runtime.array import Array, view
     from .runtime.device import Device, device
@@ -107,6 +122,7 @@ if TYPE_CHECKING:
     from .runtime.kernel import Kernel, Launch, Module, compile
     from .runtime.memory import SymmetricBuffer
     from .runtime.stream import Event, Stream
+    from .trace.buffer import Trace
 
 
 def __getattr__(name: str) -> Any:

@@ -96,9 +96,9 @@ MUTANTS: dict[str, Mutant] = {
         (
             SourceEdit(
                 "allreduce.cu",
-                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call);\n"
+                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call, trace);\n"
                 "    if (!barrier.arrive_and_wait(false)) return;\n",
-                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call);\n",
+                "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call, trace);\n",
             ),
         ),
         direct_one_stage,
@@ -165,8 +165,8 @@ MUTANTS: dict[str, Mutant] = {
         (
             SourceEdit(
                 "allreduce.cu",
-                "    wait_for_producer();\n    two_stage(p DRVFUSE_EPILOGUE_ARGUMENT);\n",
-                "    two_stage(p DRVFUSE_EPILOGUE_ARGUMENT);\n    wait_for_producer();\n",
+                "    wait_for_producer();\n    trace.start();\n    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);\n",
+                "    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);\n    wait_for_producer();\n",
             ),
         ),
         partial(direct_two_stage, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
@@ -208,7 +208,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-block-barrier-after-spin": Mutant(
         "threads that do not spin go on without waiting for those that do",
         "hand-written barriers",
-        (barrier("return !__syncthreads_or(aborted_);", "return !aborted_;"),),
+        (barrier("const bool all = !__syncthreads_or(aborted_);", "const bool all = !aborted_;"),),
         direct_two_stage,
     ),
     "no-block-barrier-before-release": Mutant(

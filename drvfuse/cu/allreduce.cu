@@ -35,6 +35,7 @@
 #include "pack16.cuh"
 #include "partition.cuh"
 #include "pdl.cuh"
+#include "trace.cuh"
 
 using In = DRVFUSE_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;
@@ -82,13 +83,15 @@ __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim
 
 // Sum B packs: load(pack, source, j) fills one, store(j, sum) takes the fp32 sum. All loads are issued first.
 template <int B, typename Load, typename Store>
-__device__ __forceinline__ void reduce_packs(i64 j, i64 stride, const Load& load, const Store& store) {
+__device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
     InPack packs[B][RANKS];
 #pragma unroll
     for (int b = 0; b < B; ++b) {
 #pragma unroll
         for (int source = 0; source < RANKS; ++source) load(packs[b][source], source, j + b * stride);
     }
+    trace.need(packs);
+    trace.lap(TraceRole::load);
 #pragma unroll
     for (int b = 0; b < B; ++b) {
         float sum[W];
@@ -99,25 +102,28 @@ __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, const Load& load
 
 // Sum this thread's packs of the range [0, count).
 template <typename Load, typename Store>
-__device__ __forceinline__ void reduce_range(i64 count, const Load& load, const Store& store) {
+__device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load& load, const Store& store) {
     const i64 stride = thread_count();
     i64 j = thread_index();
     if constexpr (PACKS > 1) {
 #pragma unroll 1
-        for (; j + (PACKS - 1) * stride < count; j += PACKS * stride) reduce_packs<PACKS>(j, stride, load, store);
+        for (; j + (PACKS - 1) * stride < count; j += PACKS * stride)
+            reduce_packs<PACKS>(j, stride, trace, load, store);
     }
 #pragma unroll 1
-    for (; j < count; j += stride) reduce_packs<1>(j, stride, load, store);
+    for (; j < count; j += stride) reduce_packs<1>(j, stride, trace, load, store);
 }
 
 // Copy this thread's packs of [first, first + count) of the own input to `staging`.
-__device__ __forceinline__ void stage_input(const AllreduceParams& p, char* staging, i64 first, i64 count) {
+__device__ __forceinline__ void stage_input(const AllreduceParams& p, Trace& trace, char* staging, i64 first,
+                                            i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {
         InPack pack;
         load_input(pack, p.call.input, first + j, p.count);
         store_pack(staging + j * IN_BYTES, pack);
     }
+    trace.lap(TraceRole::stage);
 }
 
 #ifdef DRVFUSE_EPILOGUE
@@ -137,40 +143,47 @@ __device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 ind
 
 #if !DRVFUSE_TWO_STAGE
 
-__device__ __forceinline__ void one_stage(const AllreduceParams& p EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
     const i64 packs = (p.count + W - 1) / W;
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #endif
     reduce_range(
-        packs,
+        packs, trace,
         [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
         [&](i64 j, float(&sum)[W]) {
-            store_output(p.output, j, p.count, finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT));
+            const OutPack pack = finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+            trace.need(pack);
+            trace.lap(TraceRole::reduce);
+            store_output(p.output, j, p.count, pack);
+            trace.lap(TraceRole::store);
         });
 #if !DRVFUSE_LOCAL
     if (!barrier.arrive_and_wait(true)) return;
     barrier.finish();
 #endif
 #else
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
     i64 half = 0;
 #pragma unroll 1
     for (i64 begin = 0; begin < packs; begin += p.chunk_packs) {
         const i64 count = packs - begin < p.chunk_packs ? packs - begin : p.chunk_packs;
-        stage_input(p, payload(p.call.workspaces[p.call.rank]) + half, begin, count);
+        stage_input(p, trace, payload(p.call.workspaces[p.call.rank]) + half, begin, count);
         if (!barrier.arrive_and_wait(true)) return;
         reduce_range(
-            count,
+            count, trace,
             [&](InPack& pack, int source, i64 j) {
                 load_pack(pack, payload(p.call.workspaces[source]) + half + j * IN_BYTES);
             },
             [&](i64 j, float(&sum)[W]) {
-                store_output(p.output, begin + j, p.count,
-                             finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT));
+                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
+                store_output(p.output, begin + j, p.count, pack);
+                trace.lap(TraceRole::store);
             });
         half = p.chunk_packs * IN_BYTES - half;
     }
@@ -179,11 +192,14 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p EPILOGUE_REFE
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER) {
+    allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
     if (p.call.early_trigger) launch_dependents();
     wait_for_producer();
-    one_stage(p DRVFUSE_EPILOGUE_ARGUMENT);
+    trace.start();
+    one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
     if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
 }
 
 #else
@@ -210,25 +226,25 @@ __device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& pa
     }
 }
 
-__device__ __forceinline__ void two_stage(const AllreduceParams& p EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
     const i64 chunk = p.chunk_packs;
     const Packs part((p.count + W - 1) / W);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     i64 results = STAGED ? RANKS * chunk * IN_BYTES : 0;
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
     for (i64 done = 0; done < part.largest(); done += chunk) {
         if constexpr (STAGED) {
 #pragma unroll 1
             for (int owner = 0; owner < RANKS; ++owner)
-                stage_input(p, own + owner * chunk * IN_BYTES, part.start(owner) + done,
+                stage_input(p, trace, own + owner * chunk * IN_BYTES, part.start(owner) + done,
                             part.in_chunk(owner, done, chunk));
             if (!barrier.arrive_and_wait(true)) return;
         }
         const i64 begin = part.start(p.call.rank) + done;
         reduce_range(
-            part.in_chunk(p.call.rank, done, chunk),
+            part.in_chunk(p.call.rank, done, chunk), trace,
             [&](InPack& pack, int source, i64 j) {
                 if constexpr (STAGED) {
                     load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * IN_BYTES);
@@ -238,22 +254,29 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p EPILOGUE_REFE
             },
             [&](i64 j, float(&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
                 store_pack(own + results + j * OUT_BYTES, pack);
                 store_output(p.output, begin + j, p.count, pack);
+                trace.lap(TraceRole::store);
             });
         if (!barrier.arrive_and_wait(true)) return;
         gather(p, part, results, done);
+        trace.lap(TraceRole::gather);
         if (!STAGED) results = chunk * OUT_BYTES - results;
     }
     barrier.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER) {
+    allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
     if (p.call.early_trigger) launch_dependents();
     wait_for_producer();
-    two_stage(p DRVFUSE_EPILOGUE_ARGUMENT);
+    trace.start();
+    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
     if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
 }
 
 #endif

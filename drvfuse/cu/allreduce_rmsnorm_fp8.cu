@@ -37,6 +37,7 @@
 #include "norm_rows.cuh"
 #include "partition.cuh"
 #include "pdl.cuh"
+#include "trace.cuh"
 
 #if !DRVFUSE_TWO_STAGE
 
@@ -51,10 +52,10 @@ __device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int 
     rows.normalise_to_output(x, row);
 }
 
-__device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p) {
+__device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trace& trace) {
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #endif
 #pragma unroll 1
@@ -71,13 +72,14 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p) {
     const u32 stride = input_stride(p);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     u32 half = 0;
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
     for (int begin = 0; begin < p.rows; begin += p.chunk_rows) {
         const int count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
 #pragma unroll 1
         for (int j = blockIdx.x; j < count; j += gridDim.x) rows.stage(own + half + j * stride, begin + j);
+        trace.lap(TraceRole::stage);
         if (!barrier.arrive_and_wait(true)) return;
 #pragma unroll 1
         for (int j = blockIdx.x; j < count; j += gridDim.x) {
@@ -92,13 +94,16 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p) {
+    allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ RowScratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
     if (p.call.early_trigger) launch_dependents();
-    Rows rows(p, scratch);
+    Rows rows(p, scratch, trace);
     wait_for_producer();
-    one_stage(rows, p);
+    trace.start();
+    one_stage(rows, p, trace);
     if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
 }
 
 #else
@@ -152,7 +157,7 @@ __device__ __forceinline__ void gather_ragged(const FusedParams& p, u32 offset, 
     }
 }
 
-__device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
+__device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 in_stride = input_stride(p);
     const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
@@ -161,7 +166,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
     const Partition<int, RANKS> part(p.rows);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     u32 results = STAGED ? RANKS * chunk * in_stride : 0;
-    Barrier<RANKS> barrier(p.call);
+    Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #pragma unroll 1
     for (int done = 0; done < part.largest(); done += chunk) {
@@ -173,6 +178,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
                 for (int j = blockIdx.x; j < count; j += gridDim.x)
                     rows.stage(own + (owner * chunk + j) * in_stride, part.start(owner) + done + j);
             }
+            trace.lap(TraceRole::stage);
             if (!barrier.arrive_and_wait(true)) return;
         }
         const int begin = part.start(p.call.rank) + done;
@@ -238,19 +244,23 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p) {
                 }
             }
         }
+        if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
         if (!STAGED) results = half_bytes - results;
     }
     barrier.finish();
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p) {
+    allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ RowScratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
     if (p.call.early_trigger) launch_dependents();
-    Rows rows(p, scratch);
+    Rows rows(p, scratch, trace);
     wait_for_producer();
-    two_stage(rows, p);
+    trace.start();
+    two_stage(rows, p, trace);
     if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
 }
 
 #endif

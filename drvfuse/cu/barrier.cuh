@@ -20,6 +20,7 @@
 // thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
 // for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
 #pragma once
+#include "trace.cuh"
 #include "workspace.cuh"
 
 __device__ __forceinline__ void store_release(u64* address, u64 value) {
@@ -52,7 +53,8 @@ template <int Ranks>
 class Barrier {
 public:
     // After wait_for_producer(); every thread of the block. Reads the workspace's state.
-    __device__ __forceinline__ explicit Barrier(const Call& call) : call_(call), ordinal_(0), epoch_(0) {
+    __device__ __forceinline__ Barrier(const Call& call, Trace& trace)
+        : call_(call), trace_(trace), ordinal_(0), epoch_(0) {
         char* own = call.workspaces[call.rank];
         aborted_ = false;
         if (threadIdx.x < Ranks) {
@@ -64,13 +66,18 @@ public:
     // All threads of the block. False, for all of them, if the call is aborted; then nothing may be assumed of peers.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         if (publish) __syncthreads();
+        if (publish) trace_.lap(TraceRole::sync);
         ++ordinal_;
+        u64 met = 0;
         if (threadIdx.x < Ranks && !aborted_) {
             u64 expected = epoch_ + ordinal_;
             store_release(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
-            aborted_ = !wait(threadIdx.x, expected);
+            aborted_ = !wait(threadIdx.x, expected, met);
         }
-        return !__syncthreads_or(aborted_);
+        trace_.waits(Ranks, met);
+        const bool all = !__syncthreads_or(aborted_);
+        trace_.lap(TraceRole::barrier);
+        return all;
     }
 
     // All threads of the block, once, after the last barrier of a call that was not aborted: the last block to get here
@@ -88,15 +95,17 @@ public:
                 *epoch_word(own) = epoch_ + ordinal_;
             }
         }
+        trace_.lap(TraceRole::finish);
     }
 
 private:
-    __device__ __forceinline__ bool wait(int peer, u64 expected) {
+    __device__ __forceinline__ bool wait(int peer, u64 expected, u64& met) {
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
         for (u32 polls = 1;; ++polls) {
             u64 seen = load_acquire(flag);
+            trace_.stamp(met, seen >= expected);
             if (seen >= expected) return true;
             if (polls % 32 == 0 && load_relaxed(abort_word(own)) != 0) return false;
             if (polls % 1024 == 0) {
@@ -127,6 +136,7 @@ private:
     }
 
     const Call& call_;
+    Trace& trace_;
     u32 ordinal_;
     u64 epoch_;
     bool aborted_;

@@ -5,6 +5,7 @@
 #pragma once
 #include "pack16.cuh"
 #include "reduce.cuh"
+#include "trace.cuh"
 #include "workspace.cuh"
 
 using In = DRVFUSE_DTYPE;
@@ -98,8 +99,8 @@ __device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
 // One block's share of a call: the steps that a row goes through.
 class Rows {
 public:
-    __device__ __forceinline__ Rows(const FusedParams& p, RowScratch& scratch)
-        : p_(p), scratch_(scratch), packs_(packs_of_row(p)), done_(0) {
+    __device__ __forceinline__ Rows(const FusedParams& p, RowScratch& scratch, Trace& trace)
+        : p_(p), scratch_(scratch), trace_(trace), packs_(packs_of_row(p)), done_(0) {
         refresh();
         if constexpr (KEEP_GAMMA) {
 #pragma unroll
@@ -125,9 +126,13 @@ public:
             }
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
-                if (first + b < PACKS && has(first + b)) sum_packs(x[first + b], packs[b]);
+                if (first + b < PACKS && has(first + b)) {
+                    sum_packs(x[first + b], packs[b]);
+                    trace_.need(x[first + b]);
+                }
             }
         }
+        trace_.lap(TraceRole::load);
     }
 
     // x = x + residual, rounded; store(index, pack) takes residual_out.
@@ -152,6 +157,7 @@ public:
             sum_packs(x, packs);
             store(at, add_residual_pack(x, row, at));
         }
+        trace_.lap(TraceRole::load);
     }
 
     // Normalise and quantise x; store(index, pack) takes the output, store_scale(s) runs on one thread. All threads.
@@ -179,6 +185,8 @@ public:
         const RowStatistics row = reduce_row(scratch_, done_++, squares, maximum);
         const float mean = __fdiv_rn(row.sum_of_squares, float(p_.columns));
         const float f = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p_.epsilon)));
+        trace_.need(f);
+        trace_.lap(TraceRole::reduce);
         float inverse = 1.0f;
         if constexpr (QUANTISE) {
             const Quantisation scale = quantisation<Out, Scale>(__fmul_rn(row.maximum, f), p_.scale_ub);
@@ -198,6 +206,7 @@ public:
                 store(index(i), pack);
             }
         }
+        trace_.lap(TraceRole::store);
     }
 
     // normalise() into row `row` of the outputs.
@@ -230,8 +239,10 @@ public:
             if (has(i)) {
                 store_of_row(p_.residual_output, row, index(i), p_, packs[i]);
                 to_float(x[i], packs[i]);
+                trace_.need(x[i]);
             }
         }
+        trace_.lap(TraceRole::gather);
     }
 
 private:
@@ -270,6 +281,7 @@ private:
 
     const FusedParams& p_;
     RowScratch& scratch_;
+    Trace& trace_;
     const int packs_;
     int thread_;
     u32 done_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trace of a kernel: which phase each block was in, and when.
 //
-// Without the definition DRVFUSE_TRACE everything here is empty, and a kernel that calls it has the PTX of one that does
-// not. A kernel is traced like this:
+// Without the definition DRVFUSE_TRACE everything here is empty, and a kernel that calls it has the PTX of one that
+// does not. A kernel is traced like this:
 //
 //     extern "C" __global__ void kernel(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
 //         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet
@@ -12,9 +12,9 @@
 //         trace.exit();                          // last
 //     }
 //
-// Who writes. One thread of the block, `Writer`, along a one-dimensional block; laps of other threads do nothing, so the
-// call needs no `if`. A phase is the writer's: where it must last until values have arrived or are computed, call
-// `need(values)` before the lap, or the clock is read while loads are in flight.
+// Who writes. The thread with threadIdx.x == Writer; laps of other threads do nothing, so a call needs no `if`. A phase
+// is the writer's: where it must last until values have arrived or are computed, call `need(values)` before the lap, or
+// the clock is read while loads are in flight.
 //
 // Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
 // blockIdx.x + gridDim.x * blockIdx.y, each DRVFUSE_TRACE_HEADER + `events` words:
@@ -122,8 +122,8 @@ public:
         }
     }
 
-    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was first true. Called in each round
-    // right after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
+    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round right
+    // after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
     __device__ __forceinline__ void stamp(u64& when, bool ready) const {
         asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
                      : "+l"(when)

@@ -18,12 +18,14 @@ from .options import PDLLevel
 from .prepared import Prepared, Schedule, collective
 from .results import Results
 from .streams import resolve_streams
+from .tracing import CallTrace
 from .validate import Operand
 
 if TYPE_CHECKING:
     from ..comm.group import Group
     from ..dtypes import DType
     from ..runtime.kernel import Launch
+    from ..trace.buffer import Trace
 
 ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
 
@@ -40,6 +42,7 @@ def allreduce(
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
     streams: Any = None,
+    trace: Trace | None = None,
 ) -> Prepared[list[Array]]:
     """Sum `inputs` over the ranks, element by element; every rank gets the sum.
 
@@ -61,6 +64,8 @@ def allreduce(
     arrays. It does not block, except to compile a kernel once. Inputs may be overwritten and outputs read, on the same
     device, in the order of the rank's stream.
 
+    `trace`: a `Trace` of the group, in which the kernels then note what their blocks do when; the results are the same.
+
     `allreduce.prepare(...)` takes the same arguments and returns a `Prepared` that can be launched many times.
 
     Raises ArgumentError, Unsupported, ClosedError, CompileError (an epilogue that does not compile), CaptureError
@@ -72,6 +77,7 @@ def allreduce(
     options.refuse_multimem(use_multimem)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
+    traced = CallTrace(group, trace) if trace is not None else None
 
     sources = validate.operands(group, "inputs", inputs)
     shape, dtype = sources[0].array.shape, sources[0].array.dtype
@@ -98,13 +104,13 @@ def allreduce(
     if nbytes:
         in_place_hazard = in_place and algo == "one_stage" and group.size > 1
         staged = algo != "naive" and (in_place_hazard or not plan.readable_by_peers(group, sources))
-        call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound)
+        call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
         schedule = call.schedule([source.array.ptr for source in sources], results.addresses)
         moved = traffic.reading_sources(algo, group.size, nbytes, staged)
         moved += traffic.writing_results(algo, group.size, nbytes)
     reads = [[source, *more] for source, more in zip(sources, extra, strict=True)]
     writes = [[operand] for operand in results.operands]
-    return Prepared(group, algo, results.returned(inputs), reads, writes, schedule, streams, moved, bound)
+    return Prepared(group, algo, results.returned(inputs), reads, writes, schedule, streams, moved, bound, traced)
 
 
 def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> str:
@@ -135,6 +141,7 @@ class _Call:
     blocks: int
     pdl: PDLLevel
     epilogue: BoundEpilogue | None
+    trace: CallTrace | None
 
     def schedule(self, inputs: Sequence[int], outputs: Sequence[int]) -> Schedule:
         count = math.prod(self.shape)
@@ -173,8 +180,10 @@ class _Call:
             staged=self.staged,
             local=self.algo == "naive",
             epilogue=self.epilogue.text if self.epilogue is not None else "",
+            traced=self.trace is not None,
         )
         chunk = kernels.allreduce_chunk(spec, count, group.workspace.payload_bytes)
+        sections = self.trace.reserve(spec, shape, count, chunk) if self.trace is not None else []
         arguments: list[list[ctypes.Structure]] = []
         for position in range(len(group)):
             block = kernels.AllreduceParams(
@@ -187,7 +196,7 @@ class _Call:
             )
             arguments.append([block] if self.epilogue is None else [block, self.epilogue.structures[position]])
         try:
-            return plan.launches(group, spec, shape, arguments, self.pdl)
+            return plan.launches(group, spec, shape, arguments, self.pdl, sections)
         except CompileError as error:
             if self.epilogue is None:
                 raise

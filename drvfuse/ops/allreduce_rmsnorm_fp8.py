@@ -16,12 +16,14 @@ from .options import PDLLevel
 from .prepared import Prepared, Schedule, collective
 from .results import Results
 from .streams import resolve_streams
+from .tracing import CallTrace
 from .validate import Operand
 
 if TYPE_CHECKING:
     from ..comm.group import Group
     from ..dtypes import DType
     from ..runtime.kernel import Launch
+    from ..trace.buffer import Trace
 
 ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
 
@@ -53,6 +55,7 @@ def allreduce_rmsnorm_fp8(
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
     streams: Any = None,
+    trace: Trace | None = None,
 ) -> Prepared[NormResult]:
     """Sum `inputs` over the ranks, add the residual, normalise each row and quantise it, on every rank.
 
@@ -71,7 +74,7 @@ def allreduce_rmsnorm_fp8(
 
     `outputs`, `scales` [...] and `residual_outputs` are allocated where None. `residual_outputs[i]` may be
     `residuals[i]`; otherwise nothing that is written may share memory with anything. `algo`, `pdl_level`,
-    `max_num_blocks`, `streams`, arrays and errors are as for `allreduce`.
+    `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`.
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
@@ -79,6 +82,7 @@ def allreduce_rmsnorm_fp8(
     options.one_of("algo", algo, ALGORITHMS)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
+    traced = CallTrace(group, trace) if trace is not None else None
 
     sources = validate.operands(group, "inputs", inputs)
     first = sources[0]
@@ -149,7 +153,9 @@ def allreduce_rmsnorm_fp8(
     moved = traffic.NONE
     if rows:
         staged = algo != "naive" and not plan.readable_by_peers(group, sources)
-        call = _Call(group, dtype, out, scale_type, rows, shape[-1], algo, staged, bool(added), blocks, pdl, numbers)
+        call = _Call(
+            group, dtype, out, scale_type, rows, shape[-1], algo, staged, bool(added), blocks, pdl, numbers, traced
+        )
         addresses = [
             _Addresses(
                 input=source.array.ptr,
@@ -180,6 +186,7 @@ def allreduce_rmsnorm_fp8(
         schedule,
         streams,
         moved,
+        trace=traced,
     )
 
 
@@ -218,6 +225,7 @@ class _Call:
     blocks: int
     pdl: PDLLevel
     numbers: _Numbers
+    trace: CallTrace | None
 
     @property
     def scale_bytes(self) -> int:
@@ -278,6 +286,7 @@ class _Call:
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
+            traced=self.trace is not None,
         )
         chunk = kernels.rmsnorm_chunk(spec, rows, self.columns, group.workspace.payload_bytes)
         arguments = [
@@ -299,4 +308,5 @@ class _Call:
             ]
             for position, own in enumerate(arrays)
         ]
-        return plan.launches(group, spec, shape, arguments, self.pdl)
+        sections = self.trace.reserve(spec, shape, rows, chunk) if self.trace is not None else []
+        return plan.launches(group, spec, shape, arguments, self.pdl, sections)

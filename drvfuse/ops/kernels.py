@@ -19,6 +19,7 @@ from .. import dtypes
 from ..comm import workspace
 from ..dtypes import DType
 from ..errors import ArgumentError
+from ..trace import layout
 
 CU = Path(__file__).parent.parent / "cu"
 _sources: ContextVar[Path] = ContextVar("drvfuse_kernel_sources", default=CU)
@@ -55,7 +56,7 @@ class Specialisation:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8 type.
-    `sources`: the folder of the `.cu` files.
+    `traced`: the kernel takes a `TraceParams` last. `sources`: the folder of the `.cu` files.
     """
 
     op: str
@@ -71,6 +72,7 @@ class Specialisation:
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
+    traced: bool = False
     sources: Path = field(default_factory=_sources.get)
 
     def __post_init__(self) -> None:
@@ -141,6 +143,8 @@ def request(spec: Specialisation) -> CompileRequest:
             "DRVFUSE_GAMMA_DTYPE": spec.gamma_dtype.cxx,
             "DRVFUSE_SCALES_DTYPE": spec.scales_dtype.cxx,
         }
+    if spec.traced:
+        defines |= layout.defines()
     lines = []
     if spec.epilogue:
         defines["DRVFUSE_EPILOGUE"] = 1

@@ -19,6 +19,7 @@ from .validate import Operand
 if TYPE_CHECKING:
     from ..comm.group import Group
     from ..runtime.stream import Stream
+    from ..trace.buffer import Section
 
 
 def load_kernel(group: Group, spec: kernels.Specialisation) -> list[Kernel]:
@@ -75,13 +76,20 @@ def launches(
     shape: kernels.LaunchShape,
     parameters: Sequence[Sequence[ctypes.Structure]],
     pdl: PDLLevel,
+    sections: Sequence[Section] = (),
 ) -> list[Launch]:
-    """One launch a local rank; `parameters[i]` are rank i's kernel arguments."""
+    """One launch a local rank; `parameters[i]` are rank i's kernel arguments, and `sections[i]` its part of a trace."""
+    traced = [[section.parameters] for section in sections] or [[] for _ in group]
     return [
         kernel.prepare(
-            (shape.blocks, 1, 1), (shape.threads, 1, 1), *arguments, device=rank.device, pdl=pdl is not PDLLevel.OFF
+            (shape.blocks, 1, 1),
+            (shape.threads, 1, 1),
+            *arguments,
+            *trace,
+            device=rank.device,
+            pdl=pdl is not PDLLevel.OFF,
         )
-        for kernel, arguments, rank in zip(load_kernel(group, spec), parameters, group, strict=True)
+        for kernel, arguments, trace, rank in zip(load_kernel(group, spec), parameters, traced, group, strict=True)
     ]
 
 

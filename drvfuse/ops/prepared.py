@@ -14,6 +14,7 @@ from ..runtime.graph import capturing
 from ..runtime.memory import launch_group
 from .epilogue_binding import BoundEpilogue, bind
 from .streams import resolve_streams
+from .tracing import CallTrace
 from .traffic import Traffic
 from .validate import Operand, flatten, no_overlap
 
@@ -61,6 +62,7 @@ class Prepared(Generic[R]):
         streams: Any,
         traffic: Traffic,
         epilogue: BoundEpilogue | None = None,
+        trace: CallTrace | None = None,
     ) -> None:
         """`reads[i]` and `writes[i]` are rank i's arrays, its input first; no schedule means no work."""
         self.group = group
@@ -68,7 +70,9 @@ class Prepared(Generic[R]):
         self.traffic = (traffic.local, traffic.remote)
         self._result = result
         self._reads = [list(of_rank) for of_rank in reads]
-        self._writes = writes
+        traced = trace.operands if trace is not None else [[] for _ in group]
+        self._writes = [[*of_rank, *more] for of_rank, more in zip(writes, traced, strict=True)]
+        self._sections = trace.sections if trace is not None else []
         self._schedule = schedule
         self._streams = streams
         self._epilogue = epilogue
@@ -191,7 +195,7 @@ class Prepared(Generic[R]):
         mark_used(arrays, stream, event)
         graph = capturing(stream) if capture is not None else None
         if graph is not None:
-            graph.keep(*arrays)
+            graph.keep(*arrays, *self._sections)
             graph.before_launch(self.group.before_replay)
             graph.before_launch(rank.before_replay)
             graph.after_launch(rank.after_replay)

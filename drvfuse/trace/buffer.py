@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Trace`: the memory in which traced kernels note what their blocks do, and the records made of it."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..comm.group import Group
+from ..errors import ArgumentError, CaptureError
+from ..runtime.device import Device
+from . import clocks, decode, layout
+from .clocks import Clock
+
+if TYPE_CHECKING:
+    from ..runtime.array import Array
+
+DEFAULT_BYTES = 4 << 20
+
+
+@dataclass(eq=False)
+class Section:
+    """The part of a device's buffer that one prepared launch writes; it must be kept as long as that may run.
+
+    `launch` numbers the launches of a trace; those of one call on all ranks share a number.
+    """
+
+    rank: int
+    launch: int
+    kernel: str
+    blocks: int
+    events: int
+    offset: int  # in bytes
+    array: Array = field(repr=False)  # the whole buffer
+
+    @property
+    def nbytes(self) -> int:
+        return layout.section_bytes(self.blocks, self.events)
+
+    @property
+    def parameters(self) -> layout.TraceParams:
+        """The last argument of the traced kernel."""
+        return layout.TraceParams(self.array.ptr + self.offset, self.events)
+
+
+class Trace:
+    """What the blocks of traced launches did when, on the ranks of a group or on one device.
+
+    It is passed to an op as `trace=`, any number of ops and calls sharing it. Every prepared call has its part of the
+    buffer, of `nbytes` on each device, until `clear()` finds that the call is gone; launching it again overwrites what
+    the launch before wrote. A call that finds too little room raises ArgumentError before it launches anything.
+
+    Made outside of captures: it allocates, and waits until its buffers are zeroed.
+    """
+
+    def __init__(self, where: Group | Device, *, nbytes: int = DEFAULT_BYTES) -> None:
+        if isinstance(where, Group):
+            where.require_open()
+            devices, readable = [rank.device for rank in where], where.peers_readable
+            numbers = [rank.index for rank in where]
+        elif isinstance(where, Device):
+            devices, numbers, readable = [where], [0], False
+        else:
+            raise ArgumentError("where", f"a {type(where).__name__}", "a Group or a Device")
+        self.nbytes = _bytes(nbytes)
+        self.devices = tuple(devices)
+        self.ranks = tuple(numbers)
+        self._readable = readable
+        for device in devices:
+            if device.stream.capture_id() is not None:
+                raise CaptureError(f"a Trace cannot be made while {device.stream!r} is being captured")
+        self._arrays = [device.zeros(self.nbytes // layout.WORD_BYTES, "uint64") for device in devices]
+        for device in devices:
+            device.stream.synchronize()
+        self._launches = 0
+        self._sections: list[Section] = []
+        self._living: weakref.WeakSet[Section] = weakref.WeakSet()  # also those that may be launched again
+        self._clocks: tuple[Clock, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self._sections)} launches on ranks {list(self.ranks)}, {self.nbytes} bytes each>"
+
+    def sections(self, devices: Sequence[Device], kernel: str, blocks: int, events: int) -> list[Section]:
+        """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `events` events.
+
+        Raises ArgumentError, having reserved nothing, where the room is too small.
+        """
+        positions = [self._position(device) for device in devices]
+        wanted = layout.section_bytes(blocks, events)
+        offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
+        found = [
+            Section(self.ranks[position], self._launches, kernel, blocks, events, offset, self._arrays[position])
+            for position, offset in zip(positions, offsets, strict=True)
+        ]
+        self._launches += 1
+        self._sections += found
+        self._living.update(found)
+        return found
+
+    def buffer(self, device: Device) -> Array:
+        """For ops: the memory that launches on `device` write. Raises ArgumentError if there is none."""
+        return self._arrays[self._position(device)]
+
+    def _position(self, device: Device) -> int:
+        for position, known in enumerate(self.devices):
+            if known is device:
+                return position
+        raise ArgumentError("trace", f"of {list(self.devices)}", f"one of {device!r} too")
+
+    def _room(self, position: int, wanted: int, what: str) -> int:
+        """The offset of the first gap of `wanted` bytes."""
+        rank, end, widest = self.ranks[position], 0, 0
+        taken = sorted((s.offset, s.nbytes) for s in self._living if s.rank == rank)
+        for offset, nbytes in [*taken, (self.nbytes, 0)]:
+            if offset - end >= wanted:
+                return end
+            widest, end = max(widest, offset - end), offset + nbytes
+        raise ArgumentError(
+            "trace",
+            f"too small: {widest} of its {self.nbytes} bytes are free in one piece",
+            f"a Trace with {wanted} bytes free for {what}: pass nbytes, or clear() it",
+        )
+
+    def clear(self) -> None:
+        """Forget all records, and the calls that nobody can launch again. Waits for launches that write to the buffers.
+
+        Raises CaptureError while a stream of a device is being captured.
+        """
+        for array in self._arrays:
+            array.copy_from(np.zeros(array.shape, np.uint64))
+        self._sections.clear()
+        self._sections += sorted(self._living, key=lambda section: (section.launch, section.rank))
+        self._clocks = None
+
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """The clocks of the ranks, in their order: measured when first needed after `clear()`, for some milliseconds.
+
+        Waits for the devices' own streams, and raises CaptureError while one is being captured.
+        """
+        if self._clocks is None:
+            self._clocks = clocks.measure(self.devices, self._readable)
+        return self._clocks
+
+    def records(self) -> np.ndarray[Any, Any]:
+        """What has been recorded, as an array of `decode.RECORD`, in the order of launch, rank, block and time.
+
+        Waits for the launches that write to the buffers. One record is one phase of a block: `rank`, `launch`,
+        `kernel`, `block`, `sm`, `role`, `peer` (the rank waited for, else -1), `start` and `end` in cycles of the SM's
+        clock from the block's entry on, `start_ns` and `end_ns` in nanoseconds since the first entry on any rank, by
+        the clock of the first rank. The record of role "block" is the whole block, with the end -1 and NaN as long as
+        it has not ended. Waits lie inside a "barrier"; all other phases follow each other without gaps.
+        """
+        words = [array.numpy() for array in self._arrays]
+        return decode.records(self._sections, dict(zip(self.ranks, words, strict=True)), self._by_rank())
+
+    def _by_rank(self) -> dict[int, Clock]:
+        return dict(zip(self.ranks, self.clocks, strict=True))
+
+    def chrome(self, path: str | Path) -> None:
+        """Write the records as a Chrome trace (JSON), which chrome://tracing and ui.perfetto.dev open."""
+        from .chrome import write
+
+        write(path, self.records(), self._by_rank())
+
+    def summary(self) -> str:
+        """The records in tables: time by phase, the slowest block, who waited for whom. Needs rich (extra `cli`)."""
+        from .summary import summary
+
+        return summary(self.records(), self._by_rank())
+
+    def plot(self, path: str | Path) -> None:
+        """Write a timeline, a row a block, to an image file. Needs matplotlib (extra `plot`)."""
+        from .plot import plot
+
+        plot(path, self.records())
+
+
+def _bytes(value: Any) -> int:
+    try:
+        nbytes = operator.index(value)
+    except TypeError:
+        nbytes = 0
+    if nbytes < 1024 or isinstance(value, bool):
+        raise ArgumentError("nbytes", repr(value), "an integer, at least 1024")
+    return nbytes // layout.WORD_BYTES * layout.WORD_BYTES

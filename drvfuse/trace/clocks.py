@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clocks of devices: how fine and how fast they are, and how far the global timers of several are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import DrvfuseError
+from ..runtime.kernel import Kernel, compile
+from ..runtime.memory import launch_group
+
+if TYPE_CHECKING:
+    from ..runtime.device import Device
+
+SOURCE = Path(__file__).parent.parent / "cu" / "trace_clocks.cu"
+SPAN_NS = 1_000_000
+TICK_ROUNDS = 1 << 20
+MEETINGS = 64
+POLLS = 1 << 20  # a second or more over NVLink or PCIe
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clocks of one device.
+
+    `resolution_ns`: the step of the global timer, which places blocks in time. `cycles_per_ns`: the rate of the SMs'
+    clocks, which measure inside a block. `offset_ns`: the global timer minus that of the first rank, true to
+    +- `error_ns`; infinite if the two devices could not be compared.
+    """
+
+    resolution_ns: float
+    cycles_per_ns: float
+    offset_ns: float
+    error_ns: float
+
+
+VIRTUAL = Clock(resolution_ns=0.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
+"""The emulated driver's: one engine counts for all devices, in cycles of a nanosecond."""
+
+
+def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
+    """The clocks of `devices`, compared with the first one's where they are `readable` by each other.
+
+    Runs small kernels on the devices' own streams, one after the other, and waits for them.
+    """
+    if devices[0].driver.name == "emu":
+        return (VIRTUAL,) * len(devices)
+    module = compile(SOURCE, driver=devices[0].driver, arch=devices[0].arch)
+    ticks = [_ticks(module["trace_ticks"], device) for device in devices]
+    found = [Clock(*ticks[0], 0.0, 0.0)]
+    for device, own in zip(devices[1:], ticks[1:], strict=True):
+        apart = _apart(module["trace_meet"], devices[0], device) if readable else None
+        offset, error = apart or (0.0, math.inf)
+        found.append(Clock(*own, offset, error + own[0] if apart else error))
+    return tuple(found)
+
+
+def _ticks(kernel: Kernel, device: Device) -> tuple[float, float]:
+    """(step of the global timer in ns, cycles of the SM's clock a ns)."""
+    found = device.zeros(3, "uint64")
+    launch = kernel.prepare(1, 1, found, SPAN_NS, TICK_ROUNDS)
+    for _ in range(2):  # the first run lets an idle device reach its usual clock
+        launch(device.stream)
+    step, cycles, took = (float(value) for value in found.numpy())
+    if not took:
+        raise DrvfuseError(f"the global timer of {device!r} does not run")
+    return step, cycles / took
+
+
+def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float] | None:
+    """(the global timer of `second` minus that of `first`, largest error), both in ns; None if they did not meet."""
+    flags = [device.zeros(1, "uint64") for device in (first, second)]
+    times = [first.zeros((MEETINGS, 2), "uint64"), second.zeros(MEETINGS, "uint64")]
+    launches = [
+        kernel.prepare(1, 1, flags[i], flags[1 - i].ptr, times[i], MEETINGS, int(i == 0), POLLS) for i in range(2)
+    ]
+    for device in (first, second):
+        device.stream.synchronize()
+    with launch_group():
+        for launch, device in zip(launches, (first, second), strict=True):
+            launch(device.stream)
+    called, answered = (array.numpy().astype(np.int64) for array in times)
+    if not called.all() or not answered.all():
+        return None
+    return bounds(called[:, 0], called[:, 1], answered)
+
+
+def bounds(sent: np.ndarray, heard: np.ndarray, answered: np.ndarray) -> tuple[float, float]:
+    """(offset, largest error) of a timer that was read `answered`, each time between `sent` and `heard` of another.
+
+    Every round bounds the offset from both sides, and the narrowest bounds hold. To the error come the two timers'
+    steps, as a reading may be a step early.
+    """
+    low, high = int((answered - heard).max()), int((answered - sent).min())
+    return (low + high) / 2, abs(high - low) / 2

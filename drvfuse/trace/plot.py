@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records as a timeline in an image file, by matplotlib: a row a block, a colour a phase."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, Unsupported
+from . import layout
+from .decode import BLOCK
+
+MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
+_DRAWN = tuple(role for role in layout.ROLES if role != "wait")
+
+
+def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
+    """Draw the phases of the ranks' blocks over time, with a mark where each peer that was waited for was seen.
+
+    The format is that of the path's suffix. Raises Unsupported without matplotlib, ArgumentError without records.
+    """
+    figure_class = _figure_class()
+    if not records.size:
+        raise ArgumentError("records", "empty", "the records of at least one launch")
+    rows = _rows(records)
+    figure = figure_class(figsize=(12, 1.5 + 0.22 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    colors = _colors()
+    for role in _DRAWN:
+        chosen = records[(records["role"] == role) & np.isfinite(records["end_ns"])]
+        for number, (rank, block) in enumerate(rows):
+            of_row = chosen[(chosen["rank"] == rank) & (chosen["block"] == block)]
+            if of_row.size:
+                spans = np.stack([of_row["start_ns"], of_row["end_ns"] - of_row["start_ns"]], axis=1) / 1000
+                axes.broken_barh(spans, (number - 0.4, 0.8), facecolors=colors[role], label=role)
+    seen = records[(records["role"] == "wait") & (records["peer"] != records["rank"])]
+    places = [
+        (time / 1000, number)
+        for number, (rank, block) in enumerate(rows)
+        for time in seen["end_ns"][(seen["rank"] == rank) & (seen["block"] == block)]
+    ]
+    if places:
+        axes.plot(*zip(*places, strict=True), "k|", markersize=6, label="peer seen")
+    axes.set_yticks(range(len(rows)), [f"rank {rank} block {block}" for rank, block in rows], fontsize=7)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("us since the first block began")
+    axes.set_title(", ".join(dict.fromkeys(records["kernel"].tolist())), fontsize=9)
+    handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    axes.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _rows(records: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """(rank, block) of each row."""
+    whole = records[records["role"] == BLOCK]
+    found = []
+    for rank in np.unique(whole["rank"]).tolist():
+        blocks = np.unique(whole["block"][whole["rank"] == rank])
+        chosen = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), MOST_BLOCKS)).round().astype(int))
+        found += [(rank, int(block)) for block in blocks[chosen]]
+    return found
+
+
+def _colors() -> dict[str, Any]:
+    from matplotlib import colormaps
+
+    return {role: colormaps["tab20"](number) for number, role in enumerate(_DRAWN)}
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise Unsupported("a trace's image needs matplotlib: pip install 'drvfuse[plot]'") from None
+    return Figure

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the records say of a call: time by phase, blocks, the ranks' skew, and who waited for whom.
+
+Launches of one kernel are taken together. All times are in microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .decode import BLOCK
+
+Records = np.ndarray[Any, Any]
+_WAIT = "wait"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a kernel's blocks on one rank: the mean and the largest of a block's total, and the mean's share."""
+
+    rank: int
+    role: str
+    mean: float
+    longest: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Skew:
+    """When the blocks of one rank begin and end, after the first rank's first block, and which took longest.
+
+    `first`, `last` and `end`: entry of the first and of the last block, and the last exit; medians over launches.
+    """
+
+    rank: int
+    first: float
+    last: float
+    end: float
+    slowest: float
+    block: int
+    sm: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long blocks of `rank` waited until `peer` was there: mean and largest; and in which share of the blocks'
+    barriers it came last of all peers."""
+
+    rank: int
+    peer: int
+    mean: float
+    longest: float
+    last: float
+
+
+def kernels(records: Records) -> list[str]:
+    """The kernels in the records, in the order of their first launch."""
+    return list(dict.fromkeys(records["kernel"].tolist()))
+
+
+def phases(records: Records) -> list[Phase]:
+    """The phases of the blocks of one kernel, by rank, in the order in which they begin. They add up to the blocks'
+    time, but for waits, which are part of barriers and left out."""
+    found = []
+    for rank in np.unique(records["rank"]).tolist():
+        own = records[records["rank"] == rank]
+        whole = own[own["role"] == BLOCK]
+        ended = whole[whole["end"] >= 0]
+        time = float(_duration(ended).sum())
+        laps = own[~np.isin(own["role"], (BLOCK, _WAIT))]
+        for role in dict.fromkeys(laps["role"][np.argsort(laps["start"], kind="stable")].tolist()):
+            chosen = laps[laps["role"] == role]
+            _, which = np.unique(chosen[["launch", "block"]], return_inverse=True)
+            total = np.bincount(which, _duration(chosen))
+            mean = float(total.sum()) / max(len(whole), 1)
+            share = float(total.sum()) / time if time else 0.0
+            found.append(Phase(rank, role, mean, float(total.max()), share))
+    return found
+
+
+def skews(records: Records) -> list[Skew]:
+    """The skew of each rank over the launches of one kernel, of the blocks that have ended."""
+    whole = records[(records["role"] == BLOCK) & (records["end"] >= 0)]
+    times: dict[int, list[tuple[float, float, float]]] = {}
+    for launch in np.unique(whole["launch"]).tolist():
+        of_launch = whole[whole["launch"] == launch]
+        origin = of_launch["start_ns"].min()
+        for rank in np.unique(of_launch["rank"]).tolist():
+            own = of_launch[of_launch["rank"] == rank]
+            begin, end = (own[name] - origin for name in ("start_ns", "end_ns"))
+            times.setdefault(rank, []).append((begin.min(), begin.max(), end.max()))
+    found = []
+    for rank, measured in sorted(times.items()):
+        own = whole[whole["rank"] == rank]
+        slowest = own[np.argmax(_duration(own))]
+        first, last, end = (float(value) / 1000 for value in np.median(np.array(measured), axis=0))
+        took = float(slowest["end_ns"] - slowest["start_ns"]) / 1000
+        found.append(Skew(rank, first, last, end, took, int(slowest["block"]), int(slowest["sm"])))
+    return found
+
+
+def waits(records: Records) -> list[Wait]:
+    """Who waited for whom in the launches of one kernel; a rank's own flag is left out."""
+    chosen = records[(records["role"] == _WAIT) & (records["peer"] != records["rank"])]
+    if not chosen.size:
+        return []
+    # Waits that begin together are those of one barrier of one block.
+    _, barrier = np.unique(chosen[["launch", "rank", "block", "start"]], return_inverse=True)
+    latest = np.full(int(barrier.max()) + 1, -1, np.int64)
+    np.maximum.at(latest, barrier, chosen["end"])
+    last = chosen["end"] == latest[barrier]
+    found = []
+    for rank, peer in sorted(set(chosen[["rank", "peer"]].tolist())):
+        these = (chosen["rank"] == rank) & (chosen["peer"] == peer)
+        took = _duration(chosen[these])
+        found.append(Wait(rank, peer, float(took.mean()), float(took.max()), float(last[these].mean())))
+    return found
+
+
+def _duration(records: Records) -> np.ndarray[Any, Any]:
+    return (records["end_ns"] - records["start_ns"]) / 1000
