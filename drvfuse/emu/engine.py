@@ -8,6 +8,7 @@ thread-safe, everything else is called with the machine's lock held. Native code
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -297,10 +298,6 @@ class EngineLaunch:
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
         self._rows = np.zeros((len(kernel.sites) + 1, SITE_WORDS), np.uint64)
-        owners = np.zeros(256, np.uint8)
-        owners[:8] = 1
-        owners[device] = 0
-        owners[abi.OWNER_HOST], owners[abi.OWNER_SHARED] = 2, 3
         address = self._take(Kind.PARAM, max(len(params), 1))
         ctypes.memmove(address, params, len(params))
         environment = self._take(Kind.GLOBALS, _ENVIRONMENT_BYTES)
@@ -343,7 +340,7 @@ class EngineLaunch:
             window_base=window.base,
             window_bytes=window.nbytes,
             access_base=window.access_address,
-            owner_class=(ctypes.c_uint8 * 256)(*owners),
+            owner_class=_owner_classes(device),
         )
         if op is not None:
             self._struct.op = op.number
@@ -443,6 +440,15 @@ class EngineLaunch:
             for ticket in self._tickets:
                 self.engine._pools.give(ticket)
             self._tickets.clear()
+
+
+@functools.cache
+def _owner_classes(device: int) -> Any:
+    """How the counters of a launch on this device class an owner."""
+    classes = (ctypes.c_uint8 * 256)(*[1] * 8)
+    classes[device] = 0
+    classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = 2, 3
+    return classes
 
 
 def _zeroed(nbytes: int) -> np.ndarray:

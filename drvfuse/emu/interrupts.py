@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+_c: Any = sys.modules["_signal"]  # below `signal`, whose conversions to enums take longer than most driver calls
 
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own, while SIGINT is held back
 _open = False
@@ -29,25 +32,31 @@ def _note(number: int, frame: FrameType | None) -> None:
         _pending = True
 
 
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """SIGINT waits until the end of the block. Blocks nest; the outermost one decides."""
-    global _handler, _open, _pending
-    if _handler is not None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):  # ignored, or the end of the process
-        yield
-        return
-    _open = _pending = False
-    signal.signal(signal.SIGINT, _note)
-    _handler = handler  # after the exchange, and gone before the one below: there an interrupt may end this function
-    try:
-        yield
-    finally:
+class held:
+    """Context manager: SIGINT waits until the end of the block. Blocks nest; the outermost one decides."""
+
+    __slots__ = ("_mine",)
+
+    def __enter__(self) -> None:
+        global _handler, _open, _pending
+        self._mine: Any = None
+        if _handler is not None or threading.current_thread() is not threading.main_thread():
+            return
+        handler = _c.getsignal(signal.SIGINT)
+        if not callable(handler):  # ignored, or the end of the process
+            return
+        _open = _pending = False
+        self._mine = handler
+        _c.signal(signal.SIGINT, _note)
+        _handler = handler  # after the exchange, and gone before the one below: there an interrupt may end this method
+
+    def __exit__(self, *exc: object) -> None:
+        global _handler, _pending
+        handler = self._mine
+        if handler is None:
+            return
         _handler = None
-        signal.signal(signal.SIGINT, handler)
+        _c.signal(signal.SIGINT, handler)
         if _pending:
             _pending = False
             handler(signal.SIGINT, None)

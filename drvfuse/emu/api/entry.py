@@ -79,7 +79,10 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
         return (R.CUDA_ERROR_NOT_INITIALIZED, *(None,) * e.outputs)
     if machine.threads.in_host_function:
         return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)
-    args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
+    for a in args:
+        if isinstance(a, np.integer):
+            args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
+            break
     with interrupts.held(), machine.lock:
         try:
             if e.unsafe:
