@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,13 @@ def _natural(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
+
+
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not MxN, such as 128x4096")
+    return int(match[1]), int(match[2])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +67,18 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--torch", action="store_true", help="time torch.compile's versions too")
     bench.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE", default=None, help="write a bar chart (needs matplotlib)")
+
+    trace = commands.add_parser("trace", help="show what the blocks of an op do when")
+    trace.add_argument("op", choices=("allreduce", "allreduce_rmsnorm_fp8"))
+    trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
+    trace.add_argument("--shape", type=_shape, default=(128, 4096), metavar="MxN", help="rows x columns of a rank")
+    trace.add_argument("--algo", choices=("auto", "one_stage", "two_stage", "naive"), default="auto")
+    trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
+    trace.add_argument(
+        "--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)"
+    )
+    trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
+    trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     return parser
 
 
@@ -78,6 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cli.bench import run_bench
 
             return run_bench(arguments)
+        if arguments.command == "trace":
+            from .cli.trace import run_trace
+
+            return run_trace(arguments)
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)

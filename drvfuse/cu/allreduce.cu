@@ -115,15 +115,13 @@ __device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load
 }
 
 // Copy this thread's packs of [first, first + count) of the own input to `staging`.
-__device__ __forceinline__ void stage_input(const AllreduceParams& p, Trace& trace, char* staging, i64 first,
-                                            i64 count) {
+__device__ __forceinline__ void stage_input(const AllreduceParams& p, char* staging, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {
         InPack pack;
         load_input(pack, p.call.input, first + j, p.count);
         store_pack(staging + j * IN_BYTES, pack);
     }
-    trace.lap(TraceRole::stage);
 }
 
 #ifdef DRVFUSE_EPILOGUE
@@ -171,7 +169,8 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 #pragma unroll 1
     for (i64 begin = 0; begin < packs; begin += p.chunk_packs) {
         const i64 count = packs - begin < p.chunk_packs ? packs - begin : p.chunk_packs;
-        stage_input(p, trace, payload(p.call.workspaces[p.call.rank]) + half, begin, count);
+        stage_input(p, payload(p.call.workspaces[p.call.rank]) + half, begin, count);
+        trace.lap(TraceRole::stage);
         if (!barrier.arrive_and_wait(true)) return;
         reduce_range(
             count, trace,
@@ -238,8 +237,9 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
         if constexpr (STAGED) {
 #pragma unroll 1
             for (int owner = 0; owner < RANKS; ++owner)
-                stage_input(p, trace, own + owner * chunk * IN_BYTES, part.start(owner) + done,
+                stage_input(p, own + owner * chunk * IN_BYTES, part.start(owner) + done,
                             part.in_chunk(owner, done, chunk));
+            trace.lap(TraceRole::stage);
             if (!barrier.arrive_and_wait(true)) return;
         }
         const i64 begin = part.start(p.call.rank) + done;

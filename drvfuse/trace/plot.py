@@ -13,6 +13,7 @@ from . import layout
 from .decode import BLOCK
 
 MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
+_IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
 
@@ -21,12 +22,12 @@ def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
 
     The format is that of the path's suffix. Raises Unsupported without matplotlib, ArgumentError without records.
     """
-    figure_class = _figure_class()
+    figure = figure_class()
     if not records.size:
         raise ArgumentError("records", "empty", "the records of at least one launch")
     rows = _rows(records)
-    figure = figure_class(figsize=(12, 1.5 + 0.22 * len(rows)), layout="constrained")
-    axes = figure.subplots()
+    image = figure(figsize=(12, 1.5 + 0.22 * len(rows)), layout="constrained")
+    axes = image.subplots()
     colors = _colors()
     for role in _DRAWN:
         chosen = records[(records["role"] == role) & np.isfinite(records["end_ns"])]
@@ -49,7 +50,7 @@ def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
     axes.set_title(", ".join(dict.fromkeys(records["kernel"].tolist())), fontsize=9)
     handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     axes.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=120)
+    image.savefig(path, dpi=120)
 
 
 def _rows(records: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
@@ -64,12 +65,15 @@ def _rows(records: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
 
 
 def _colors() -> dict[str, Any]:
+    """Grey for time spent waiting, colours for work."""
     from matplotlib import colormaps
 
-    return {role: colormaps["tab20"](number) for number, role in enumerate(_DRAWN)}
+    work = [role for role in _DRAWN if role not in _IDLE]
+    return {**_IDLE, **{role: colormaps["tab20"](number) for number, role in enumerate(work)}}
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """matplotlib's Figure; raises Unsupported without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

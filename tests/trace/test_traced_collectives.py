@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traced collectives: the same results, and records that say what happened."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+import pytest
+from trace_support import ALGOS, ALL_ALGOS, bytes_of, inputs
+
+import drvfuse as df
+from drvfuse import config
+from drvfuse.errors import ArgumentError, BarrierTimeout, CaptureError
+from drvfuse.trace import decode, statistics
+
+pytestmark = pytest.mark.gpus(3)
+
+
+def private(group, rng, shape):
+    """Inputs that peers cannot read, and the memory that must be kept."""
+    hosts = [array.numpy() for array in inputs(group, rng, shape)]
+    memory = [df.SymmetricBuffer([rank.device], hosts[0].nbytes) for rank in group]
+    arrays = [
+        df.view(m.ptrs[0], shape, "bfloat16", rank.device, owner=m) for m, rank in zip(memory, group, strict=True)
+    ]
+    for array, host in zip(arrays, hosts, strict=True):
+        array.copy_from(host)
+    return arrays
+
+
+KINDS = ("plain", "ragged", "epilogue", "staged", "fused", "fused ragged", "fused residual", "fused staged")
+
+
+def calls(group, rng):
+    """Calls of all `KINDS`: functions of algorithm and trace."""
+    xs, rows, odd = inputs(group, rng, 20_000), inputs(group, rng, (11, 520)), inputs(group, rng, (5, 33), "float32")
+    gammas, odd_gammas = inputs(group, rng, 520), inputs(group, rng, 33, "float32")
+    staged = private(group, rng, (11, 520))
+    half = df.Epilogue("x * half", half=df.float32(0.5))
+
+    def fused(*arrays, **rest):
+        return lambda algo, trace: df.allreduce_rmsnorm_fp8(
+            group, *arrays, epsilon=1e-6, algo=algo, trace=trace, **rest
+        )
+
+    return {
+        "plain": lambda algo, trace: df.allreduce(group, xs, algo=algo, trace=trace),
+        "ragged": lambda algo, trace: df.allreduce(group, odd, algo=algo, trace=trace),
+        "epilogue": lambda algo, trace: df.allreduce(group, xs, algo=algo, epilogue=half, trace=trace),
+        "staged": lambda algo, trace: df.allreduce(group, staged, algo=algo, trace=trace),
+        "fused": fused(rows, gammas),
+        "fused ragged": fused(odd, odd_gammas),
+        "fused residual": fused(rows, gammas, residuals=rows),
+        "fused staged": fused(staged, gammas),
+    }
+
+
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+@pytest.mark.parametrize("name", KINDS)
+def test_tracing_changes_no_bit_and_every_event_has_its_place(group, rng, name, algo):
+    trace = df.Trace(group)
+    call = calls(group, rng)[name]
+    plain = bytes_of(call(algo, None))
+    assert bytes_of(call(algo, trace)) == plain
+    group.synchronize()
+    for section in trace._sections:
+        table = decode._words(section, section.array.numpy())
+        counts = (table[:, 3] >> np.uint64(48)).astype(int)
+        assert counts.min() > 0
+        assert counts.max() <= section.events <= 2 * counts.max() + 8
+    consistent(trace.records())
+
+
+def consistent(records):
+    """Each block begins and ends once; its phases follow each other without gaps; waits lie in barriers."""
+    assert records.size
+    for launch, rank in sorted(set(records[["launch", "rank"]].tolist())):
+        own = records[(records["launch"] == launch) & (records["rank"] == rank)]
+        blocks = own[own["role"] == "block"]
+        assert blocks["block"].tolist() == list(range(len(blocks)))
+        for whole in blocks:
+            mine = own[own["block"] == whole["block"]]
+            laps = mine[~np.isin(mine["role"], ("block", "wait"))]
+            waits = mine[mine["role"] == "wait"]
+            assert (mine["sm"] == whole["sm"]).all() and (mine["end"] >= mine["start"]).all()
+            assert laps["role"][0] == "producer" and laps["start"][0] == 0
+            assert (laps["start"][1:] == laps["end"][:-1]).all()
+            assert laps["end"][-1] <= whole["end"] and whole["start"] == 0 < whole["end"]
+            assert (laps["peer"] == -1).all()
+            for barrier in laps[laps["role"] == "barrier"]:
+                inside = waits[waits["start"] == barrier["start"]]
+                assert inside["peer"].tolist() == [0, 1, 2]
+                assert (inside["end"] <= barrier["end"]).all()
+            assert len(waits) == 3 * (laps["role"] == "barrier").sum()
+    times = records["end_ns"] - records["start_ns"]
+    assert (times >= 0).all() and records["start_ns"].min() == 0
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_all_blocks_of_the_grid_are_there(group, rng, algo):
+    trace = df.Trace(group)
+    df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
+    records = trace.records()
+    whole = records[records["role"] == "block"]
+    assert whole[["rank", "block"]].tolist() == [(rank, block) for rank in range(3) for block in range(3)]
+    assert set(records["kernel"]) == {f"allreduce_{algo}"} and set(records["launch"]) == {0}
+    expected = {"producer", "barrier", "load", "reduce", "store", "sync", "wait", "finish", "block"}
+    assert set(records["role"]) == expected | ({"gather"} if algo == "two_stage" else set())
+
+
+DELAY = r"""
+extern "C" __global__ void delay(unsigned long long ns) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    do {
+        __nanosleep(1000);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - start < ns);
+}
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
+    trace = df.Trace(group)
+    call = df.allreduce.prepare(group, inputs(group, rng, 5000), algo="one_stage", trace=trace)
+    delay = df.compile(DELAY, driver=group.driver)["delay"]
+    for rank in group:
+        delay.load(rank.device)
+    call.launch()
+    group.synchronize()
+    delay.prepare(1, 1, 5_000_000, device=group[late].device)(group[late].stream)
+    call.launch()
+    group.synchronize()
+    records = trace.records()
+    found = {(wait.rank, wait.peer): wait for wait in statistics.waits(records)}
+    assert set(found) == {(rank, peer) for rank in range(3) for peer in range(3) if rank != peer}
+    for rank in {0, 1, 2} - {late}:
+        (other,) = {0, 1, 2} - {late, rank}
+        assert found[rank, late].longest > 4000 > 2 * found[rank, other].longest
+        assert found[rank, late].last >= 0.5
+        assert found[late, rank].longest < 2000
+    begins = {skew.rank: skew.first for skew in statistics.skews(records)}
+    assert min(begins, key=begins.__getitem__) != late and begins[late] > 4000
+
+
+def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
+    trace = df.Trace(group)
+    xs = inputs(group, rng, 3000)
+    ys = [rank.empty(3000, "bfloat16") for rank in group]
+    group.synchronize()
+    streams = [rank.stream for rank in group]
+    with df.Graph.capture(streams) as graph:
+        df.allreduce(group, xs, ys, algo="two_stage", trace=trace)
+        df.allreduce(group, ys, ys, algo="naive", trace=trace)
+    gc.collect()
+    seen = []
+    for _ in range(2):
+        trace.clear()
+        assert not trace.records().size
+        graph.launch(streams[0])
+        group.synchronize()
+        records = trace.records()
+        assert set(records[["launch", "kernel"]].tolist()) == {(0, "allreduce_two_stage"), (1, "allreduce_naive")}
+        consistent(records)
+        seen.append(records)
+    assert seen[0]["role"].tolist() == seen[1]["role"].tolist()
+    with pytest.raises(CaptureError), df.Graph.capture(streams):
+        trace.records()
+    graph.close()
+
+
+def test_a_call_is_refused_where_the_trace_is_full(group, rng):
+    xs = inputs(group, rng, 10_000)
+    ys = [rank.zeros(10_000, "bfloat16") for rank in group]
+    trace = df.Trace(group, nbytes=1024)
+    df.allreduce(group, xs, algo="one_stage", trace=trace)
+    with pytest.raises(ArgumentError, match=r"trace is too small: \d+ of its 1024 bytes") as caught:
+        df.allreduce(group, xs, ys, algo="one_stage", trace=trace)
+    assert caught.value.argument == "trace"
+    group.synchronize()
+    assert not any(np.asarray(y.numpy()).view(np.uint16).any() for y in ys)
+    assert set(trace.records()["launch"]) == {0}
+    trace.clear()
+    df.allreduce(group, xs, ys, algo="one_stage", trace=trace)
+    assert set(trace.records()["launch"]) == {1}
+
+
+def test_clearing_keeps_the_place_of_a_call_that_can_be_launched_again(group, rng):
+    xs = inputs(group, rng, 100)
+    trace = df.Trace(group)
+    first = df.allreduce.prepare(group, xs, algo="one_stage", trace=trace)
+    second = df.allreduce.prepare(group, xs, algo="two_stage", trace=trace)
+    first.launch()
+    assert set(trace.records()["launch"]) == {0}
+    del first
+    gc.collect()
+    trace.clear()
+    third = df.allreduce.prepare(group, xs, algo="one_stage", trace=trace)
+    second.launch()
+    third.launch()
+    records = trace.records()
+    assert set(records[["launch", "kernel"]].tolist()) == {(1, "allreduce_two_stage"), (2, "allreduce_one_stage")}
+    consistent(records)
+
+
+def test_wrong_traces_are_refused(group, rng, driver):
+    xs = inputs(group, rng, 100)
+    for wrong in (True, [df.Trace(group)] * 3, df.Trace(group[0].device)):
+        with pytest.raises(ArgumentError) as caught:
+            df.allreduce(group, xs, trace=wrong)
+        assert caught.value.argument == "trace"
+    for nbytes in (0, 1023, "1024", True):
+        with pytest.raises(ArgumentError, match="nbytes"):
+            df.Trace(group, nbytes=nbytes)
+    with pytest.raises(ArgumentError, match="where"):
+        df.Trace(0)
+    with pytest.raises(CaptureError), df.Graph.capture([rank.stream for rank in group]):
+        df.Trace(group)
+
+
+def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
+    trace = df.Trace(group)
+    with config.override(spin_timeout=0.02):
+        call = df.allreduce.prepare(group, inputs(group, rng, 100), algo="one_stage", trace=trace)
+    for rank in (0, 2):
+        call.launch(rank=rank)
+    time.sleep(0.1 if group.driver.name == "cuda" else 0)
+    with pytest.raises(BarrierTimeout):
+        group.synchronize()
+    records = trace.records()
+    group.reset()
+    assert set(records["rank"]) == {0, 2}
+    assert 1 not in records["peer"][records["role"] == "wait"]
+    whole = records[records["role"] == "block"]
+    assert (whole["end_ns"] > 10e6).all()
+
+
+@pytest.mark.emu
+def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng):
+    machine = df.emu.Machine(devices=2, race=True)
+    with df.Group.local(2, driver=machine, max_blocks=2) as group:
+        trace = df.Trace(group)
+        xs = inputs(group, rng, 3000)
+        ys = [rank.empty(3000, "bfloat16") for rank in group]
+        call = df.allreduce.prepare(
+            group, xs, ys, algo="two_stage", pdl_level=df.PDLLevel.OVERLAP_AT_BEGINNING, trace=trace
+        )
+        for _ in range(3):
+            call.launch()
+        group.synchronize()
+        records = trace.records()
+    assert not machine.reports
+    assert (records["end"] >= 0).all()
