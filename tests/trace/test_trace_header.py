@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+from pathlib import Path
 
 import pytest
 
-from drvfuse import config
-from drvfuse.ops.kernels import CU
+from drvfuse import config, dtypes
+from drvfuse.ops import kernels
+from drvfuse.ops.kernels import CU, Specialisation
 from drvfuse.runtime.nvrtc import compile_source
 from drvfuse.trace import layout
 
@@ -18,10 +20,10 @@ KERNEL = """
 struct Pack { static constexpr int words = 2; u32 word[2]; };
 extern "C" __global__ void kernel(const float* from, float* to, const u64* flag DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    BlockTrace<32> other{DRVFUSE_TRACE_ARGUMENT};
+    BlockTrace<32> trace_b{DRVFUSE_TRACE_ARGUMENT};
     asm volatile("griddepcontrol.wait;" ::: "memory");
     trace.start();
-    other.start();
+    trace_b.start();
     u64 seen, when = 0;
     if (threadIdx.x < 2) {
         do {
@@ -39,8 +41,8 @@ extern "C" __global__ void kernel(const float* from, float* to, const u64* flag 
     trace.need(packs[1]);
     trace.lap(TraceRole::load);
     to[threadIdx.x] = values[0] + values[1] + packs[1].word[1];
-    other.lap(TraceRole::store);
-    other.exit();
+    trace_b.lap(TraceRole::store);
+    trace_b.exit();
     trace.exit();
 }
 """
@@ -53,11 +55,20 @@ def ptx(source: str, on: bool = False) -> str:
         ).ptx
 
 
+TRACED = re.compile(
+    r"""//.*
+    |\b(?:Trace|BlockTrace<\d+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
+    |(?:if\ (?:constexpr\ )?\(!?\w+\)\ )?\b(?:trace_?|trace_b)\.\w+\([^;]*\);
+    |,?\ ?\bTrace&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ trace\b|^\ *trace,
+    |\ DRVFUSE_TRACE_PARAMETER""",
+    re.X | re.M,
+)
+
+
 def without_calls(source: str) -> str:
-    """The same lines with nothing of the trace in them but the header."""
-    source = re.sub(r"\b(?:Trace|BlockTrace<\d+>) (?:trace|other)\{DRVFUSE_TRACE_ARGUMENT\};", "", source)
-    source = re.sub(r"\b(?:trace|other)\.\w+\([^;]*\);", "", source).replace(" DRVFUSE_TRACE_PARAMETER", "")
-    assert not re.search(r"\b(?:trace|other)\b\.?(?!cuh)|TRACE", source.replace('#include "trace.cuh"', ""))
+    """The source with blanks for all that is the trace's, but the header itself, and for comments."""
+    source = TRACED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
+    assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace.cuh"', ""))
     return source
 
 
@@ -78,6 +89,53 @@ def test_roles_and_parameters_are_those_of_the_host():
 
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
 def test_a_reading_is_made_once_for_each_place(word):
-    """Two writers: an entry, a start and an exit each; one stamp, and laps: two of `trace`, one of `other`."""
+    """Two writers: an entry, a start and an exit each; one stamp, and laps: two of `trace`, one of `trace_b`."""
     expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 4, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
+
+
+def plain_sources(folder: Path) -> None:
+    """A copy of the kernels' sources without calls of the trace."""
+    for path in CU.iterdir():
+        text = path.read_text()
+        if path.name != "trace.cuh":
+            text = without_calls(text)
+        (folder / path.name).write_text(text)
+
+
+def collective_ptx(spec: Specialisation, folder: Path) -> str:
+    """The PTX of a collective from the sources of a folder, less the folder's name and those of inlined functions.
+
+    The table of names at its end is for debuggers; a name holds the types of the arguments, so also a Trace.
+    """
+    request = kernels.request(spec)
+    with config.override(cache=False):
+        text = compile_source(
+            request.source,
+            name=request.name,
+            arch="sm_90a",
+            defines=request.defines,
+            options=request.options,
+            include=request.include,
+        ).ptx
+    code, table, _ = text.replace(str(folder), "").partition("\t.section\t.debug_str")
+    assert table
+    return re.sub(r"\$L__info_string\d+", "name", code)
+
+
+BF16, E4M3 = dtypes.get("bfloat16"), dtypes.get("float8_e4m3fn")
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("algo", kernels.ALGOS)
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path):
+    plain_sources(tmp_path)
+    fused = {"packs": 2, "residual": staged, "gamma_dtype": BF16} if op != "allreduce" else {"packs": 2}
+
+    def spec(folder: Path) -> Specialisation:
+        return Specialisation(
+            op, algo, BF16, 4, BF16 if op == "allreduce" else E4M3, staged=staged, sources=folder, **fused
+        )
+
+    assert collective_ptx(spec(CU), CU) == collective_ptx(spec(tmp_path), tmp_path)
