@@ -15,7 +15,7 @@ from drvfuse import config
 from drvfuse.errors import ArgumentError, BarrierTimeout, CaptureError
 from drvfuse.trace import decode, statistics
 
-pytestmark = pytest.mark.gpus(3)
+pytestmark = pytest.mark.gpus(2)
 
 
 def private(group, rng, shape):
@@ -70,10 +70,10 @@ def test_tracing_changes_no_bit_and_every_event_has_its_place(group, rng, name, 
         counts = (table[:, 3] >> np.uint64(48)).astype(int)
         assert counts.min() > 0
         assert counts.max() <= section.events <= 2 * counts.max() + 8
-    consistent(trace.records())
+    consistent(trace.records(), group.size)
 
 
-def consistent(records):
+def consistent(records, ranks):
     """Each block begins and ends once; its phases follow each other without gaps; waits lie in barriers."""
     assert records.size
     for launch, rank in sorted(set(records[["launch", "rank"]].tolist())):
@@ -91,9 +91,9 @@ def consistent(records):
             assert (laps["peer"] == -1).all()
             for barrier in laps[laps["role"] == "barrier"]:
                 inside = waits[waits["start"] == barrier["start"]]
-                assert inside["peer"].tolist() == [0, 1, 2]
+                assert inside["peer"].tolist() == list(range(ranks))
                 assert (inside["end"] <= barrier["end"]).all()
-            assert len(waits) == 3 * (laps["role"] == "barrier").sum()
+            assert len(waits) == ranks * (laps["role"] == "barrier").sum()
     times = records["end_ns"] - records["start_ns"]
     assert (times >= 0).all() and records["start_ns"].min() == 0
 
@@ -104,7 +104,7 @@ def test_all_blocks_of_the_grid_are_there(group, rng, algo):
     df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
     records = trace.records()
     whole = records[records["role"] == "block"]
-    assert whole[["rank", "block"]].tolist() == [(rank, block) for rank in range(3) for block in range(3)]
+    assert whole[["rank", "block"]].tolist() == [(rank, block) for rank in range(group.size) for block in range(3)]
     assert set(records["kernel"]) == {f"allreduce_{algo}"} and set(records["launch"]) == {0}
     expected = {"producer", "barrier", "load", "reduce", "store", "sync", "wait", "finish", "block"}
     assert set(records["role"]) == expected | ({"gather"} if algo == "two_stage" else set())
@@ -122,7 +122,7 @@ extern "C" __global__ void delay(unsigned long long ns) {
 """
 
 
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("late", [0, 1])
 def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
     trace = df.Trace(group)
     call = df.allreduce.prepare(group, inputs(group, rng, 5000), algo="one_stage", trace=trace)
@@ -136,12 +136,13 @@ def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
     group.synchronize()
     records = trace.records()
     found = {(wait.rank, wait.peer): wait for wait in statistics.waits(records)}
-    assert set(found) == {(rank, peer) for rank in range(3) for peer in range(3) if rank != peer}
-    for rank in {0, 1, 2} - {late}:
-        (other,) = {0, 1, 2} - {late, rank}
-        assert found[rank, late].longest > 4000 > 2 * found[rank, other].longest
-        assert found[rank, late].last >= 0.5
+    assert set(found) == {(rank, peer) for rank in range(group.size) for peer in range(group.size) if rank != peer}
+    punctual = set(range(group.size)) - {late}
+    for rank in punctual:
+        assert found[rank, late].longest > 4000 and found[rank, late].last >= 0.5
         assert found[late, rank].longest < 2000
+        for other in punctual - {rank}:
+            assert found[rank, other].longest < 2000
     begins = {skew.rank: skew.first for skew in statistics.skews(records)}
     assert min(begins, key=begins.__getitem__) != late and begins[late] > 4000
 
@@ -164,7 +165,7 @@ def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
         group.synchronize()
         records = trace.records()
         assert set(records[["launch", "kernel"]].tolist()) == {(0, "allreduce_two_stage"), (1, "allreduce_naive")}
-        consistent(records)
+        consistent(records, group.size)
         seen.append(records)
     assert seen[0]["role"].tolist() == seen[1]["role"].tolist()
     with pytest.raises(CaptureError), df.Graph.capture(streams):
@@ -203,12 +204,12 @@ def test_clearing_keeps_the_place_of_a_call_that_can_be_launched_again(group, rn
     third.launch()
     records = trace.records()
     assert set(records[["launch", "kernel"]].tolist()) == {(1, "allreduce_two_stage"), (2, "allreduce_one_stage")}
-    consistent(records)
+    consistent(records, group.size)
 
 
 def test_wrong_traces_are_refused(group, rng, driver):
     xs = inputs(group, rng, 100)
-    for wrong in (True, [df.Trace(group)] * 3, df.Trace(group[0].device)):
+    for wrong in (True, [df.Trace(group)] * group.size, df.Trace(group[0].device)):
         with pytest.raises(ArgumentError) as caught:
             df.allreduce(group, xs, trace=wrong)
         assert caught.value.argument == "trace"
@@ -225,14 +226,15 @@ def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
     trace = df.Trace(group)
     with config.override(spin_timeout=0.02):
         call = df.allreduce.prepare(group, inputs(group, rng, 100), algo="one_stage", trace=trace)
-    for rank in (0, 2):
+    came = [rank.index for rank in group if rank.index != 1]
+    for rank in came:
         call.launch(rank=rank)
     time.sleep(0.1 if group.driver.name == "cuda" else 0)
     with pytest.raises(BarrierTimeout):
         group.synchronize()
     records = trace.records()
     group.reset()
-    assert set(records["rank"]) == {0, 2}
+    assert set(records["rank"]) == set(came)
     assert 1 not in records["peer"][records["role"] == "wait"]
     whole = records[records["role"] == "block"]
     assert (whole["end_ns"] > 10e6).all()

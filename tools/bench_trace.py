@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tracing costs on real GPUs, and how good the clocks are.
+
+    python tools/bench_trace.py --gpus 2 --out trace.json
+
+Microseconds a call inside a CUDA graph of back-to-back calls over four sets of inputs in turn, without and with a
+trace, measured in turn; the medians over `ROUNDS` such pairs. Then the clocks, measured several times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NVSHMEM_DISABLE_NVLS="1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+import drvfuse as df
+from drvfuse import dtypes
+from drvfuse.bench.timing import microseconds_per_call
+
+SHAPES = [(1, 4096), (128, 4096), (512, 4096), (2048, 4096)]
+SETS = 4
+ROUNDS = 3
+
+
+def overhead(group: df.Group, op: str, rows: int, cols: int, algo: str) -> dict[str, Any]:
+    """Time of one op without and with tracing."""
+    random = np.random.default_rng(rows)
+    bf16 = dtypes.get("bfloat16").numpy
+    sets = [
+        [rank.array(random.standard_normal((rows, cols), np.float32).astype(bf16)) for rank in group]
+        for _ in range(SETS)
+    ]
+    gammas = [rank.array(np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)) for rank in group]
+    trace = df.Trace(group, nbytes=32 << 20)
+
+    def calls(trace: df.Trace | None) -> list[Any]:
+        if op == "allreduce":
+            return [df.allreduce.prepare(group, xs, algo=algo, trace=trace).launch for xs in sets]
+        return [
+            df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=algo, trace=trace).launch
+            for xs in sets
+        ]
+
+    variants = {"off": calls(None), "on": calls(trace)}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    per_graph = 50 if rows <= 128 else 12
+    for _ in range(ROUNDS):
+        for name, variant in variants.items():
+            times[name].append(microseconds_per_call(group, variant, per_graph)[0])
+    off, on = (statistics.median(times[name]) for name in ("off", "on"))
+    return {
+        "op": op, "algo": algo, "rows": rows, "cols": cols, "off_us": off, "on_us": on, "overhead": on / off - 1,
+        "times": times, "events": int(trace.records().size),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--driver", default="cuda")
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"gpus": arguments.gpus, "overhead": [], "clocks": []}
+    with df.Group.local(arguments.gpus, driver=arguments.driver) as group:
+        trace = df.Trace(group)
+        for _ in range(5):
+            trace.clear()
+            found["clocks"].append([asdict(clock) for clock in trace.clocks])
+        for rows, cols in SHAPES:
+            for op in ("allreduce", "allreduce_rmsnorm_fp8"):
+                for algo in ("one_stage", "two_stage"):
+                    found["overhead"].append(overhead(group, op, rows, cols, algo))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1))
+    for clocks in found["clocks"]:
+        for rank, clock in enumerate(clocks):
+            print(f"rank {rank}: " + "  ".join(f"{name} {value:.4g}" for name, value in clock.items()))
+    print(f"{'op':<22} {'algo':<10} {'shape':>10} {'off us':>8} {'on us':>8} {'cost':>7}")
+    for row in found["overhead"]:
+        shape = f"{row['rows']}x{row['cols']}"
+        print(
+            f"{row['op']:<22} {row['algo']:<10} {shape:>10} {row['off_us']:>8.2f} {row['on_us']:>8.2f} "
+            f"{row['overhead']:>7.1%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
