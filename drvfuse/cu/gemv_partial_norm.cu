@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = act . weight^T for 1 to 8 rows of act, and RMSNorm of the first n_normed columns of y, in one launch.
+//
+// Layout: act [M, K] and weight [N, K] with row strides, gamma [n_normed], scales of an FP8 weight: one, [N] or
+// [N, ceil(K / 128)]. normed [M, n_normed] and unnormed [M, N - n_normed] are written once. The workspace has a header and
+// a word for each normed sum, M x padded (n_normed rounded up to 4).
+//
+// Sums. A row of the weight is cut into packs of 16 bytes, and 32 packs are a group, one access of a warp. The products of
+// a pack are added in order from +0 and, with scales for 1 x 128, multiplied by the pack's scale; a group's 32 packs are
+// added by butterfly (xor 16, 8, 4, 2, 1); lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32
+// lanes ends it; the scale of the tensor or row is multiplied last. So the tree depends on K and the weight's type alone,
+// and the bits of y do not depend on N, M, n_normed or the grid. Where act and weight have 16 bits or fewer the product is
+// exact, and fma rounds the sum only; else product and sum are rounded each.
+// The norm reads these fp32 sums, not what is stored of them. Its sum of squares is the tree of reduce.cuh over packs of
+// four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded once.
+//
+// Grid: one-dimensional. A team of WARPS_A_ROW warps has a row of the weight, each lane the same PACKS places of every row,
+// so that act stays in registers where M is 1; SLOTS rows are in flight. SLOTS x TEAMS rows are a step: its group sums meet
+// in shared memory, of which two sets take turns, so that one barrier a step is enough.
+// A block has an even share of the normed rows, which come first, and then of the others, so that the finish below hides
+// behind the reading of the others. The last block has no others: it finishes.
+//
+// Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
+// its own flag, so there is no fence and no counter in the way. The tag is the workspace's epoch + 1; every publisher has
+// read the epoch before, and the last block advances it when it has seen all words of this tag: so a workspace zeroed
+// once serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
+// block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Epoch accesses are relaxed too: the
+// publisher's read comes before its word, which holds it, and the advance after the words are seen.
+// All blocks but the last end by themselves, and blocks become resident in index order, so the poll needs no cooperative
+// launch and no free multiprocessors. It is bounded: after timeout_ns the block reports, advances the epoch and ends.
+//
+// The finish counter is zero unless a launch is under way: the last block puts 1 there after the wait for the producer,
+// and 0 at its end. If it did not find 0, two launches share it at once, or it was never zeroed, and that is reported.
+//
+// PDL: weights, gamma and scales are fetched before the wait, all else after it. Every block triggers: at entry with
+// early_trigger, else as its last act.
+#include "fp8_rows.cuh"
+#include "pdl.cuh"
+#include "reduce.cuh"
+#include "trace.cuh"
+
+using Act = DRVFUSE_ACT_DTYPE;
+using Weight = DRVFUSE_WEIGHT_DTYPE;
+using Gamma = DRVFUSE_GAMMA_DTYPE;
+using Out = DRVFUSE_OUT_DTYPE;
+
+constexpr int M = DRVFUSE_M;                      // rows of act
+constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
+constexpr int TEAMS = DRVFUSE_TEAMS;              // of warps that share a row, in a block
+constexpr int PACKS = DRVFUSE_PACKS;              // of a row that a lane has at a time: 1, 2 or 4
+constexpr int SLOTS = DRVFUSE_SLOTS;              // rows that a lane has at a time: 2 or 4
+constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
+constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a team comes back to a row
+constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
+constexpr bool OUT_ALIGNED = DRVFUSE_OUT_ALIGNED;
+enum class Scales { none, tensor, row, group };
+constexpr Scales SCALES = Scales::DRVFUSE_SCALES;
+
+constexpr int W = 16 / sizeof(Weight);  // elements of a pack
+constexpr int WARPS = WARPS_A_ROW * TEAMS;
+constexpr int STEP = SLOTS * TEAMS;  // rows between barriers
+constexpr int SCALE_GROUP = 128;
+constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
+constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
+constexpr int TOGETHER = RESIDENT ? SLOTS : 2;                    // rows whose sums are reduced together
+constexpr int SUMS = TOGETHER * PACKS;
+constexpr int VALUES = SUMS > 16 ? 32 : SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : 2;
+static_assert(SUMS <= 32 && SLOTS % 2 == 0, "plan");
+
+struct GemvHeader {
+    u32 epoch;
+    u32 finish_counter;  // the stream's own, unless the caller gives one
+    u32 unused[2];
+};
+
+struct GemvParams {
+    const Act* act;
+    const Weight* weight;
+    const Gamma* gamma;
+    const float* scales;
+    Out* normed;
+    Out* unnormed;
+    GemvHeader* header;
+    u64* words;
+    u32* finish_counter;
+    u64 timeout_ns;
+    i64 act_stride;   // in elements
+    i64 weight_step;  // between rows in bytes, below 2^32
+    int columns;                    // K
+    int groups;                     // of a row
+    int n_normed, n_unnormed;
+    int padded;                           // n_normed rounded up to 4
+    int blocks;                           // all but a last one that finishes
+    int normed_share, normed_more;        // of `blocks` blocks each has normed_share, and the first normed_more one more
+    int share, more;                      // the same of all their rows
+    int last_normed, last_unnormed;       // of the last block
+    int chunks;                           // how often a team comes to a row
+    int split;                            // whether a step ends with the normed rows
+    int stashed;                          // shared memory holds gamma and the sums of the last block
+    float eps;
+    int early_trigger;
+};
+
+struct Rows {
+    int normed_first, normed, unnormed_first, count;
+};
+
+// Rows of the block: of a step, `first` to `end`.
+struct Step {
+    int first, end;
+};
+
+__device__ __forceinline__ Rows rows_of_block(const GemvParams& p) {
+    const int b = blockIdx.x;
+    if (b >= p.blocks) {
+        return {p.n_normed - p.last_normed, p.last_normed, p.n_unnormed - p.last_unnormed, p.last_normed + p.last_unnormed};
+    }
+    const int normed_first = b * p.normed_share + min(b, p.normed_more);
+    const int first = b * p.share + min(b, p.more);
+    return {normed_first, p.normed_share + (b < p.normed_more), first - normed_first, p.share + (b < p.more)};
+}
+
+// Loads 16 bytes of a row of the weight, of which `valid` (any number, also negative) are in the row. The others become
+// zero; but where rows are aligned, `valid` below 1 leaves the words as they are.
+__device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, int valid) {
+    if constexpr (ACCESS == 16) {
+        asm volatile(
+            "{ .reg .pred inside; setp.gt.s32 inside, %5, 0;\n"
+            "@inside ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+            : "l"(at), "r"(valid));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = 0;
+    if constexpr (ACCESS == 8) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            if (4 * i < valid) {
+                asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(word[i]), "=r"(word[i + 1]) : "l"(at + 4 * i));
+            }
+        }
+    } else if constexpr (ACCESS == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (4 * i < valid) asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16 / ACCESS; ++i) {
+            if (ACCESS * i < valid) {
+                u32 bits;
+                if constexpr (ACCESS == 2) {
+                    u16 half;
+                    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(at + 2 * i));
+                    bits = half;
+                } else {
+                    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(bits) : "l"(at + i));
+                }
+                word[ACCESS * i / 4] |= bits << (8 * (ACCESS * i % 4));
+            }
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (sizeof(T) == 1) {
+            fp8_floats<T>(word[i], v + 4 * i);
+        } else {
+            Word<T>::unpack(word[i], v + i * Word<T>::per_word);
+        }
+    }
+}
+
+// Elements of act at column `at`, of which `valid` exist; the others are zero.
+__device__ __forceinline__ void load_act(Pack<Act, W>& pack, const Act* at, int valid) {
+    if constexpr (ACT_ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < Pack<Act, W>::words; ++i) pack.word[i] = 0;
+        if (valid > 0) {
+            if constexpr (Pack<Act, W>::words == 2) {
+                const uint2 v = *reinterpret_cast<const uint2*>(at);
+                pack.word[0] = v.x, pack.word[1] = v.y;
+            } else {
+#pragma unroll
+                for (int i = 0; i < Pack<Act, W>::words; i += 4) {
+                    const uint4 v = *reinterpret_cast<const uint4*>(reinterpret_cast<const u32*>(at) + i);
+                    pack.word[i] = v.x, pack.word[i + 1] = v.y, pack.word[i + 2] = v.z, pack.word[i + 3] = v.w;
+                }
+            }
+        }
+    } else {
+        load_elements<Act, W>(pack, at, valid);
+    }
+}
+
+// What a lane holds of a row while it arrives.
+struct Slot {
+    u32 word[PACKS][4];
+    float scale[SCALES == Scales::group ? PACKS : 1];
+};
+
+// The sums over the warp of V values a lane, as by V butterflies. The lane gets that of value lane / (32 / V).
+template <int V>
+__device__ __forceinline__ float butterfly_sums(float (&v)[V], int lane) {
+    int mask = 16;
+#pragma unroll
+    for (int half = V / 2; half > 0; half /= 2, mask /= 2) {
+        const bool upper = lane & mask;
+#pragma unroll
+        for (int k = 0; k < half; ++k) {
+            const float given = __shfl_xor_sync(0xffffffffu, upper ? v[k] : v[k + half], mask);
+            v[k] = __fadd_rn(upper ? v[k + half] : v[k], given);
+        }
+    }
+#pragma unroll
+    for (; mask > 0; mask /= 2) v[0] = __fadd_rn(v[0], __shfl_xor_sync(0xffffffffu, v[0], mask));
+    return v[0];
+}
+
+class Gemv {
+public:
+    __device__ __forceinline__ explicit Gemv(const GemvParams& params)
+        : p(params), rows(rows_of_block(params)), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW),
+          team(threadIdx.x / 32 / WARPS_A_ROW), head(p.split ? rows.normed : rows.count),
+          head_steps((head + STEP - 1) / STEP) {
+        base = reinterpret_cast<const char*>(p.weight) + (i64(rows.normed_first) * p.weight_step + i64(pack_index(0, 0)) * 16);
+        jump = i64(p.n_normed + rows.unnormed_first - rows.normed_first - rows.normed) * p.weight_step;
+    }
+
+    __device__ __forceinline__ int steps() const { return head_steps + (rows.count - head + STEP - 1) / STEP; }
+
+    __device__ __forceinline__ Step step(int index) const {
+        const int from = index < head_steps ? 0 : head, first = from + (index - (from ? head_steps : 0)) * STEP;
+        return {first, min(first + STEP, index < head_steps ? head : rows.count)};
+    }
+
+    // Begin to load the row of slot `s`.
+    __device__ __forceinline__ void load(Slot& slot, const Step& step, int s, int chunk) const {
+        const int local = step.first + s * TEAMS + team;
+        const char* at = base + u64(u32(local)) * u32(p.weight_step) + (local < rows.normed ? 0 : jump);
+        const int valid = (local < step.end ? p.columns * int(sizeof(Weight)) : 0) - pack_index(chunk, 0) * 16;
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int offset = (CHUNKED ? chunk * PACKS + i : i) * WARPS_A_ROW * 512;
+            load_weight(slot.word[i], at + offset, valid - i * WARPS_A_ROW * 512);
+            if constexpr (SCALES == Scales::group) {
+                const int of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
+                const float* scale = p.scales + weight_row(local) * of_row + pack_index(chunk, i) * W / SCALE_GROUP;
+                slot.scale[i] = valid > i * WARPS_A_ROW * 512 ? *scale : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_resident_act() {
+        if constexpr (RESIDENT) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) load_act_pack(act[i], 0, pack_index(0, i));
+        }
+    }
+
+    // The group sums of a step's rows at `chunk`, into `parts` [STEP][M][groups]. Each slot is loaded anew, for the next
+    // chunk or step, once it is used.
+    __device__ __forceinline__ void multiply(Slot (&slots)[SLOTS], const Step& next, int next_chunk, int chunk, float* parts) {
+#pragma unroll
+        for (int s0 = 0; s0 < SLOTS; s0 += TOGETHER) {
+            float w[RESIDENT ? 1 : TOGETHER][PACKS][W];
+            float scale[TOGETHER][PACKS];
+            float sums[VALUES];
+#pragma unroll
+            for (int k = 0; k < VALUES; ++k) sums[k] = 0.0f;
+#pragma unroll
+            for (int s = 0; s < TOGETHER; ++s) {
+                Slot& slot = slots[s0 + s];
+                float(&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
+#pragma unroll
+                for (int i = 0; i < PACKS; ++i) {
+                    widen<Weight>(wide[i], slot.word[i]);
+                    if constexpr (SCALES == Scales::group) scale[s][i] = slot.scale[i];
+                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i]);
+                }
+                load(slot, next, s0 + s, next_chunk);
+            }
+            if constexpr (RESIDENT) {
+                deposit(sums, s0, 0, chunk, parts);
+            } else {
+#pragma unroll 1
+                for (int m = 0; m < M; ++m) {
+#pragma unroll
+                    for (int i = 0; i < PACKS; ++i) {
+                        const bool inside = pack_index(chunk, i) * W < p.columns;
+                        float a[W];
+                        load_act_pack(a, m, pack_index(chunk, i));
+#pragma unroll
+                        for (int s = 0; s < TOGETHER; ++s) {
+                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i]) : 0.0f;
+                        }
+                    }
+                    deposit(sums, s0, m, chunk, parts);
+                }
+            }
+        }
+    }
+
+    // The complete sums of a step, after the barrier: a warp adds the groups of some of them.
+    __device__ __forceinline__ void finish(const Step& step, u32 tag, const float* parts) const {
+        for (int value = threadIdx.x / 32; value < STEP * M; value += WARPS) {
+            const int local = step.first + value / M, m = value % M;
+            if (local >= step.end) break;
+            float sum = 0.0f;
+            for (int group = lane; group < p.groups; group += 32) sum = __fadd_rn(sum, parts[value * p.groups + group]);
+            sum = butterfly_sum(sum);
+            if constexpr (SCALES == Scales::tensor) sum = __fmul_rn(sum, *p.scales);
+            if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[weight_row(local)]);
+            if (lane != 0) continue;
+            if (local < rows.normed) {
+                const u64 word = u64(tag) << 32 | Word<float>::pack(&sum);
+                u64* to = p.words + i64(m) * p.padded + rows.normed_first + local;
+                asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+            } else {
+                store_scalar(p.unnormed + i64(m) * p.n_unnormed + rows.unnormed_first + (local - rows.normed), sum);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int group_index(int chunk, int i) const {
+        return (chunk * PACKS + i) * WARPS_A_ROW + column;
+    }
+
+    __device__ __forceinline__ int pack_index(int chunk, int i) const { return group_index(chunk, i) * 32 + lane; }
+
+    // The weight's row of the block's `local`-th.
+    __device__ __forceinline__ i64 weight_row(int local) const {
+        return local < rows.normed ? rows.normed_first + local
+                                   : i64(p.n_normed) + rows.unnormed_first + (local - rows.normed);
+    }
+
+    __device__ __forceinline__ void load_act_pack(float (&a)[W], int m, int index) const {
+        Pack<Act, W> pack;
+        load_act(pack, p.act + m * p.act_stride + i64(index) * W, p.columns - index * W);
+        to_float(a, pack);
+    }
+
+    static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+            sum = EXACT ? __fmaf_rn(a[e], w[e], sum) : __fadd_rn(sum, __fmul_rn(a[e], w[e]));
+        }
+        return SCALES == Scales::group ? __fmul_rn(sum, scale) : sum;
+    }
+
+    __device__ __forceinline__ void deposit(float (&sums)[VALUES], int s0, int m, int chunk, float* parts) const {
+        const float total = butterfly_sums(sums, lane);
+        const int value = lane / (32 / VALUES);
+        const int group = group_index(chunk, value % PACKS);
+        if (lane % (32 / VALUES) == 0 && value < SUMS && group < p.groups) {
+            parts[(((s0 + value / PACKS) * TEAMS + team) * M + m) * p.groups + group] = total;
+        }
+    }
+
+    const GemvParams& p;
+    const Rows rows;
+    const int lane, column, team;
+    const int head, head_steps;  // rows, and their steps, that end with a step
+    const char* base;            // this lane's first place of the block's first row
+    i64 jump;                    // what lies between the block's normed rows and the others
+    float act[RESIDENT ? PACKS : 1][W];
+};
+
+// ---- the last block ----
+
+constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // that finish a row of act: a power of two
+constexpr int TURNS = 32 / NORM_WARPS;          // groups of a warp, of 32
+constexpr int BATCH = TURNS < 4 ? TURNS : 4;    // packs a lane reads at a time
+static_assert(NORM_WARPS * M <= WARPS, "a warp for each row of act");
+
+struct Words {
+    u64 word[4];
+};
+
+__device__ __forceinline__ void load_words_relaxed(Words& w, const u64* at) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[0]), "=l"(w.word[1]) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[2]), "=l"(w.word[3]) : "l"(at + 2) : "memory");
+}
+
+// Whether the first `columns` of the words carry the tag.
+__device__ __forceinline__ bool ready(const Words& w, u32 tag, int columns) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all = all && (i >= columns || u32(w.word[i] >> 32) == tag);
+    return all;
+}
+
+__device__ __forceinline__ u64 now_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+__device__ __forceinline__ void load_gamma(float (&g)[4], const GemvParams& p, int pack) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) g[i] = 4 * pack + i < p.n_normed ? float(p.gamma[4 * pack + i]) : 0.0f;
+}
+
+__device__ __forceinline__ void stash_gamma(const GemvParams& p, float4* stash) {
+    for (int pack = threadIdx.x; pack < p.padded / 4; pack += 32 * WARPS) {
+        float g[4];
+        load_gamma(g, p, pack);
+        stash[pack] = make_float4(g[0], g[1], g[2], g[3]);
+    }
+}
+
+// Waits for all normed sums and normalises them. `stash` holds gamma and then M x padded sums, if p.stashed.
+__device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* stash, float (*buckets)[32], Trace& trace) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int m = warp / NORM_WARPS, part = warp % NORM_WARPS;
+    const int packs = p.padded / 4, rounds = (packs + 1023) / 1024;
+    const u64* words = p.words + i64(m) * p.padded;
+    float4* sums = stash + i64(m + 1) * packs;
+    u64 start = 0;
+    if (m < M) {
+        float bucket[TURNS];
+#pragma unroll
+        for (int t = 0; t < TURNS; ++t) bucket[t] = 0.0f;
+        for (int round = 0; round < rounds; ++round) {
+#pragma unroll
+            for (int t0 = 0; t0 < TURNS; t0 += BATCH) {
+                const int first = ((round * 32) + t0 * NORM_WARPS + part) * 32 + lane;
+                if (first - lane >= packs) break;
+                Words w[BATCH];
+#pragma unroll
+                for (int t = 0; t < BATCH; ++t) {
+                    const int pack = first + t * NORM_WARPS * 32;
+                    if (pack < packs) load_words_relaxed(w[t], words + i64(pack) * 4);
+                }
+#pragma unroll
+                for (int t = 0; t < BATCH; ++t) {
+                    const int pack = first + t * NORM_WARPS * 32;
+                    float squares = 0.0f;
+                    if (pack < packs) {
+                        const int columns = p.n_normed - 4 * pack;
+                        for (u32 polls = 1; !ready(w[t], tag, columns); ++polls) {
+                            load_words_relaxed(w[t], words + i64(pack) * 4);
+                            if (polls % 1024 == 0) {
+                                const u64 now = now_ns();
+                                if (start == 0) start = now;
+                                if (now - start > p.timeout_ns) break;
+                            }
+                        }
+                        float y[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            y[i] = i < columns ? __uint_as_float(u32(w[t].word[i])) : 0.0f;
+                            squares = __fadd_rn(squares, __fmul_rn(y[i], y[i]));
+                        }
+                        if (p.stashed) sums[pack] = make_float4(y[0], y[1], y[2], y[3]);
+                    }
+                    __syncwarp();
+                    bucket[t0 + t] = __fadd_rn(bucket[t0 + t], butterfly_sum(squares));
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TURNS; ++t) {
+            if (lane == 0) buckets[m][t * NORM_WARPS + part] = bucket[t];
+        }
+    }
+    trace.lap(TraceRole::apply_load);
+    __syncthreads();
+    if (m >= M) return;
+    const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
+    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
+    trace.need(factor);
+    trace.lap(TraceRole::apply_reduce);
+    for (int group = part; group * 32 < packs; group += NORM_WARPS) {
+        const int pack = group * 32 + lane;
+        if (pack >= packs) break;
+        float y[4], g[4];
+        if (p.stashed) {
+            const float4 a = sums[pack], b = stash[pack];
+            y[0] = a.x, y[1] = a.y, y[2] = a.z, y[3] = a.w;
+            g[0] = b.x, g[1] = b.y, g[2] = b.z, g[3] = b.w;
+        } else {
+            Words w;
+            load_words_relaxed(w, words + i64(pack) * 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y[i] = __uint_as_float(u32(w.word[i]));
+            load_gamma(g, p, pack);
+        }
+        Pack<Out, 4> out;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(__fmul_rn(y[i], g[i]), factor);
+        from_float(out, y);
+        Out* to = p.normed + i64(m) * p.n_normed + 4 * pack;
+        if constexpr (OUT_ALIGNED) {
+            store_pack(to, out);
+        } else {
+            store_elements(to, out, p.n_normed - 4 * pack);
+        }
+    }
+    trace.lap(TraceRole::apply_store);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, DRVFUSE_RESIDENT)
+    gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ float buckets[M][32];
+    extern __shared__ float4 shared[];
+    float* parts = reinterpret_cast<float*>(shared);
+    const int set = STEP * M * p.groups;  // floats
+    float4* stash = shared + (2 * set + 3) / 4;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    if (p.early_trigger) launch_dependents();
+    const bool last = blockIdx.x + 1 == gridDim.x && p.n_normed > 0;
+    Gemv gemv(p);
+    const int steps = gemv.steps();
+    Slot slots[SLOTS] = {};
+    Step step = gemv.step(0);
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s) gemv.load(slots[s], step, s, 0);
+    if (last && p.stashed) stash_gamma(p, stash);
+    wait_for_producer();
+    trace.start();
+    gemv.load_resident_act();
+    u32 epoch;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(epoch) : "l"(&p.header->epoch) : "memory");
+    for (int index = 0; index < steps; ++index) {
+        const Step next = gemv.step(index + 1);
+        for (int chunk = 0; CHUNKED && chunk + 1 < p.chunks; ++chunk) {
+            gemv.multiply(slots, step, chunk + 1, chunk, parts);
+        }
+        gemv.multiply(slots, next, 0, CHUNKED ? p.chunks - 1 : 0, parts);
+        trace.lap(TraceRole::multiply);
+        __syncthreads();
+        gemv.finish(step, epoch + 1, parts);
+        step = next;
+        parts += index % 2 ? -set : set;
+        trace.lap(TraceRole::store);
+    }
+    if (last) {
+        normalise(p, epoch + 1, stash, buckets, trace);
+        if (threadIdx.x == 0) {
+            asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&p.header->epoch), "r"(epoch + 1) : "memory");
+        }
+        trace.lap(TraceRole::finish);
+    }
+    trace.exit();
+    if (!p.early_trigger) launch_dependents();
+}

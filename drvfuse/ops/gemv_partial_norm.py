@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix-vector product and RMSNorm of its first columns, in one launch at the speed of reading the weights."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from typing import Any
+
+from ..dtypes import DType
+from ..errors import ArgumentError, CaptureError
+from ..runtime.array import Array
+from ..runtime.device import Device
+from ..runtime.driver import Driver
+from ..runtime.stream import Stream
+from . import fp8_call as call
+from . import gemv_plan
+from .fp8_call import Operand, Specialisation
+from .gemv_plan import Shape, Shares
+from .options import PDLLevel, real
+from .options import pdl_level as checked_level
+
+MAX_ROWS = 8
+FLOATS = ("bfloat16", "float16", "float32")
+WEIGHTS = (*FLOATS, "float8_e4m3fn")
+SCALE_GROUP = 128
+HEADER_BYTES = 16
+_MAX_STASH = 96 << 10
+
+
+class GemvParams(ctypes.Structure):
+    """`struct GemvParams` of cu/gemv_partial_norm.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("act", "weight", "gamma", "scales", "normed", "unnormed")),
+        *((name, ctypes.c_uint64) for name in ("header", "words", "finish_counter", "timeout_ns")),
+        ("act_stride", ctypes.c_int64),
+        ("weight_step", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "n_normed", "n_unnormed", "padded", "blocks")),
+        *((name, ctypes.c_int32) for name in ("normed_share", "normed_more", "share", "more")),
+        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "chunks", "split", "stashed")),
+        ("eps", ctypes.c_float),
+        ("early_trigger", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+def gemv_partial_norm(
+    act: Any,
+    weight: Any,
+    gamma: Any,
+    *,
+    n_normed: int,
+    eps: float,
+    weight_scales: Any = None,
+    normed_output: Any = None,
+    unnormed_output: Any = None,
+    finish_counter: Any = None,
+    trace: Any = None,
+    pdl_level: PDLLevel = PDLLevel.OFF,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """`(normed, unnormed)` of y = act . weight^T: RMSNorm of y[:n_normed] times gamma, and y[n_normed:]."""
+    level, driver = checked_level(pdl_level), call.driver_of(act, weight, gamma)
+    x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
+    m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
+    normed_count = _count(n_normed, n)
+    call.require_shape(g, (normed_count,), "one for each normed column")
+    epsilon = real("eps", eps, least=0.0)
+    read = [x, w, g] if scales is None else [x, w, g, scales]
+    device = call.one_device(read)
+    queue = call.resolve_stream(stream, x)
+    normed, unnormed = _outputs(device, queue, x, n, normed_count, normed_output, unnormed_output)
+    counter = _counter(device, finish_counter)
+    written = [normed, unnormed, *([] if counter is None else [counter])]
+    call.no_overlap(read, written)
+    results = tuple(o.span if v is None else v for o, v in zip(written, (normed_output, unnormed_output), strict=False))
+    if not n:
+        return results[0], results[1]
+    groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
+    shape = Shape.of(m, groups, gemv_plan.PACK_BYTES // w.dtype.itemsize * x.dtype.itemsize)
+    shares = Shares.of(n, normed_count, device.sm_count)
+    padded = -(-normed_count // 4) * 4
+    space = _scratch(device, queue, HEADER_BYTES + 8 * m * padded)
+    parts = -(-8 * shape.step * m * groups // 16) * 16
+    stash = 4 * (m + 1) * padded
+    if stash > _MAX_STASH:
+        stash = 0
+    kernel = call.load(device, _specialise(x, w, g, normed, normed_count, m, k, shape, scales))
+    parameters = GemvParams(
+        act=x.ptr,
+        weight=w.ptr,
+        gamma=g.ptr,
+        scales=0 if scales is None else scales.ptr,
+        normed=normed.ptr,
+        unnormed=unnormed.ptr,
+        header=space.ptr,
+        words=space.ptr + HEADER_BYTES,
+        finish_counter=space.ptr + 4 if counter is None else counter.ptr,
+        timeout_ns=call.timeout_ns(),
+        act_stride=x.stride,
+        weight_step=w.stride * w.dtype.itemsize,
+        columns=k,
+        groups=groups,
+        n_normed=normed_count,
+        n_unnormed=n - normed_count,
+        padded=padded,
+        blocks=shares.blocks,
+        normed_share=shares.normed_share,
+        normed_more=shares.normed_more,
+        share=shares.share,
+        more=shares.more,
+        last_normed=shares.last_normed,
+        last_unnormed=shares.last_unnormed,
+        chunks=shape.chunks,
+        split=int(shares.splits(shape.step)),
+        stashed=int(stash > 0),
+        eps=epsilon,
+        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
+    )
+    threads, smem = 32 * shape.warps, parts + stash
+    call.launch(
+        kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, cooperative=False
+    )
+    return results[0], results[1]
+
+
+def _inputs(
+    driver: Driver, act: Any, weight: Any, gamma: Any, weight_scales: Any
+) -> tuple[Operand, Operand, Operand, Operand | None]:
+    x = call.rows("act", act, driver, FLOATS)
+    w = call.rows("weight", weight, driver, WEIGHTS)
+    if len(w.shape) != 2 or not w.shape[1]:
+        raise ArgumentError("weight", f"of shape {w.shape}", "of shape [N, K] with K of at least 1")
+    n, k = w.shape
+    if len(x.shape) not in (1, 2) or x.shape[-1] != k or not 1 <= (1, *x.shape)[-2] <= MAX_ROWS:
+        raise ArgumentError(
+            "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"
+        )
+    g = call.whole("gamma", gamma, driver, FLOATS)
+    if weight_scales is None:
+        return x, w, g, None
+    if w.dtype.name in FLOATS:
+        raise ArgumentError("weight_scales", "given", f"None for a weight of {w.dtype}")
+    scales = call.whole("weight_scales", weight_scales, driver, ["float32"])
+    allowed = ((), (1,), (n,), (n, -(-k // SCALE_GROUP)))
+    if scales.shape not in allowed:
+        raise ArgumentError(
+            "weight_scales", f"of shape {scales.shape}", f"of shape () or (1,), {allowed[2]} or {allowed[3]}"
+        )
+    return x, w, g, scales
+
+
+def _count(n_normed: Any, n: int) -> int:
+    try:
+        count = -1 if isinstance(n_normed, bool) else operator.index(n_normed)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= n:
+        raise ArgumentError("n_normed", repr(n_normed), f"an integer from 0 to {n}, the rows of weight")
+    return count
+
+
+def _outputs(
+    device: Device, stream: Stream, x: Operand, n: int, n_normed: int, normed: Any, unnormed: Any
+) -> tuple[Operand, Operand]:
+    """Both outputs, checked or allocated; of act's dtype where neither is given."""
+    lead = x.shape[:-1]
+    dtype: DType | None = None
+    found: dict[str, Operand] = {}
+    wanted = {"normed_output": (normed, n_normed), "unnormed_output": (unnormed, n - n_normed)}
+    for name, (value, columns) in wanted.items():
+        if value is not None:
+            found[name] = call.whole(
+                name, value, device.driver, FLOATS if dtype is None else [dtype.name], writable=True
+            )
+            call.require_shape(found[name], (*lead, columns), "that of the result")
+            call.one_device((x, found[name]))
+            dtype = found[name].dtype
+    for name, (value, columns) in wanted.items():
+        if value is None:
+            if stream.capture_id() is not None:
+                raise CaptureError(f"{name}=None allocates, which a capture forbids; pass both outputs")
+            array = device.empty((*lead, columns), dtype or x.dtype, stream=stream)
+            found[name] = Operand(name, array, array.shape, columns, None, False)
+    return found["normed_output"], found["unnormed_output"]
+
+
+def _counter(device: Device, given: Any) -> Operand | None:
+    if given is None:
+        return None
+    counter = call.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
+    if counter.span.size != 1:
+        raise ArgumentError("finish_counter", f"of shape {counter.shape}", "of one element")
+    if counter.span.device is not device:
+        raise ArgumentError("finish_counter", f"on device {counter.span.device.index}", f"on device {device.index}")
+    return counter
+
+
+def _scratch(device: Device, stream: Stream, nbytes: int) -> Array:
+    cache: dict[Any, Array] = device.driver.__dict__.setdefault("_gemv_workspaces", {})
+    key = (device.index, stream.handle)
+    found = cache.get(key)
+    if found is None or found.nbytes < nbytes or found.device is not device:
+        if stream.capture_id() is not None:
+            raise CaptureError("the op needs scratch that a capture cannot allocate: call it once before")
+        found = cache[key] = device.zeros(nbytes, "uint8", stream=stream)
+    return found
+
+
+def _specialise(
+    x: Operand,
+    w: Operand,
+    g: Operand,
+    normed: Operand,
+    n_normed: int,
+    m: int,
+    k: int,
+    shape: Shape,
+    scales: Operand | None,
+) -> Specialisation:
+    size = w.dtype.itemsize
+    width = gemv_plan.PACK_BYTES // size
+    access = 16
+    while w.ptr % access or w.stride * size % access or k * size % access:
+        access //= 2
+    step = min(16, width * x.dtype.itemsize)
+    act_aligned = k % width == 0 and x.ptr % step == 0 and (m == 1 or x.stride * x.dtype.itemsize % step == 0)
+    out_aligned = n_normed % 4 == 0 and normed.ptr % (4 * normed.dtype.itemsize) == 0
+    kind = (
+        "none"
+        if scales is None
+        else "tensor"
+        if scales.span.size == 1
+        else "row"
+        if len(scales.shape) == 1
+        else "group"
+    )
+    return Specialisation(
+        "gemv_partial_norm",
+        (
+            ("DRVFUSE_ACT_DTYPE", x.dtype.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", w.dtype.cxx),
+            ("DRVFUSE_GAMMA_DTYPE", g.dtype.cxx),
+            ("DRVFUSE_OUT_DTYPE", normed.dtype.cxx),
+            ("DRVFUSE_M", m),
+            ("DRVFUSE_WARPS_A_ROW", shape.warps_a_row),
+            ("DRVFUSE_TEAMS", shape.teams),
+            ("DRVFUSE_PACKS", shape.packs),
+            ("DRVFUSE_SLOTS", shape.slots),
+            ("DRVFUSE_NORM_WARPS", shape.norm_warps(m)),
+            ("DRVFUSE_RESIDENT", max(1, 65536 // (32 * shape.warps * 72))),
+            ("DRVFUSE_ACCESS", access),
+            ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
+            ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
+            ("DRVFUSE_OUT_ALIGNED", int(out_aligned)),
+            ("DRVFUSE_SCALES", kind),
+        ),
+    )
