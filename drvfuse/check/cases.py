@@ -20,6 +20,8 @@ CASES: dict[str, Case] = {
     "fused-one_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="one_stage"),
     "fused-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage"),
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
-    "fp8-rmsnorm": fp8.steps,
+    "fp8-rmsnorm": fp8.rmsnorm,
+    "fp8-division": fp8.division,
+    "fp8-groups": fp8.groups,
     "mixed": mixed,
 }

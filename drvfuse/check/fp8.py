@@ -1,79 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 RMSNorm and quantisation as a training step runs them: launch after launch on one stream and one workspace."""
+"""The single-device FP8 ops as a training step runs them: launch after launch on one stream and one workspace.
+
+The host waits once, at the end; a kernel writes each step's inputs directly before the step. Everything is allocated
+before, as an allocation between two launches would keep them from overlapping. Results are compared with
+`drvfuse.reference_fp8` and `drvfuse.reference_fp8_groups`.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, reference_fp8
-from ..ops.fp8_division import fp8_division_transpose
+from .. import dtypes, reference_fp8, reference_fp8_groups
+from ..ops.fp8_division import fp8_division, fp8_division_transpose
+from ..ops.fp8_group_scales import (
+    fp8_add_Ifp_Ifp_Ofp_Og16,
+    fp8_add_rmsnorm_pg2pg_forward,
+    fp8_rmsnorm_pg2pg_forward,
+)
 from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
-from ..ops.fp8_rmsnorm_backward import backward_shape, fp8_rmsnorm_backward
+from ..ops.fp8_rmsnorm_backward import backward_shape, fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
 from ..runtime.device import device as open_device
 from .run import Run
 
 Host = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
 
 EPSILON = 1e-6
 GROUP = 16
-SHAPE = (13, 272)
+E4M3 = "float8_e4m3fn"
+NORM_SHAPE = (13, 272)
+DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 STEPS = 2
+PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 
 
 class Step(NamedTuple):
-    """What one step reads, and `results`: what it must give."""
+    """What a step reads, and by name what it must give."""
 
-    x: Host
-    scales: Host
-    weight: Host
-    gradient: Host
-    results: tuple[Host, ...]
+    inputs: tuple[Host, ...]
+    results: dict[str, Host]
 
 
-@functools.lru_cache(maxsize=16)
-def solved(number: int) -> Step:
-    random = np.random.default_rng([8, number])
-    bf16, fp8 = dtypes.get("bfloat16").numpy, dtypes.get("float8_e4m3fn").numpy
-    rows, columns = SHAPE
-    x = (64 * random.standard_normal(SHAPE, np.float32)).astype(fp8)
-    scales = (0.01 + random.random((rows, -(-columns // GROUP)), np.float32)).astype(bf16)
-    weight = random.standard_normal(columns, np.float32).astype(bf16)
-    gradient = random.standard_normal(SHAPE, np.float32).astype(bf16)
+def _random(number: int, shape: tuple[int, int], dtype: str, scale: float = 1.0) -> Host:
+    random = np.random.default_rng([number, *shape, *dtype.encode()])
+    return (scale * random.standard_normal(shape, np.float32)).astype(dtypes.get(dtype).numpy)
+
+
+def _vector(number: int, count: int) -> Host:
+    return _random(number, (1, count), "bfloat16").reshape(count)
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _norm(number: int) -> Step:
+    rows, columns = NORM_SHAPE
+    x = _random(number, NORM_SHAPE, E4M3, 64)
+    scales = np.abs(_random(number, (rows, columns // GROUP), "bfloat16"))
+    weight, gradient = _vector(number, columns), _random(number, NORM_SHAPE, "bfloat16")
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     _, team_warps, teams = backward_shape(columns)
-    warps = teams * team_warps
-    backward = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, teams, warps)
-    divided, scale = reference_fp8.fp8_division(gradient, "float8_e4m3fn")
-    return Step(x, scales, weight, gradient, (*forward, *backward, divided, scale, divided.T))
+    dx, dw = reference_fp8.fp8_rmsnorm_backward(
+        x, scales, gradient, weight, forward.rstd, GROUP, teams, teams * team_warps
+    )
+    return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
 
 
-def steps(run: Run) -> None:
-    """Forward, backward and division with transpose, twice; a kernel writes the inputs directly before each."""
+def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
+    forward = tuple(out[name] for name in reference_fp8.Forward._fields)
+    fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=forward, **options)
+    backward = (out["dx"], out["dw"])
+    fp8_rmsnorm_backward(x, scales, gradient, weight, out["rstd"], GROUP, outputs=backward, **options)
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _division(number: int) -> Step:
+    x = _random(number, DIVISION_SHAPE, "bfloat16")
+    y, s_y = reference_fp8.fp8_division(x, E4M3)
+    y_t = np.ascontiguousarray(y.T)
+    results = {"y": y, "s_y": s_y, "y of both": y, "s_y of both": s_y, "y_t of both": y_t, "y_t alone": y_t}
+    return Step((x,), results)
+
+
+def _launch_division(x: Array, out: Arrays, **options: Any) -> None:
+    s_y = out["s_y"]
+    fp8_division(x, GROUP, E4M3, outputs=(out["y"], s_y), **options)
+    both = tuple(out[name] for name in ("y of both", "s_y of both", "y_t of both"))
+    fp8_division_transpose(x, GROUP, E4M3, outputs=both, **options)
+    alone = (out["y_t alone"],)
+    fp8_division_transpose(x, GROUP, E4M3, s_y, only_transposed=True, outputs=alone, **options)
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _groups(number: int) -> Step:
+    x1, x2 = (_random(2 * number + i, NORM_SHAPE, "bfloat16") for i in range(2))
+    weight = _vector(number, NORM_SHAPE[1])
+    add = reference_fp8_groups.fp8_add(x1, x2, E4M3, GROUP)
+    norm = reference_fp8_groups.fp8_rmsnorm_pg2pg_forward(add.x, add.s_x, weight, GROUP, EPSILON)
+    apart = {**add._asdict(), **norm._asdict()}
+    return Step((x1, x2, weight), {**apart, **{f"{name} of both": value for name, value in apart.items()}})
+
+
+def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, workspace: Array, **options: Any) -> None:
+    add, norm = reference_fp8_groups.Sum._fields, reference_fp8_groups.Normalised._fields
+    x, s_x = out["x"], out["s_x"]
+    fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, E4M3, GROUP, outputs=tuple(out[name] for name in add), **options)
+    outputs = tuple(out[name] for name in norm)
+    fp8_rmsnorm_pg2pg_forward(x, s_x, weight, GROUP, EPSILON, outputs=outputs, **options)
+    both = tuple(out[f"{name} of both"] for name in (*add, *norm))
+    fp8_add_rmsnorm_pg2pg_forward(x1, x2, E4M3, weight, GROUP, EPSILON, outputs=both, **options)
+
+
+def _steps(run: Run, solved: Callable[[int], Step], launch: Callable[..., None], pdl: PDLLevel | None) -> None:
     with run.machine(1) as machine:
         device = open_device(0, driver=machine)
         copy = run.kernel(device.driver, "copy")
-        pdl = run.choice((PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING))
-        first = solved(0)
-        x, scales, gradient = (device.array(host) for host in (first.x, first.scales, first.gradient))
-        weight = device.array(first.weight)
-        results: list[tuple[Array, ...]] = []
-        for number in range(STEPS):
-            step = solved(number)
-            hosts = (step.x, step.scales, step.weight, step.gradient)
-            for host, target in zip(hosts, (x, scales, weight, gradient), strict=True):
-                copy.prepare(1, 128, device.array(host), target, host.nbytes, pdl=bool(pdl))(device.stream)
-            qy, s_y, qy_t, (_, rstd, _) = fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, pdl_level=pdl)
-            dx, dw = fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, pdl_level=pdl)
-            divided = fp8_division_transpose(gradient, GROUP, "float8_e4m3fn", pdl_level=pdl)
-            results.append((qy, s_y, qy_t, rstd, dx, dw, *divided))
+        level = run.choice(PDL) if pdl is None else pdl
+        steps = [solved(number) for number in range(STEPS)]
+        sources = [[device.array(host) for host in step.inputs] for step in steps]
+        inputs = [device.empty(source.shape, source.dtype) for source in sources[0]]
+        found = [{name: device.empty(a.shape, a.dtype) for name, a in step.results.items()} for step in steps]
+        workspace = device.zeros(fp8_workspace_bytes(sources[0][0].shape[1]), "uint8")
+        for of_step, outputs in zip(sources, found, strict=True):
+            for source, target in zip(of_step, inputs, strict=True):
+                copy.prepare(1, 128, source, target, source.nbytes, pdl=level is not PDLLevel.OFF)(device.stream)
+            launch(*inputs, outputs, workspace=workspace, pdl_level=level)
         device.synchronize()
-        for number, found in enumerate(results):
-            names = ("qy", "s_y", "qy_t", "rstd", "dx", "dw", "y", "s_y of y", "y_t")
-            for name, array, expected in zip(names, found, solved(number).results, strict=True):
-                run.compare(f"step {number}, {name}", array.numpy(), expected)
+        for number, (step, arrays) in enumerate(zip(steps, found, strict=True)):
+            for name, expected in step.results.items():
+                run.compare(f"step {number}, {name}", arrays[name].numpy(), expected)
+
+
+def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Forward and backward."""
+    _steps(run, _norm, _launch_norm, pdl)
+
+
+def division(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Division; with the transpose; the transpose alone, by the scale that the first one found."""
+    _steps(run, _division, _launch_division, pdl)
+
+
+def groups(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Residual add and RMSNorm with group scales, in two launches and in one."""
+    _steps(run, _groups, _launch_groups, pdl)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..ops.options import PDLLevel
-from . import protocols
+from . import fp8, protocols
 from .collectives import near_32_bits, repeated, two_streams
 from .edits import Edit, HostEdit, SourceEdit, applied
 from .run import HANGS, Case, Finding, explore
@@ -75,6 +75,10 @@ fused_two_stage = partial(
 
 def barrier(old: str, new: str) -> SourceEdit:
     return SourceEdit("barrier.cuh", old, new)
+
+
+def grid_barrier(old: str, new: str) -> SourceEdit:
+    return SourceEdit("grid_barrier.cuh", old, new)
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -324,5 +328,38 @@ MUTANTS: dict[str, Mutant] = {
         ),
         partial(direct_two_stage, alone=True),
         (*WRONG, *HANGS),
+    ),
+    "grid-barrier-relaxed": Mutant(
+        "blocks arrive at the barrier of a grid without releasing what they wrote",
+        "hand-written grid barriers, split reductions",
+        (grid_barrier("st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"),),
+        fp8.rmsnorm,
+    ),
+    "grid-barrier-no-fence": Mutant(
+        "the slots of a grid barrier are polled relaxed, and no fence follows",
+        "hand-written grid barriers, split reductions",
+        (grid_barrier('        asm volatile("fence.acq_rel.gpu;" ::: "memory");\n', ""),),
+        fp8.rmsnorm,
+    ),
+    "no-block-barrier-after-grid-spin": Mutant(
+        "threads go on from a grid barrier without waiting for the warps of their block that still poll",
+        "hand-written grid barriers",
+        (
+            grid_barrier(
+                "    __syncthreads();\n    if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch",
+                "    if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch",
+            ),
+        ),
+        fp8.division,
+    ),
+    "fp8-operand-before-pdl-wait": Mutant(
+        "the FP8 forward pass reads its operands before the wait for the kernels that write them",
+        "norm kernels launched with programmatic dependence",
+        (
+            SourceEdit("fp8_rmsnorm_forward.cu", "    wait_for_producer();\n", ""),
+            grid_barrier('#include "prelude.cuh"\n', '#include "pdl.cuh"\n#include "prelude.cuh"\n'),
+            grid_barrier("u64 timeout_ns) {\n", "u64 timeout_ns) {\n    wait_for_producer();\n"),
+        ),
+        partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),
 }

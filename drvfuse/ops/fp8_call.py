@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import config, dtypes
@@ -20,7 +21,7 @@ from ..runtime.graph import capturing
 from ..runtime.kernel import Kernel, Module
 from ..runtime.nvrtc import compile_source
 from ..runtime.stream import Stream
-from .kernels import CU
+from .kernels import sources
 from .options import PDLLevel
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -168,10 +169,11 @@ def scratch(device: Device, stream: Stream, given: Any, nbytes: int) -> Array:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a kernel is compiled for: the file and kernel name, and its definitions."""
+    """What a kernel is compiled for: the file and kernel name, its definitions, and the folder of the `.cu` files."""
 
     name: str
     defines: tuple[tuple[str, str | int], ...]
+    sources: Path = field(default_factory=sources)
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
@@ -187,7 +189,7 @@ def load(device: Device, spec: Specialisation) -> Kernel:
             arch=device.arch,
             defines=dict(spec.defines),
             options=("--fmad=false",),
-            include=(str(CU),),
+            include=(str(spec.sources),),
         )
         kernel = cache[spec, device.arch] = Module(image, device.driver)[spec.name]
     kernel.load(device)

@@ -37,6 +37,11 @@ MAX_ROWS = 2**31 - 1
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
+def sources() -> Path:
+    """The folder of the `.cu` files of kernels that are made now: `CU`, or that of `sources_from`."""
+    return _sources.get()
+
+
 @contextlib.contextmanager
 def sources_from(folder: Path) -> Iterator[None]:
     """Calls prepared in a `with` block get kernels from `folder`, an edited copy of `CU`: to try what an edit does."""
@@ -73,7 +78,7 @@ class Specialisation:
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
     traced: bool = False
-    sources: Path = field(default_factory=_sources.get)
+    sources: Path = field(default_factory=sources)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
