@@ -35,6 +35,8 @@ _HOME = {
     "fp8_add_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
     "fp8_division": "ops.fp8_division",
     "fp8_division_transpose": "ops.fp8_division",
+    "fp8_layernorm_noparam_forward": "ops.fp8_layernorm",
+    "fp8_layernorm_param_forward": "ops.fp8_layernorm",
     "fp8_rmsnorm_backward": "ops.fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward": "ops.fp8_rmsnorm",
     "fp8_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
@@ -53,6 +55,7 @@ _SUBMODULES = (
     "reference",
     "reference_fp8",
     "reference_fp8_groups",
+    "reference_fp8_layernorm",
     "reference_gemv",
 )
 
@@ -85,6 +88,8 @@ __all__ = [
     "fp8_add_rmsnorm_pg2pg_forward",
     "fp8_division",
     "fp8_division_transpose",
+    "fp8_layernorm_noparam_forward",
+    "fp8_layernorm_param_forward",
     "fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward",
     "fp8_rmsnorm_pg2pg_forward",
@@ -95,12 +100,23 @@ __all__ = [
     "reference",
     "reference_fp8",
     "reference_fp8_groups",
+    "reference_fp8_layernorm",
     "reference_gemv",
     "view",
 ]
 
 if TYPE_CHECKING:
-    from . import config, dtypes, emu, errors, reference, reference_fp8, reference_fp8_groups, reference_gemv
+    from . import (
+        config,
+        dtypes,
+        emu,
+        errors,
+        reference,
+        reference_fp8,
+        reference_fp8_groups,
+        reference_fp8_layernorm,
+        reference_gemv,
+    )
     from .comm.group import Group, Rank
     from .ops.allreduce import allreduce
     from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
@@ -111,6 +127,7 @@ if TYPE_CHECKING:
         fp8_add_rmsnorm_pg2pg_forward,
         fp8_rmsnorm_pg2pg_forward,
     )
+    from .ops.fp8_layernorm import fp8_layernorm_noparam_forward, fp8_layernorm_param_forward
     from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
     from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
     from .ops.gemv_partial_norm import gemv_partial_norm

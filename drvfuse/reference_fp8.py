@@ -41,34 +41,47 @@ def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
         return values * np.repeat(scales, QB, axis=1)[:, :columns]
 
 
+def packs_of(values: Floats) -> Floats:
+    """Rows as packs [rows, packs, 16], ended with packs of zeros up to what `row_tree` takes."""
+    rows, columns = values.shape
+    packs = -(-columns // (SEGMENTS * SEGMENT)) * SEGMENTS * SEGMENT // PACK
+    padded = np.zeros((rows, packs * PACK), np.float32)
+    padded[:, :columns] = values
+    return padded.reshape(rows, packs, PACK)
+
+
+def pack_scales(s_x: npt.NDArray[Any], QB: int, columns: int, packs: int) -> Floats:
+    """The scale of each pack [rows, packs], 0 for those that do not exist."""
+    existing = -(-columns // PACK)
+    scales = np.asarray(s_x).astype(np.float32).reshape(-1, -(-columns // QB))
+    result = np.zeros((scales.shape[0], packs), np.float32)
+    result[:, :existing] = np.repeat(scales, QB // PACK, axis=1)[:, :existing]
+    return result
+
+
+def row_tree(packs: Floats) -> Floats:
+    """The sum of each row of pack sums [rows, packs], in the kernels' order."""
+    rows, count = packs.shape
+    rounds = packs.reshape(rows, count // (SEGMENTS * 32), SEGMENTS, 32)
+    lanes = np.zeros((rows, SEGMENTS, 32), np.float32)
+    for k in range(rounds.shape[1]):
+        lanes += rounds[:, k]
+    total = _butterfly(lanes)
+    for width in (4, 2, 1):
+        total = total[:, :width] + total[:, width : 2 * width]
+    return total[:, 0]
+
+
 def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
     """1 / sqrt(mean of squares + eps) of each row, in the kernel's order of additions."""
     columns = x.shape[-1]
-    values = np.asarray(x).astype(np.float32).reshape(-1, columns)
-    rows = values.shape[0]
-    scales = np.asarray(s_x).astype(np.float32).reshape(rows, -(-columns // QB))
-    span = SEGMENTS * SEGMENT
-    rounds = -(-columns // span)
-    padded = np.zeros((rows, rounds * span), np.float32)
-    padded[:, :columns] = values
-    pack_scales = np.zeros((rows, rounds * span // PACK), np.float32)
-    repeated = np.repeat(scales, QB // PACK, axis=1)
-    packs = -(-columns // PACK)
-    pack_scales[:, :packs] = repeated[:, :packs]
+    packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
+    scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        elements = padded.reshape(rows, rounds * span // PACK, PACK)
-        squares = np.zeros(elements.shape[:2], np.float32)
+        squares = np.zeros(packs.shape[:2], np.float32)
         for k in range(PACK):
-            squares += elements[..., k] * elements[..., k]  # exact products: the same as the kernel's fma
-        products = (squares * pack_scales) * pack_scales
-        products = products.reshape(rows, rounds, SEGMENTS, 32)
-        lanes = np.zeros((rows, SEGMENTS, 32), np.float32)
-        for k in range(rounds):
-            lanes += products[:, k]
-        total = _butterfly(lanes)
-        for width in (4, 2, 1):
-            total = total[:, :width] + total[:, width : 2 * width]
-        mean = total[:, 0] / np.float32(columns) + np.float32(eps)
+            squares += packs[..., k] * packs[..., k]  # exact products: the same as the kernel's fma
+        mean = row_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
 
@@ -208,8 +221,11 @@ __all__ = [
     "fp8_division",
     "fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward",
+    "pack_scales",
+    "packs_of",
     "quantise",
     "row_rstd",
+    "row_tree",
     "scale_of",
     "transpose",
 ]

@@ -79,40 +79,29 @@ __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int
 
 // A row as it comes from memory; what does not exist is 0.
 struct Loaded {
-    Bf16Pack a[ADD ? PACKS : 1], b[ADD ? PACKS : 1];
-    u32 x[ADD ? 1 : PACKS][4];
-    u16 scale[ADD ? 1 : PACKS];
+    Bf16Pack a[PACKS], b[PACKS];
+    Fp8Row x;
 };
 
 __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, const Team& team, i64 row) {
+    const int columns = row < p.rows ? p.columns : 0;
+    if constexpr (!ADD) {
+        loaded.x.load<QB, ALIGNED>(team, p.x + row * p.x_stride, p.scales + row * p.scale_stride, columns);
+        return;
+    }
+    const u16* rows[2] = {p.a + row * p.a_stride, p.b + row * p.b_stride};
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-        const int at = team.column(i);
-        const bool exists = row < p.rows && at < p.columns;
-        if constexpr (ADD) {
-            const u16* a = p.a + row * p.a_stride;
-            const u16* b = p.b + row * p.b_stride;
+    for (int which = 0; which < 2; ++which) {
 #pragma unroll
-            for (int j = 0; j < Bf16Pack::words; ++j) loaded.a[i].word[j] = 0, loaded.b[i].word[j] = 0;
+        for (int i = 0; i < PACKS; ++i) {
+            Bf16Pack& pack = which ? loaded.b[i] : loaded.a[i];
+            const int at = team.column(i);
+#pragma unroll
+            for (int j = 0; j < Bf16Pack::words; ++j) pack.word[j] = 0;
             if constexpr (ALIGNED) {
-                load_halves(loaded.a[i], a, at, row < p.rows ? p.columns : 0);
-                load_halves(loaded.b[i], b, at, row < p.rows ? p.columns : 0);
-            } else if (exists) {
-                load_elements<bf16, PACK>(loaded.a[i], a + at, p.columns - at);
-                load_elements<bf16, PACK>(loaded.b[i], b + at, p.columns - at);
-            }
-        } else {
-            loaded.scale[i] = 0;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) loaded.x[i][j] = 0;
-            if (exists) {
-                const u8* from = p.x + row * p.x_stride + at;
-                if constexpr (ALIGNED) {
-                    stream_pack(loaded.x[i], from);
-                } else {
-                    load_bytes<PACK>(loaded.x[i], from, p.columns - at, false);
-                }
-                loaded.scale[i] = p.scales[row * p.scale_stride + at / QB];
+                load_halves(pack, rows[which], at, columns);
+            } else if (at < columns) {
+                load_elements<bf16, PACK>(pack, rows[which] + at, columns - at);
             }
         }
     }
@@ -149,10 +138,6 @@ __device__ __forceinline__ void store_group(const GroupParams& p, u8* to, u16* s
     if (at % QB == 0) scales[row * ((p.columns + QB - 1) / QB) + at / QB] = scale;
 }
 
-// The compiler must take a word from here on as unknown: else it would keep what it has computed from it, which is many
-// times as many registers, until it is needed again.
-__device__ __forceinline__ void forget(u32& word) { asm volatile("" : "+r"(word)); }
-
 // The sum of pack `i`, stored and quantised into `word` and `scale`.
 __device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16Pack& b, i64 row, int at,
                                          u32 (&word)[4], u16& scale) {
@@ -176,17 +161,6 @@ __device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16
     if (at >= p.columns) word[0] = word[1] = word[2] = word[3] = 0, scale = 0;
 }
 
-__device__ __forceinline__ void load_weight(WeightPack& pack, const GroupParams& p, int at) {
-#pragma unroll
-    for (int j = 0; j < WeightPack::words; ++j) pack.word[j] = 0;
-    if (at >= p.columns) return;
-    if constexpr (ALIGNED) {
-        load_pack(pack, p.weight + at);
-    } else {
-        load_elements<Weight, PACK>(pack, p.weight + at, p.columns - at);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const GroupParams p) {
     __shared__ TeamScratch scratch;
     Team team;
@@ -200,20 +174,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
     WeightPack weight[HOLD ? PACKS : 1];
     if constexpr (NORM && HOLD) {
 #pragma unroll
-        for (int i = 0; i < PACKS; ++i) load_weight(weight[i], p, team.column(i));
+        for (int i = 0; i < PACKS; ++i) load_columns<ALIGNED>(weight[i], p.weight, team.column(i), p.columns);
     }
     for (; row < p.rows; row += step) {
-        u32 word[PACKS][4];
-        u16 scale[PACKS];
+        Fp8Row x;
+        if constexpr (ADD) {
 #pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            if constexpr (ADD) {
-                add_pack(p, loaded.a[i], loaded.b[i], row, team.column(i), word[i], scale[i]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) word[i][j] = loaded.x[i][j];
-                scale[i] = loaded.scale[i];
+            for (int i = 0; i < PACKS; ++i) {
+                add_pack(p, loaded.a[i], loaded.b[i], row, team.column(i), x.word[i], x.scale[i]);
             }
+        } else {
+            x = loaded.x;
         }
         load_row(loaded, p, team, row + step);
         if constexpr (NORM) {
@@ -226,11 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float v[4];
-                    fp8_floats<X>(word[i][j], v);
+                    fp8_floats<X>(x.word[i][j], v);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
                 }
-                const float by = bf16{scale[i]};
+                const float by = bf16{x.scale[i]};
                 sums[i % SLOTS] = __fadd_rn(sums[i % SLOTS], __fmul_rn(__fmul_rn(squares, by), by));
             }
             const float mean = divide_full(team.sum(scratch, sums), float(p.columns));
@@ -239,19 +210,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 const int at = team.column(i);
-                const float by = bf16{scale[i]};
+                const float by = bf16{x.scale[i]};
                 float v[PACK], w[PACK];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) forget(word[i][j]);
                 WeightPack& own = weight[HOLD ? i : 0];
-                if constexpr (!HOLD) load_weight(own, p, at);
-#pragma unroll
-                for (int j = 0; j < WeightPack::words; ++j) forget(own.word[j]);
+                if constexpr (!HOLD) load_columns<ALIGNED>(own, p.weight, at, p.columns);
+                x.forget(i);
+                forget(own);
                 to_float(w, own);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float four[4];
-                    fp8_floats<X>(word[i][j], four);
+                    fp8_floats<X>(x.word[i][j], four);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
                         v[4 * j + k] = __fmul_rn(__fmul_rn(__fmul_rn(four[k], by), rstd), w[4 * j + k]);

@@ -5,7 +5,7 @@
 // columns) adds its packs of segments k, k + 8, ... in order from +0; butterfly over the lanes, then over the 8 segments.
 // A warp holds segments of 8 / TEAM_WARPS remainders, its slots; short rows have fewer.
 //
-// All threads of a team call `sum` alike. A team has a barrier of its own, and two sets of words in turn: a warp is
+// All threads of a team call `sum` and `any` alike. A team has a barrier of its own, and two sets of words in turn: a warp is
 // overtaken by one sum at most, as the next has a barrier.
 #pragma once
 #include "fp8_rows.cuh"
@@ -57,4 +57,67 @@ struct Team {
         return __fadd_rn(__fadd_rn(__fadd_rn(eight[0], eight[4]), __fadd_rn(eight[2], eight[6])),
                          __fadd_rn(__fadd_rn(eight[1], eight[5]), __fadd_rn(eight[3], eight[7])));
     }
+
+    // Whether it is true for a thread of the team.
+    __device__ __forceinline__ bool any(bool own) const {
+        if constexpr (TEAM_WARPS == 1) return __any_sync(0xffffffffu, own);
+        u32 result;
+        asm volatile(
+            "{ .reg .pred in, out; setp.ne.u32 in, %3, 0; bar.red.or.pred out, %1, %2, in; selp.u32 %0, 1, 0, out; }"
+            : "=r"(result)
+            : "r"(1 + index), "r"(32 * TEAM_WARPS), "r"(u32(own))
+            : "memory");
+        return result;
+    }
 };
+
+// A thread's packs of a row of FP8, and the bits of their scales. What does not exist is 0.
+struct Fp8Row {
+    u32 word[PACKS][4];
+    u16 scale[PACKS];
+
+    // From a row's `x` and group `scales`; `columns` is 0 for a row that does not exist.
+    template <int QB, bool ALIGNED>
+    __device__ __forceinline__ void load(const Team& team, const u8* x, const u16* scales, int columns) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int at = team.column(i);
+            scale[i] = 0;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) word[i][j] = 0;
+            if (at >= columns) continue;
+            if constexpr (ALIGNED) {
+                stream_pack(word[i], x + at);
+            } else {
+                load_bytes<PACK>(word[i], x + at, columns - at, false);
+            }
+            scale[i] = scales[at / QB];
+        }
+    }
+
+    // The compiler must take the words of a pack from here on as unknown: else it would keep what it has computed from
+    // them, which is many times as many registers, until it is needed again.
+    __device__ __forceinline__ void forget(int i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(word[i][j]));
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ void forget(Pack<T, PACK>& pack) {
+#pragma unroll
+    for (int j = 0; j < Pack<T, PACK>::words; ++j) asm volatile("" : "+r"(pack.word[j]));
+}
+
+// The pack at column `at` of something that has one value a column; 0 where there are no columns.
+template <bool ALIGNED, typename T>
+__device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {
+#pragma unroll
+    for (int j = 0; j < Pack<T, PACK>::words; ++j) pack.word[j] = 0;
+    if (at >= columns) return;
+    if constexpr (ALIGNED) {
+        load_pack(pack, values + at);
+    } else {
+        load_elements<T, PACK>(pack, values + at, columns - at);
+    }
+}

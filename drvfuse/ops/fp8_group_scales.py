@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
@@ -27,12 +27,11 @@ from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
-from .fp8_rmsnorm import COAT_WARPS, _common
+from .fp8_operands import group_size, matrix_shape, quantised_rows
+from .fp8_rmsnorm import COAT_WARPS
+from .fp8_teams import MAX_COLUMNS, RowPlan
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
-
-MAX_COLUMNS = 32768
-_SEGMENT = 512
 
 
 class GroupParams(ctypes.Structure):
@@ -46,32 +45,6 @@ class GroupParams(ctypes.Structure):
         ("early_trigger", ctypes.c_int32),
         ("unused", ctypes.c_int32),
     )
-
-
-class RowPlan(NamedTuple):
-    """How cu/fp8_teams.cuh shares out a row. Results do not depend on it."""
-
-    team_warps: int
-    teams: int
-    slots: int
-    rounds: int
-
-    @classmethod
-    def of(cls, device: Device, rows: int, columns: int) -> RowPlan:
-        """A warp for each 512 columns, up to 8; blocks of 8 warps unless there are rows for one each only."""
-        segments = -(-columns // _SEGMENT)
-        team_warps = next(warps for warps in (1, 2, 4, 8) if warps >= min(segments, 8))
-        teams = 1 if rows <= device.sm_count else 8 // team_warps
-        return cls(team_warps, teams, min(8 // team_warps, -(-segments // team_warps)), -(-segments // 8))
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.team_warps * self.teams
-
-    @property
-    def defines(self) -> tuple[tuple[str, str | int], ...]:
-        names = ("TEAM_WARPS", "TEAMS", "SLOTS", "ROUNDS")
-        return tuple((f"DRVFUSE_{name}", value) for name, value in zip(names, self, strict=True))
 
 
 def fp8_rmsnorm_pg2pg_forward(
@@ -94,7 +67,9 @@ def fp8_rmsnorm_pg2pg_forward(
     `transpose_output_2d` has no effect: there is no transpose. `outputs` is (qy, s_y, rstd).
     """
     level, driver = checked_level(pdl_level), call.driver_of(x, s_x, w)
-    xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    weight = call.whole("w", w, driver, call.WEIGHTS)
+    call.require_shape(weight, shape[-1:], "one for each column of x")
     epsilon = real("eps", eps, least=0.0)
     device = call.one_device((xs, scales, weight))
     queue = call.resolve_stream(stream, xs)
@@ -179,12 +154,9 @@ _Wanted = list[tuple[str, tuple[int, ...], DType]]
 
 
 def _addends(driver: Driver, x1: Any, x2: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
-    if isinstance(QB, bool) or QB not in call.GROUPS:
-        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, call.GROUPS)))
+    group_size(QB)
     first, second = (call.rows(name, value, driver, ["bfloat16"]) for name, value in (("x1", x1), ("x2", x2)))
-    shape = first.shape
-    if len(shape) not in (2, 3) or not shape[-1]:
-        raise ArgumentError("x1", f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
+    shape = matrix_shape(first)
     call.require_shape(second, shape, "that of x1")
     return first, second, shape
 
@@ -250,7 +222,7 @@ def _launch(
     grid = max(1, min(-(-rows // plan.teams), resident))
     parameters.rows, parameters.columns = rows, columns
     parameters.early_trigger = int(level is PDLLevel.OVERLAP_AT_BEGINNING)
-    call.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, None)
+    call.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, None, cooperative=False)
 
 
 def _results(written: list[Operand], outputs: Any) -> list[Array]:

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the operands that FP8 ops have in common: a tensor with group scales, and the group's size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ArgumentError
+from . import fp8_call as call
+from .fp8_call import Driver, Operand
+
+
+def group_size(QB: Any) -> int:
+    """`QB`, or ArgumentError."""
+    if isinstance(QB, bool) or QB not in call.GROUPS:
+        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, call.GROUPS)))
+    return int(QB)
+
+
+def matrix_shape(operand: Operand) -> tuple[int, ...]:
+    """The operand's shape, [M, N] or [B, S, N], or ArgumentError."""
+    shape = operand.shape
+    if len(shape) not in (2, 3) or not shape[-1]:
+        raise ArgumentError(operand.name, f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
+    return shape
+
+
+def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
+    """x in FP8 and its group scales, checked against one another, and x's shape."""
+    group_size(QB)
+    xs = call.rows("x", x, driver, call.FP8)
+    shape = matrix_shape(xs)
+    scales = call.rows("s_x", s_x, driver, ["bfloat16"])
+    wanted = (*shape[:-1], -(-shape[-1] // QB))
+    if scales.shape != wanted:
+        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
+    return xs, scales, shape
