@@ -38,11 +38,11 @@ class Finding:
 class Run:
     """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
 
-    Odd seeds start dependent launches as early as they may; of every eight seeds two delay stores.
+    `race` is the detector's profile, "hardware" or "strict". Odd seeds start dependent launches as early as they may; of every eight seeds two delay stores.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, name: str, seed: int, race: str = "hardware") -> None:
+        self.seed, self.race = seed, race
         self.random = np.random.default_rng([seed, *name.encode()])
         self.findings: list[Finding] = []
 
@@ -60,7 +60,7 @@ class Run:
         """A machine for the body; its reports, and the errors that a fault leaves in the body, become findings."""
         with (
             config.override(trace_driver="off"),
-            Machine(devices, seed=self.seed, race=True, delay_stores=self.seed % 8 >= 6, **options) as machine,
+            Machine(devices, seed=self.seed, race=self.race, delay_stores=self.seed % 8 >= 6, **options) as machine,
         ):
             machine.images = _images
             try:
@@ -101,9 +101,9 @@ _images: dict[str, Any] = {}  # translated modules, which all machines of this p
 Case = Callable[[Run], None]
 
 
-def explore(name: str, case: Case, seed: int) -> list[Finding]:
+def explore(name: str, case: Case, seed: int, race: str = "hardware") -> list[Finding]:
     """What `case` finds under `seed`; the same each time."""
-    run = Run(name, seed)
+    run = Run(name, seed, race)
     try:
         case(run)
     except Exception as error:

@@ -18,7 +18,7 @@ import pytest
 from drvfuse.__main__ import main
 from drvfuse.check import cases, collectives
 from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
-from drvfuse.check.mutants import MUTANTS, hunt
+from drvfuse.check.mutants import MUTANTS, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 
 pytestmark = pytest.mark.emu
@@ -38,8 +38,24 @@ def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
 
 @pytest.mark.parametrize("name", cases.CASES)
 @pytest.mark.parametrize("seed", [2, 3])
-def test_kernels_are_clean(name, seed):
-    assert explore(name, cases.CASES[name], seed) == []
+def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
+    assert explore(name, cases.CASES[name], seed, "strict") == []
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("ld.acquire.sys.global.u64", "ld.volatile.global.u64"),
+        ("if (publish) __syncthreads();", "__threadfence_system(); __syncthreads();"),
+    ],
+)
+def test_what_hardware_orders_beyond_the_model_is_found_in_cases_only(old, new):
+    edits = [SourceEdit("barrier.cuh", old, new)]
+    if "fence" in new:
+        edits.append(SourceEdit("barrier.cuh", "st.release.sys.global.u64", "st.relaxed.sys.global.u64"))
+    with applied(edits):
+        assert explore("", direct_two_stage, 0) == []
+        assert {finding.kind for finding in explore("", direct_two_stage, 0, "strict")} == {"race"}
 
 
 def test_json(capsys):
