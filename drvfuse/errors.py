@@ -83,3 +83,28 @@ class BarrierTimeout(DrvfuseError):
             f"flag must reach {expected}, stood at {seen}). All results since that call are undefined on every rank; "
             f"group.reset() makes the group usable again."
         )
+
+
+class GridTimeout(BarrierTimeout):
+    """Blocks of an op on one device did not meet within the `spin_timeout` setting, or two launches met instead.
+
+    `block` waited for what block `peer` should have left in the workspace, of the launch numbered `expected`, and found
+    `seen`. The results of that launch, and of every later one with that workspace until it is zeroed, are undefined.
+    The next call zeroes a workspace of drvfuse's own; whoever passed one zeroes it.
+    """
+
+    _REASONS = {
+        1: "block {block} of a kernel gave up waiting for block {peer} (launch {expected}, found {seen})",
+        2: "two launches used one workspace at the same time",
+        3: "a launch was given a workspace that was not zeroed after a time-out",
+    }
+
+    def __init__(self, device: int, reason: int, block: int, peer: int, expected: int, seen: int) -> None:
+        self.rank, self.device, self.block, self.peer = 0, device, block, peer
+        self.phase, self.expected, self.seen = "grid", expected, seen
+        what = self._REASONS[reason].format(block=block, peer=peer, expected=expected, seen=seen)
+        DrvfuseError.__init__(
+            self,
+            f"device {device}: {what}. The results of that launch and of later ones with its workspace are undefined; "
+            f"the next call zeroes the workspace, unless the caller passes his own, who then must",
+        )

@@ -8,6 +8,7 @@ can be given as the GPU has them, and then all other bits are exact.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ PACK = 16
 SEGMENT = 32 * PACK
 SEGMENTS = 8
 SCALE_FLOOR = np.float32(1e-10)
-DW_SEGMENTS = 132
 
 
 class Forward(NamedTuple):
@@ -130,47 +130,71 @@ def fp8_rmsnorm_forward(
     return Forward(qy, s_y, transpose(qy, transpose_output_2d), rstd)
 
 
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c in fp32, rounded once."""
+    with np.errstate(all="ignore"):
+        product = a.astype(np.float64) * b.astype(np.float64)  # exact
+        addend = c.astype(np.float64)
+        total = product + addend
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        # Rounded to odd, so that the rounding to fp32 is that of the exact sum.
+        even = (total.view(np.int64) & 1) == 0
+        odd = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
+        return np.where((lost != 0) & even & np.isfinite(total), odd, total).astype(np.float32)
+
+
+def add_gradients(gradients: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The sum of bfloat16 arrays, rounded after each addition."""
+    total = np.asarray(gradients[0])
+    for more in gradients[1:]:
+        with np.errstate(all="ignore"):
+            total = round_to(total.astype(np.float32) + np.asarray(more).astype(np.float32), "bfloat16")
+    return total
+
+
 def fp8_rmsnorm_backward(
     x: npt.NDArray[Any],
     s_x: npt.NDArray[Any],
-    g: npt.NDArray[Any],
+    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
     w: npt.NDArray[Any],
     v: Floats,
     QB: int,
-    teams: int,
-    warps: int,
+    shape: Sequence[int],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(dx, dw): dx bfloat16 in g's shape, dw in w's dtype.
+    """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
 
-    `teams` and `warps` a block are those of the kernel for this number of columns: they order dw's sums.
+    `shape` is (packs, team_warps, teams, segments, strands) of the kernel for this number of rows and columns: they
+    order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its t-th on. The teams
+    are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in turn.
     """
+    _, team_warps, teams, segments, strands = shape
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
     rows = values.shape[0]
-    gradient = np.asarray(g).astype(np.float32).reshape(rows, columns)
+    total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
+    gradient = total_g.astype(np.float32).reshape(rows, columns)
+    rstd = np.asarray(v, np.float32).reshape(rows, 1)
     with np.errstate(all="ignore"):
-        xhat = values * np.asarray(v, np.float32).reshape(rows, 1)
+        xhat = values * rstd
         wdy = np.asarray(w).astype(np.float32) * gradient
-        c1 = _row_sum(xhat * wdy, warps // teams) / np.float32(columns)
-        dx = round_to((wdy - xhat * c1[:, None]) * np.asarray(v, np.float32).reshape(rows, 1), "bfloat16")
-        products = gradient * xhat
-        segments = min(DW_SEGMENTS, rows)
-        partials = np.zeros((segments, columns), np.float32)
-        for segment in range(segments):
-            begin, end = rows * segment // segments, rows * (segment + 1) // segments
-            sums = np.zeros((teams, columns), np.float32)
-            for row in range(begin, end):
-                sums[(row - begin) % teams] += products[row]
-            partials[segment] = sums[0]
-            for team in range(1, teams):
-                partials[segment] += sums[team]
-        by_warp = np.zeros((warps, columns), np.float32)
-        for segment in range(segments):
-            by_warp[segment % warps] += partials[segment]
+        c1 = _row_sum(xhat * wdy, team_warps) * (np.float32(1) / np.float32(columns))
+        dx = round_to(fused(-xhat, np.broadcast_to(c1[:, None], xhat.shape), wdy) * rstd, "bfloat16")
+        sums = np.zeros((segments, teams, columns), np.float32)
+        for place in range(-(-rows // segments) if rows else 0):
+            some = slice(place * segments, min((place + 1) * segments, rows))
+            taken = some.stop - some.start
+            sums[:taken, place % teams] = fused(gradient[some], xhat[some], sums[:taken, place % teams])
+        partials = sums[:, 0].copy()
+        for team in range(1, teams):
+            partials += sums[:, team]
         total = np.zeros(columns, np.float32)
-        for warp in range(warps):
-            total += by_warp[warp]
-    return dx.reshape(g.shape), round_to(total, w.dtype)
+        for strand in range(strands):
+            own = np.zeros(columns, np.float32)
+            for segment in range(strand, segments, strands):
+                own += partials[segment]
+            total += own
+    return dx.reshape(x.shape), round_to(total, w.dtype)
 
 
 def _row_sum(products: Floats, team_warps: int) -> Floats:
@@ -216,11 +240,13 @@ def fp8_division(
 
 __all__ = [
     "Forward",
+    "add_gradients",
     "bits",
     "dequantise",
     "fp8_division",
     "fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward",
+    "fused",
     "pack_scales",
     "packs_of",
     "quantise",

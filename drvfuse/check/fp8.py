@@ -23,7 +23,7 @@ from ..ops.fp8_group_scales import (
     fp8_rmsnorm_pg2pg_forward,
 )
 from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
-from ..ops.fp8_rmsnorm_backward import backward_shape, fp8_rmsnorm_backward, fp8_workspace_bytes
+from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
 from ..runtime.device import device as open_device
@@ -64,10 +64,8 @@ def _norm(number: int) -> Step:
     scales = np.abs(_random(number, (rows, columns // GROUP), "bfloat16"))
     weight, gradient = _vector(number, columns), _random(number, NORM_SHAPE, "bfloat16")
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
-    _, team_warps, teams = backward_shape(columns)
-    dx, dw = reference_fp8.fp8_rmsnorm_backward(
-        x, scales, gradient, weight, forward.rstd, GROUP, teams, teams * team_warps
-    )
+    shape = BackwardShape.of(rows, columns)
+    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, shape)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
 
 

@@ -23,12 +23,14 @@ from ..runtime.nvrtc import compile_source
 from ..runtime.stream import Stream
 from .kernels import sources
 from .options import PDLLevel
+from .scratch import STATE_BYTES, Workspace, acquire
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
-HEADER_BYTES = 16 + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
+HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
 VECTOR = 16
+scratch = acquire
 _MIN_CAPABILITY = (8, 9)
 
 
@@ -140,33 +142,6 @@ def new_outputs(
     return found
 
 
-def scratch(device: Device, stream: Stream, given: Any, nbytes: int) -> Array:
-    """The workspace: the caller's, else one cached for this stream, which grows as needed.
-
-    Its first 4112 bytes must be zero before its first use, which the caller sees to for his own. A workspace serves one
-    launch at a time; the cached ones serve one stream each. CaptureError if a cached one has to grow in a capture.
-    """
-    if given is not None:
-        operand = whole("workspace", given, device.driver, ["uint8"])
-        if operand.span.nbytes < nbytes:
-            raise ArgumentError("workspace", f"of {operand.span.nbytes} bytes", f"of at least {nbytes} bytes")
-        if operand.ptr % VECTOR:
-            raise ArgumentError("workspace", f"at address {operand.ptr:#x}", f"aligned to {VECTOR} bytes")
-        if operand.span.device is not device:
-            raise ArgumentError("workspace", f"on device {operand.span.device.index}", f"on device {device.index}")
-        return operand.span
-    cache: dict[Any, Array] = device.driver.__dict__.setdefault("_fp8_workspaces", {})
-    key = (device.index, stream.handle)
-    found = cache.get(key)
-    if found is None or found.nbytes < nbytes or found.device is not device:
-        if stream.capture_id() is not None:
-            raise CaptureError(
-                "the op needs scratch that a capture cannot allocate: call it once before, or pass workspace"
-            )
-        found = cache[key] = device.zeros(nbytes, "uint8", stream=stream)
-    return found
-
-
 @dataclass(frozen=True)
 class Specialisation:
     """What a kernel is compiled for: the file and kernel name, its definitions, and the folder of the `.cu` files."""
@@ -211,7 +186,7 @@ def launch(
     pdl: PDLLevel,
     read: Sequence[Operand],
     written: Sequence[Operand],
-    workspace: Array | None,
+    workspace: Workspace | Array | None,
     cooperative: bool = True,
 ) -> None:
     """Queue the kernel on `stream` after the producers of its arrays, and tell the arrays."""
@@ -238,12 +213,16 @@ def launch(
         elif theirs is not None:
             raise CaptureError(f"{producer!r}, on which an array of the call is produced, is in another capture")
     prepared(stream)
-    arrays = [operand.span for operand in (*read, *written)] + ([] if workspace is None else [workspace])
+    arrays = [operand.span for operand in (*read, *written)]
+    if workspace is not None:
+        arrays.append(workspace.array if isinstance(workspace, Workspace) else workspace)
     event = stream.mark() if stream.foreign and capture is None else None
     mark_used(arrays, stream, event)
     graph = capturing(stream) if capture is not None else None
     if graph is not None:
         graph.keep(*arrays)
+        if isinstance(workspace, Workspace):
+            graph.before_launch(workspace.admit)
     for operand in (*read, *written):  # a foreign library may reuse its memory in the order of its own stream
         owner = operand.producer
         if owner is None or not operand.foreign or owner.closed or same(owner, stream):

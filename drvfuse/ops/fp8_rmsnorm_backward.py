@@ -5,35 +5,82 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import ArgumentError
 from . import fp8_call as call
-from .fp8_call import Specialisation
+from .fp8_call import Operand, Specialisation
 from .fp8_rmsnorm import COAT_WARPS, _ceil_div, _common, _types
 from .options import PDLLevel
 from .options import pdl_level as checked_level
+from .scratch import ScratchParams
 
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
+MAX_GRADIENTS = 3
 
 
 class BackwardParams(ctypes.Structure):
     """`struct BackwardParams` of cu/fp8_rmsnorm_backward.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scales", "g", "weight", "rstd", "dx", "dw", "partials")),
-        ("workspace", ctypes.c_uint64),
-        ("timeout_ns", ctypes.c_uint64),
-        *((name, ctypes.c_int64) for name in ("rows", "x_stride", "scale_stride", "g_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "segments", "early_trigger", "unused")),
+        ("x", ctypes.c_uint64),
+        ("scales", ctypes.c_uint64),
+        ("g", ctypes.c_uint64 * MAX_GRADIENTS),
+        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "dx", "dw", "words")),
+        ("scratch", ScratchParams),
+        ("x_stride", ctypes.c_int64),
+        ("scale_stride", ctypes.c_int64),
+        ("g_stride", ctypes.c_int64 * MAX_GRADIENTS),
+        *((name, ctypes.c_int32) for name in ("columns", "pitch", "segments")),
+        *((name, ctypes.c_int32) for name in ("segment_rows", "longer", "early_trigger")),
     )
 
 
+class BackwardShape(NamedTuple):
+    """How the kernel shares out its work; `packs` to `strands` order the sums, see cu/fp8_rmsnorm_backward.cu.
+
+    packs of 8 columns a thread, warps a team, teams a block, segments of rows, strands in the sum over segments.
+    """
+
+    packs: int
+    team_warps: int
+    teams: int
+    segments: int
+    strands: int
+
+    @classmethod
+    def of(cls, rows: int, columns: int) -> BackwardShape:
+        segments = min(rows, DW_SEGMENTS)
+        row_packs = _ceil_div(columns, 8)
+        packs = max(1 if rows <= DW_SEGMENTS else 2, _ceil_div(row_packs, 512))
+        team_warps = _ceil_div(_ceil_div(row_packs, packs), 32)
+        teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
+        if rows <= DW_SEGMENTS:  # a row a segment
+            teams = 1
+        strands = 1
+        while strands < 32 and 8 * strands <= segments:
+            strands *= 2
+        return cls(packs, team_warps, teams, segments, strands)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.team_warps * self.teams
+
+    @property
+    def team_columns(self) -> int:
+        """Columns that the packs of a team cover."""
+        return 256 * self.team_warps * self.packs
+
+
 def fp8_workspace_bytes(columns: int) -> int:
-    """Bytes that `workspace=` must have for any call with that many columns; zero it once before its first use."""
-    return call.HEADER_BYTES + DW_SEGMENTS * -(-columns // 16) * 64
+    """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
+    return call.HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8
+
+
+def _pitch(columns: int) -> int:
+    return _ceil_div(columns, 16) * 16
 
 
 def fp8_rmsnorm_backward(
@@ -52,72 +99,83 @@ def fp8_rmsnorm_backward(
 ) -> tuple[Any, Any]:
     """Gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
 
-    x, s_x, w, QB as in the forward, g bfloat16 in x's shape, v the forward's rstd [M]. dx is bfloat16 in x's shape, dw
-    [N] in w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat * c1) * v, dw = sum of g * xhat
-    over the rows in fp32, rounded once. The same bits in every run and on every device. `num_warps` has no effect.
+    x, s_x, w, QB as in the forward, v the forward's rstd [M]. g is bfloat16 in x's shape, or a list or tuple of up to
+    three such arrays: then it is g[0] + g[1] + g[2], each addition rounded to bfloat16, as adding them before gives. dx
+    is bfloat16 in x's shape, dw [N] in w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat * c1)
+    * v, dw = sum of g * xhat over the rows in fp32, rounded once. The same bits in every run and on every device.
+    `num_warps` has no effect. A NaN in a row of x, in its scales or in v makes that row of dx and all of dw's columns
+    that it touches NaN; in g or w also only its row, or its column, and c1 of the rows.
 
-    `outputs` is (dx, dw); the rest as in the forward. At most 32768 columns.
+    `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)`, zeroed once, for one launch at a
+    time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
+    is not written, and the next call with that workspace raises GridTimeout, as do `check_device` and `Graph.launch()`.
     """
-    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, g, w, v)
+    gradients = list(g) if isinstance(g, (list, tuple)) else [g]
+    if not 1 <= len(gradients) <= MAX_GRADIENTS:
+        raise ArgumentError("g", f"{len(gradients)} arrays", f"1 to {MAX_GRADIENTS} arrays")
+    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *gradients, w, v)
     xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
-    gradient = call.rows("g", g, driver, ["bfloat16"])
-    call.require_shape(gradient, shape, "that of x")
+    names = ["g"] if len(gradients) == 1 else [f"g[{i}]" for i in range(len(gradients))]
+    gs = [call.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, gradients, strict=True)]
+    for gradient in gs:
+        call.require_shape(gradient, shape, "that of x")
     columns, count = shape[-1], math.prod(shape[:-1])
     saved = call.whole("v", v, driver, ["float32"])
     call.require_shape(saved, (count,), "one for each row of x")
-    device = call.one_device((xs, scales, gradient, weight, saved))
+    read = [xs, scales, *gs, weight, saved]
+    device = call.one_device(read)
     if columns > MAX_BACKWARD_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_BACKWARD_COLUMNS} columns")
     queue = call.resolve_stream(stream, xs)
     wanted = [("dx", shape, dtypes.get("bfloat16")), ("dw", (columns,), weight.dtype)]
     written = call.new_outputs(device, queue, wanted, outputs)
-    read = [xs, scales, gradient, weight, saved]
     call.no_overlap(read, written)
     dx, dw = written
     space = call.scratch(device, queue, workspace, fp8_workspace_bytes(columns))
-    aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, gradient, dx)) and weight.ptr % 16 == 0
-    packs, team_warps, teams = backward_shape(columns)
-    spec = Specialisation(
-        "fp8_rmsnorm_backward",
-        (
-            *_types(xs, weight, QB, aligned),
-            ("DRVFUSE_TEAM_WARPS", team_warps),
-            ("DRVFUSE_TEAMS", teams),
-            ("DRVFUSE_PACKS", packs),
-        ),
-    )
-    kernel = call.load(device, spec)
-    segments = min(count, DW_SEGMENTS)
+    plan = BackwardShape.of(count, columns)
+    aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, *gs, dx)) and weight.ptr % 16 == 0
+    kernel = call.load(device, _specialise(plan, xs, weight, QB, columns, len(gs), aligned))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=scales.ptr,
-        g=gradient.ptr,
         weight=weight.ptr,
         rstd=saved.ptr,
         dx=dx.ptr,
         dw=dw.ptr,
-        partials=space.ptr + call.HEADER_BYTES,
-        workspace=space.ptr,
-        timeout_ns=call.timeout_ns(),
-        rows=count,
+        words=space.ptr + call.HEADER_BYTES,
+        scratch=space.params,
         x_stride=xs.stride,
         scale_stride=scales.stride,
-        g_stride=gradient.stride,
         columns=columns,
-        segments=segments,
+        pitch=_pitch(columns),
+        segments=plan.segments,
+        segment_rows=count // max(plan.segments, 1),
+        longer=count % max(plan.segments, 1),
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    threads = teams * team_warps * 32
-    smem = 4 * max((teams - 1) * packs * 8 * team_warps * 32, threads)
-    grid = max(1, min(segments, device.sm_count))
-    call.launch(kernel, device, queue, grid, threads, smem, parameters, level, read, written, space)
+    parameters.g[: len(gs)] = [gradient.ptr for gradient in gs]
+    parameters.g_stride[: len(gs)] = [gradient.stride for gradient in gs]
+    exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
+    smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
+    grid = max(1, min(plan.segments, device.sm_count))
+    call.launch(kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1]
 
 
-def backward_shape(columns: int) -> tuple[int, int, int]:
-    """(packs a thread, warps a team, teams a block) of the backward kernel; they order dw's sums."""
-    row_packs = _ceil_div(columns, 8)
-    packs = max(2, _ceil_div(row_packs, 512))
-    team_warps = _ceil_div(_ceil_div(row_packs, packs), 32)
-    return packs, team_warps, 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
+def _specialise(
+    plan: BackwardShape, x: Operand, weight: Operand, QB: int, columns: int, gradients: int, aligned: bool
+) -> Specialisation:
+    return Specialisation(
+        "fp8_rmsnorm_backward",
+        (
+            *_types(x, weight, QB, aligned),
+            ("DRVFUSE_TEAM_WARPS", plan.team_warps),
+            ("DRVFUSE_TEAMS", plan.teams),
+            ("DRVFUSE_PACKS", plan.packs),
+            ("DRVFUSE_DEPTH", 2 if aligned and gradients == 1 and plan.team_warps <= 4 else 1),
+            ("DRVFUSE_STRANDS", plan.strands),
+            ("DRVFUSE_GRADIENTS", gradients),
+            ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
+        ),
+    )

@@ -87,17 +87,14 @@ def test_bytes_that_a_call_moves(rng, driver):
     rows, columns = 64, 640
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)
-        x, s_x, w, g = place(device, case(rng, (rows, columns)))
-        rstd = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)[3][1]
-        df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16)
+        x, s_x, w, _ = place(device, case(rng, (rows, columns)))
+        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
-        forward, backward = (record.counters.total for record in list(machine.launches)[-2:])
+        forward = list(machine.launches)[-1].counters.total
     elements = rows * columns
     assert forward.local_written >= 2 * elements + 4 * rows
     # qy, qy_t, rstd; beyond that s_y, the barrier's slots and the epoch: under 64 bytes a block.
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
-    partials = 64 * columns * 4
-    assert 2 * elements <= backward.local_written - partials <= 2 * elements + 2 * columns + 64 * 16
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient alone: sums of gradients, shapes that its plan tells apart, the bytes that it moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import BF16, Strided, case, check_backward, place, same
+
+import drvfuse as df
+from drvfuse import reference_fp8
+from drvfuse.errors import ArgumentError
+from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
+
+
+def saved(device, values, QB=16):
+    rstd = reference_fp8.row_rstd(values.x, values.s_x, QB, 1e-5)
+    return device.array(rstd), rstd
+
+
+@pytest.mark.parametrize("rows", [0, 1, 127, 128, 129, 131, 132, 133])
+def test_numbers_of_rows(device, rng, rows):
+    values = case(rng, (rows, 80))
+    x, s_x, w, g = place(device, values)
+    v, rstd = saved(device, values)
+    results = df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16)
+    check_backward(values, rstd, results)
+
+
+@pytest.mark.parametrize("shape", [(3, 4096), (140, 512), (135, 2304), (134, 2816)])
+def test_numbers_of_columns(device, rng, shape):
+    """Teams of several warps, several packs a thread, lanes without a pack."""
+    values = case(rng, shape)
+    x, s_x, w, g = place(device, values)
+    v, rstd = saved(device, values)
+    check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
+
+
+@pytest.mark.parametrize("columns", [128, 200])
+def test_groups_of_128(device, rng, columns):
+    values = case(rng, (140, columns), 128)
+    x, s_x, w, g = place(device, values)
+    v, rstd = saved(device, values, 128)
+    check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 128), 128)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(140, 96), (5, 100), (2, 3, 48)])
+def test_sums_of_gradients(device, rng, shape, count):
+    """The bits of adding them before."""
+    values = case(rng, shape)
+    hosts = [values.g, *(rng.standard_normal(shape).astype(np.float32).astype(BF16) for _ in range(count - 1))]
+    x, s_x, w, _ = place(device, values)
+    v, rstd = saved(device, values)
+    arrays = [device.array(host) for host in hosts]
+    results = df.fp8_rmsnorm_backward(x, s_x, arrays, w, v, 16)
+    total = hosts[0]
+    for more in hosts[1:]:
+        total = (total.astype(np.float32) + more.astype(np.float32)).astype(BF16)
+    check_backward(values._replace(g=total), rstd, results)
+    before = df.fp8_rmsnorm_backward(x, s_x, device.array(total), w, v, 16)
+    for together, apart in zip(results, before, strict=True):
+        same(together, apart.numpy())
+
+
+def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng):
+    values = case(rng, (33, 96))
+    wide = [rng.standard_normal((33, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
+    x, s_x, w, _ = place(device, values)
+    v, rstd = saved(device, values)
+    with df.config.override(driver=device.driver):
+        for first in (48, 51):  # 16-byte rows, and rows that are aligned to an element only
+            slices = [Strided(device.array(host), (33, 96), (200, 1), first) for host in wide]
+            results = df.fp8_rmsnorm_backward(x, s_x, slices, w, v, 16)
+            cut = [host[:, first : first + 96] for host in wide]
+            check_backward(values._replace(g=reference_fp8.add_gradients(cut)), rstd, results)
+
+
+def test_gradients_that_are_refused(device, rng):
+    values = case(rng, (4, 32))
+    x, s_x, w, g = place(device, values)
+    v, _ = saved(device, values)
+    for wrong, argument in (
+        ([], "g"),
+        ([g] * 4, "g"),
+        ([g, device.zeros((4, 16), "bfloat16")], "g[1]"),
+        ([g, g, x], "g[2].dtype"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            df.fp8_rmsnorm_backward(x, s_x, wrong, w, v, 16)
+        assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("rows", [20, 150])
+@pytest.mark.emu
+def test_bytes_that_the_backward_moves(rng, driver, rows, count):
+    """Each input is read once and dx written once; words of the sums over segments are written once."""
+    columns, blocks = 640, 16
+    values = case(rng, (rows, columns))
+    shape = BackwardShape.of(rows, columns)
+    with df.emu.Machine(devices=1, sm_count=blocks) as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, g = place(device, values)
+        v, _ = saved(device, values)
+        df.fp8_rmsnorm_backward(x, s_x, [g] * count, w, v, 16)
+        device.synchronize()
+        counters = list(machine.launches)[-1].counters
+    polls = sum(
+        lines.local_read
+        for line, lines in counters.lines.items()
+        if "ld.relaxed.gpu.global.v2.u64" in counters.opcodes[line]
+    )
+    elements = rows * columns
+    state = 2 * 4 + 4  # users up and down, the epoch
+    assert counters.total.local_written == 2 * elements + 8 * shape.segments * columns + 2 * columns + state
+    threads = 32 * shape.team_warps  # each reads rstd itself, and the scale of each of its packs of 8
+    of_rows = rows * 4 * threads + elements * (1 + 2 * count) + elements // 8 * 2
+    header = 8 * shape.threads * blocks + 2 * 4
+    assert counters.total.local_read - polls == of_rows + 2 * columns * blocks + header
+    assert polls >= 8 * shape.segments * columns
+    assert counters.total.host_written == counters.total.host_read == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1000, 2048), (333, 5120)])
+def test_dw_has_the_same_bits_in_100_runs(device, rng, shape):
+    values = case(rng, shape)
+    x, s_x, w, g = place(device, values)
+    v, rstd = saved(device, values)
+    found = [df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16) for _ in range(100)]
+    check_backward(values, rstd, found[0])
+    assert len({dw.numpy().tobytes() for _, dw in found}) == 1
