@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
 _NO_SITE = 0xFFFFFFFF
+_POOL_SHIFT = 10
 _WRITE, _STRONG, _ATOMIC = 1, 2, 4
 _EDGES = (
     "no release and acquire lead from the one to the other",
@@ -68,6 +69,7 @@ class Detector:
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
         self._table = pages.arena(_OPS * ctypes.sizeof(OpStruct))
+        self._pools = pages.arena(max(window.nbytes >> _POOL_SHIFT << 2, 4))
         self._ops = (OpStruct * _OPS).from_buffer(self._table)
         self.state = RaceStruct(
             arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
@@ -76,6 +78,7 @@ class Detector:
             cells=pages.cell_address(window.base),
             window_base=window.base,
             ops=ctypes.addressof(self._ops),
+            pools=ctypes.addressof(ctypes.c_char.from_buffer(self._pools)),
             strict=profile == "strict",
         )
         u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p

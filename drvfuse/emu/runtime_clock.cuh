@@ -62,10 +62,11 @@ struct Race {
     u64 cells;  // of the window's first byte
     u64 window_base;
     Op* ops;
+    Ref* pools;  // free entries, a list for each POOL bytes of the window
     u32 strict, off;  // off: the arena is used up
     u32 wholes;       // items of block WHOLE that were ever made
     u32 found_count;
-    u32 reads;
+    u32 random;
     u32 serial;  // strong writes so far
     Ref free[CLASSES];
     Certain certain[CERTAIN];  // by operation: what was found last
@@ -76,7 +77,7 @@ struct Race {
 const u32 WHOLE = 0x3FFFFFF;
 const u64 RESERVE = 64 << 20;  // of the arena: more than one access needs
 
-static_assert(sizeof(Found) == 80 && sizeof(Race) == 72 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
+static_assert(sizeof(Found) == 80 && sizeof(Race) == 80 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN void* at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }

@@ -95,7 +95,9 @@ static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) 
 // Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
 const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
-const u32 READERS_LOOKED_AT = 8;
+const u32 READERS_LOOKED_AT = 4;
+const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
+const u32 POOL_GROWTH = 16;  // entries
 const u32 NO_SITE = 0xFFFFFFFFu;
 
 // Why two accesses are not ordered.
@@ -115,6 +117,7 @@ struct Who {
 };
 
 FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> 4) * 4); }
+FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL]; }
 FN u32 level(u32 scope) { return scope < SCOPE_GPU ? 0 : scope - 1; }
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
@@ -399,7 +402,22 @@ FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
 
 // Accesses -----------------------------------------------------------------------------------------------------------------
 
-FAR void drop(Race* r, Ref* link) {
+// Entries of neighbours are kept together: lists that are spread over memory are slow to walk.
+FAR void fill_pool(Race* r, Ref* pool) {
+    u32 klass;
+    Ref first = take(r, POOL_GROWTH * sizeof(Entry), &klass);
+    LOOP for (u32 i = 0; i < POOL_GROWTH; i++) *(Ref*)at(r, first + i) = i + 1 < POOL_GROWTH ? first + i + 1 : 0;
+    *pool = first;
+}
+
+FN Ref take_entry(Race* r, Ref* pool) {
+    if (!*pool) fill_pool(r, pool);
+    Ref ref = *pool;
+    *pool = *(Ref*)at(r, ref);
+    return ref;
+}
+
+FAR void drop(Race* r, Ref* pool, Ref* link) {
     Ref ref = *link;
     Entry* e = (Entry*)at(r, ref);
     *link = e->next;
@@ -414,14 +432,14 @@ FAR void drop(Race* r, Ref* link) {
         }
         give(r, ref, 1);
     } else if (!(e->kind & N_COMMON)) {
-        give(r, ref, 0);
+        *(Ref*)e = *pool;
+        *pool = ref;
     }
 }
 
 // A common entry is about to be changed or linked behind: give this list one of its own.
-FAR Entry* unshare(Race* r, Ref* link) {
-    u32 klass;
-    Ref ref = take(r, sizeof(Entry), &klass);
+FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
+    Ref ref = take_entry(r, pool);
     Entry* e = (Entry*)at(r, ref);
     *e = *(Entry*)at(r, *link);
     e->kind &= ~N_COMMON;
@@ -445,6 +463,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
     Ref* cell = cell_at(r, addr);
     if (*cell & POLLED) return;
+    Ref* pool = pool_at(r, addr);
     u32 write = w->kind & N_WRITE;
     Location* location = 0;
     if (w->kind & N_STRONG) {
@@ -462,7 +481,10 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     }
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
     u32 merged = 0, locations = 0, oldest = r->serial + 1;
-    u32 readers = 0, looks_at_all = write || !(++r->reads & 31);  // now and then, to drop what can be
+    // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
+    // then; not in step with anything, or some lists would never be looked at.
+    r->random = r->random * 1664525 + 1013904223;
+    u32 readers = 0, looks_at_all = write || r->random >> 26 == 0;
     LOOP while (*link) {
         Entry* e = (Entry*)at(r, *link);
         u32 kind = e->kind, both = e->bytes & mask;
@@ -499,17 +521,18 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                 if (!known && (e->lanes & w->bit) && both == e->bytes && covers_strength(w, e)) e->lanes = others;
             } else if (e->op != w->op && covers_strength(w, e)) {
                 known = ordered(w, e, others);
+                looks_at_all |= known;
             }
             if (known && (write || !(kind & N_WRITE)) && covers_strength(w, e)) {
                 if (both == e->bytes) {
-                    drop(r, link);
+                    drop(r, pool, link);
                     continue;
                 }
-                if (kind & N_COMMON) e = unshare(r, link);
+                if (kind & N_COMMON) e = unshare(r, pool, link);
                 e->bytes &= ~both;
             }
         }
-        if (e->kind & N_COMMON) e = unshare(r, link);
+        if (e->kind & N_COMMON) e = unshare(r, pool, link);
         link = &e->next;
         if (e->kind & N_WRITE) {
             behind = link;
@@ -519,7 +542,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     if (write && locations) {  // the last write of other locations is not a strong one of theirs any more
         LOOP for (link = cell; *link;) {
             Entry* e = (Entry*)at(r, *link);
-            if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, link);
+            if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, pool, link);
             else link = &e->next;
         }
     }
@@ -528,8 +551,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
         if (!*cell && w->common && mask == 0xFFFF) {
             *cell = w->common;
         } else {
-            u32 klass;
-            Ref ref = take(r, sizeof(Entry), &klass);
+            Ref ref = take_entry(r, pool);
             Entry* e = (Entry*)at(r, ref);
             Ref* to = write ? cell : behind;
             e->op = w->op;
@@ -634,7 +656,7 @@ FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
         Ref* cell = cell_at(r, a);
         if (!*cell) continue;
         *cell &= ~POLLED;
-        LOOP while (*cell) drop(r, cell);
+        LOOP while (*cell) drop(r, pool_at(r, a), cell);
     }
 }
 

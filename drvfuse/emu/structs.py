@@ -235,8 +235,8 @@ class RaceStruct(Structure):
     """The race detector's state."""
 
     _fields_ = [
-        *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops")),
-        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "reads", "serial")),
+        *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops", "pools")),
+        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "random", "serial")),
         ("free", u32 * 40),
         ("certain", u32 * 2 * 32),
         ("joined", u32 * 3 * 256),

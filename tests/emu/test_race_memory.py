@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the race detector keeps does not grow with the number of launches, and what it forgets is used again."""
+
+from __future__ import annotations
+
+import pytest
+from driver_helpers import function, ok, primary
+
+from drvfuse.emu import Machine
+
+SOURCE = """
+// All blocks read the same 2048 words.
+extern "C" __global__ void weights(const uint4* w, unsigned* out) {
+  unsigned sum = 0;
+  for (unsigned i = threadIdx.x; i < 512; i += blockDim.x) {
+    uint4 v = w[i];
+    sum += v.x ^ v.y ^ v.z ^ v.w;
+  }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+// Every thread counts, and polls, one word; the last one sets it back.
+extern "C" __global__ void count(unsigned* w, unsigned* out) {
+  unsigned all = gridDim.x * blockDim.x, seen;
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(w) : "memory");
+  do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(w) : "memory"); while (seen < all);
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(w + 1) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(seen) : "l"(w + 1) : "memory");
+  if (seen == all - 1) {
+    *(volatile unsigned*)(w + 1) = 0;
+    *w = 0;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("kernel", "blocks", "threads"), [("weights", 64, 128), ("count", 6, 8)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
+    kernel: str, blocks: int, threads: int, waits: bool
+) -> None:
+    with Machine(devices=1, seed=1, race=True) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        w, out = (ok(cuda.cuMemAlloc(1 << 16)) for _ in range(2))
+        for pointer in (w, out):
+            ok(cuda.cuMemsetD32(pointer, 0, 1 << 14))
+        call = function(cuda, SOURCE, kernel)
+        used = []
+        for launch in range(60):
+            ok(cuda.cuLaunchKernel(call, blocks, 1, 1, threads, 1, 1, 0, 0, ((w, out), (None, None)), 0))
+            if waits or launch % 4 == 3:
+                ok(cuda.cuCtxSynchronize())
+                used.append(machine.detector.state.top)
+        assert machine.reports == []
+        assert used[-1] < 1.1 * used[len(used) // 2], used
