@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8
+from . import fp8, gemv
 from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -23,5 +23,6 @@ CASES: dict[str, Case] = {
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-division": fp8.division,
     "fp8-groups": fp8.groups,
+    "gemv": gemv.partial_norm,
     "mixed": mixed,
 }

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The single-device FP8 ops as a training step runs them: launch after launch on one stream and one workspace.
-
-The host waits once, at the end; a kernel writes each step's inputs directly before the step. Everything is allocated
-before, as an allocation between two launches would keep them from overlapping. Results are compared with
-`drvfuse.reference_fp8` and `drvfuse.reference_fp8_groups`.
-"""
+"""The single-device FP8 ops as a training step runs them; compared with their references."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import dtypes, reference_fp8, reference_fp8_groups
+from .. import reference_fp8, reference_fp8_groups
 from ..ops.fp8_division import fp8_division, fp8_division_transpose
 from ..ops.fp8_group_scales import (
     fp8_add_Ifp_Ifp_Ofp_Og16,
@@ -26,10 +20,9 @@ from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
 from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
-from ..runtime.device import device as open_device
 from .run import Run
+from .steps import STEPS, Step, random, steps
 
-Host = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
 EPSILON = 1e-6
@@ -37,32 +30,14 @@ GROUP = 16
 E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
-STEPS = 2
-PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
-
-
-class Step(NamedTuple):
-    """What a step reads, and by name what it must give."""
-
-    inputs: tuple[Host, ...]
-    results: dict[str, Host]
-
-
-def _random(number: int, shape: tuple[int, int], dtype: str, scale: float = 1.0) -> Host:
-    random = np.random.default_rng([number, *shape, *dtype.encode()])
-    return (scale * random.standard_normal(shape, np.float32)).astype(dtypes.get(dtype).numpy)
-
-
-def _vector(number: int, count: int) -> Host:
-    return _random(number, (1, count), "bfloat16").reshape(count)
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _norm(number: int) -> Step:
     rows, columns = NORM_SHAPE
-    x = _random(number, NORM_SHAPE, E4M3, 64)
-    scales = np.abs(_random(number, (rows, columns // GROUP), "bfloat16"))
-    weight, gradient = _vector(number, columns), _random(number, NORM_SHAPE, "bfloat16")
+    x = random(number, NORM_SHAPE, E4M3, 64)
+    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    weight, gradient = random(number, (columns,), "bfloat16"), random(number, NORM_SHAPE, "bfloat16")
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     shape = BackwardShape.of(rows, columns)
     dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, shape)
@@ -78,7 +53,7 @@ def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: A
 
 @functools.lru_cache(maxsize=STEPS)
 def _division(number: int) -> Step:
-    x = _random(number, DIVISION_SHAPE, "bfloat16")
+    x = random(number, DIVISION_SHAPE, "bfloat16")
     y, s_y = reference_fp8.fp8_division(x, E4M3)
     y_t = np.ascontiguousarray(y.T)
     results = {"y": y, "s_y": s_y, "y of both": y, "s_y of both": s_y, "y_t of both": y_t, "y_t alone": y_t}
@@ -96,15 +71,15 @@ def _launch_division(x: Array, out: Arrays, **options: Any) -> None:
 
 @functools.lru_cache(maxsize=STEPS)
 def _groups(number: int) -> Step:
-    x1, x2 = (_random(2 * number + i, NORM_SHAPE, "bfloat16") for i in range(2))
-    weight = _vector(number, NORM_SHAPE[1])
+    x1, x2 = (random(2 * number + i, NORM_SHAPE, "bfloat16") for i in range(2))
+    weight = random(number, NORM_SHAPE[1:], "bfloat16")
     add = reference_fp8_groups.fp8_add(x1, x2, E4M3, GROUP)
     norm = reference_fp8_groups.fp8_rmsnorm_pg2pg_forward(add.x, add.s_x, weight, GROUP, EPSILON)
     apart = {**add._asdict(), **norm._asdict()}
     return Step((x1, x2, weight), {**apart, **{f"{name} of both": value for name, value in apart.items()}})
 
 
-def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, workspace: Array, **options: Any) -> None:
+def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: Any) -> None:
     add, norm = reference_fp8_groups.Sum._fields, reference_fp8_groups.Normalised._fields
     x, s_x = out["x"], out["s_x"]
     fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, E4M3, GROUP, outputs=tuple(out[name] for name in add), **options)
@@ -114,36 +89,16 @@ def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, workspace: 
     fp8_add_rmsnorm_pg2pg_forward(x1, x2, E4M3, weight, GROUP, EPSILON, outputs=both, **options)
 
 
-def _steps(run: Run, solved: Callable[[int], Step], launch: Callable[..., None], pdl: PDLLevel | None) -> None:
-    with run.machine(1) as machine:
-        device = open_device(0, driver=machine)
-        copy = run.kernel(device.driver, "copy")
-        level = run.choice(PDL) if pdl is None else pdl
-        steps = [solved(number) for number in range(STEPS)]
-        sources = [[device.array(host) for host in step.inputs] for step in steps]
-        inputs = [device.empty(source.shape, source.dtype) for source in sources[0]]
-        found = [{name: device.empty(a.shape, a.dtype) for name, a in step.results.items()} for step in steps]
-        workspace = device.zeros(fp8_workspace_bytes(sources[0][0].shape[1]), "uint8")
-        for of_step, outputs in zip(sources, found, strict=True):
-            for source, target in zip(of_step, inputs, strict=True):
-                copy.prepare(1, 128, source, target, source.nbytes, pdl=level is not PDLLevel.OFF)(device.stream)
-            launch(*inputs, outputs, workspace=workspace, pdl_level=level)
-        device.synchronize()
-        for number, (step, arrays) in enumerate(zip(steps, found, strict=True)):
-            for name, expected in step.results.items():
-                run.compare(f"step {number}, {name}", arrays[name].numpy(), expected)
-
-
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
-    _steps(run, _norm, _launch_norm, pdl)
+    steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
 
 
 def division(run: Run, pdl: PDLLevel | None = None) -> None:
     """Division; with the transpose; the transpose alone, by the scale that the first one found."""
-    _steps(run, _division, _launch_division, pdl)
+    steps(run, _division, _launch_division, pdl, fp8_workspace_bytes(DIVISION_SHAPE[1]))
 
 
 def groups(run: Run, pdl: PDLLevel | None = None) -> None:
     """Residual add and RMSNorm with group scales, in two launches and in one."""
-    _steps(run, _groups, _launch_groups, pdl)
+    steps(run, _groups, _launch_groups, pdl)

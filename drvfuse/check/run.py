@@ -38,7 +38,8 @@ class Finding:
 class Run:
     """What a case gets: `seed`, `random` numbers that depend on the case and the seed, and `findings` to add to.
 
-    `race` is the detector's profile, "hardware" or "strict". Odd seeds start dependent launches as early as they may; of every eight seeds two delay stores.
+    `race` is the detector's profile, "hardware" or "strict". Odd seeds start dependent launches as early as they may;
+    of every eight seeds two delay stores.
     """
 
     def __init__(self, name: str, seed: int, race: str = "hardware") -> None:

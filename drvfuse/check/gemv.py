@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix-vector products with a partial norm, as a decoding step runs them; compared with `drvfuse.reference_gemv`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from .. import reference_gemv
+from ..ops.gemv_partial_norm import gemv_partial_norm
+from ..ops.options import PDLLevel
+from ..runtime.array import Array
+from .run import Run
+from .steps import STEPS, Step, random, steps
+
+EPSILON = 1e-6
+ROWS, COLUMNS = 160, 264  # of the weight
+NORMED = 100
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _solved(number: int) -> Step:
+    act = random(number, (2, COLUMNS), "bfloat16")
+    weight, gamma = random(0, (ROWS, COLUMNS), "bfloat16"), random(0, (NORMED,), "bfloat16")
+    found = reference_gemv.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON)
+    return Step((act,), found._asdict(), (weight, gamma))
+
+
+def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], pdl_level: PDLLevel) -> None:
+    outputs = {f"{name}_output": array for name, array in out.items()}
+    gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON, pdl_level=pdl_level, **outputs)
+
+
+def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
+    """One product a step."""
+    steps(run, _solved, _launch, pdl, sm_count=4)
