@@ -108,7 +108,23 @@ def integer_type(op: Opcode, *allowed: str) -> str:
 
 
 _cache: dict[str, Action] = {}
-_WITHOUT_OPERANDS = {"ret", "exit", "trap", "brkpt", "fence", "membar", "griddepcontrol"}
+# At most so many operands, and one more with a cache policy.
+_OPERANDS = {
+    name: count
+    for count, names in enumerate(
+        (
+            "ret exit trap brkpt fence membar griddepcontrol",
+            "activemask nanosleep pmevent prefetch prefetchu setmaxnreg",
+            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 isspacep ld ldu lg2 mov neg not popc rcp "
+            "red rsqrt sin sqrt st tanh testp",
+            "add addc and bmsk copysign div match max min mul mul24 or redux rem shl shr sub subc szext vote xor",
+            "atom bar barrier bfe cvt dp2a dp4a fma mad mad24 madc prmt sad selp set setp shf slct",
+            "bfi shfl",
+            "lop3",
+        )
+    )
+    for name in names.split()
+}
 
 
 def decode(ins: Instruction) -> Action:
@@ -125,6 +141,7 @@ def decode(ins: Instruction) -> Action:
         except RefusedError as e:
             raise ins.error(str(e)) from None
         _cache[ins.opcode] = action
-    if ins.operands and ins.base in _WITHOUT_OPERANDS:
-        raise ins.error("no operands are expected")
+    most = _OPERANDS.get(ins.base, len(ins.operands)) + (".L2::cache_hint" in ins.opcode)
+    if len(ins.operands) > most:
+        raise ins.error(f"at most {most} operand(s) expected")
     return action

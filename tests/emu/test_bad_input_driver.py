@@ -119,7 +119,7 @@ IMAGES = {
         "UNSUPPORTED_PTX_VERSION",
         "the PTX is of version 10.0",
     ),
-    "PTX with a trailing operand": (TEXT.replace(b"ret;", b"ret ret;"), "INVALID_PTX", "no operands are expected"),
+    "PTX with a trailing operand": (TEXT.replace(b"ret;", b"ret ret;"), "INVALID_PTX", "at most 0 operand(s)"),
     "PTX with an error": (TEXT.replace(b"ret;", b"ret \x29;"), "INVALID_PTX", "PTX line"),
 }
 

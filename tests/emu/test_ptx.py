@@ -139,6 +139,11 @@ def test_sites_name_their_source_line():
         ("addc.u32 %r0, %r1, %r2;", "the carry is not set"),
         ("atom.global.add.f16 %h0, [%d0], %h1;", ".noftz"),
         ("atom.local.add.u32 %r0, [%d0], 1;", "unsupported atomic"),
+        ("red.acquire.gpu.global.add.u32 [%d0], 1;", "unsupported modifier .acquire"),
+        ("ret %r0;", "at most 0 operand(s)"),
+        ("ld.global.u32 %r0, [%d0], %r1;", "at most 2 operand(s)"),
+        ("red.global.add.u32 [%d0], %r0, %r1;", "at most 2 operand(s)"),
+        ("fma.rn.f32 %f0, %f1, %f2, %f3, %f4;", "at most 4 operand(s)"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_line(body, reason):
