@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DrvfuseError, Unsupported
+from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DriverError, DrvfuseError, Unsupported
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import forked, get_driver
@@ -217,10 +217,11 @@ class Group(Owned):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        told = self.driver.lost
         try:
             self.close()
         except DrvfuseError as failure:
-            if error is None:
+            if error is None and not (told and isinstance(failure, DriverError)):
                 raise
             _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 

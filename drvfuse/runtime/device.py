@@ -186,5 +186,6 @@ class Device:
             if self._pool is not None:
                 self._pool.close()
             self._use = None
+            self.driver.lost = False
             if not self.driver.closed:
                 self.driver.cuDevicePrimaryCtxRelease(self.handle)

@@ -120,6 +120,7 @@ class Driver:
         self.devices: dict[int, Device] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
         self.abandoned: list[Any] = []  # what could not be freed safely; it goes with the driver
+        self.lost = False  # an error that says that a context is lost was raised
         self.lock = threading.RLock()
         self._functions = functions
         mode = config.get("trace_driver")
@@ -225,6 +226,7 @@ class Driver:
         if self.closed:
             return ClosedError(f"{name}: {self.machine!r} was closed, and its devices, arrays and groups with it")
         number = int(code)
+        self.lost |= number in _CONTEXT_LOST
         report = self._report(number)  # before other calls are made
         label, text = calls.code_name(code), ""
         try:

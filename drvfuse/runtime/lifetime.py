@@ -66,6 +66,7 @@ def flush(driver: Driver) -> None:
         queue.clear()
     if not queue or _open_groups or len(_holders):
         return
+    told = driver.lost
     for _ in range(len(queue)):
         try:
             free, args = queue.popleft()
@@ -77,6 +78,7 @@ def flush(driver: Driver) -> None:
             queue.append((free, args))
         except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
             _log.debug("freeing a collected object: %s", error)
+            driver.lost = told
 
 
 class Owned:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from typing import Any
 
@@ -209,8 +208,11 @@ class Stream(Owned):
         if self._finalizer is not None and self._finalizer.alive and self.device._use is not None:
             code, *values = self.device.driver.result("cuStreamGetCaptureInfo", self.handle)
             if not code and int(values[0]) == 0:
-                with contextlib.suppress(DriverError):  # after a fault nothing orders anything; destroying comes first
+                told = self.device.driver.lost
+                try:
                     self._last = self.record()
+                except DriverError:  # after a fault nothing orders anything; destroying comes first
+                    self.device.driver.lost = told
         super().close()
 
     def last_event(self) -> Event | None:

@@ -9,6 +9,7 @@ import pytest
 import drvfuse as df
 from drvfuse.errors import DriverError
 from drvfuse.runtime.driver import get_driver
+from drvfuse.runtime.lifetime import flush
 
 SOURCE = r"""
 extern "C" __global__ void first(float* p) { p[1 << 20] = 1; }
@@ -63,3 +64,34 @@ def test_what_the_text_says_works(machine):
     assert (array.numpy() == np.float32(3)).all()
     with df.emu.Machine(devices=1) as fresh:
         assert df.device(0, driver=fresh).zeros((4,), "float32").numpy().sum() == 0
+
+
+SPIN = 'extern "C" __global__ void spin(volatile unsigned* flag) { while (!*flag) {} }'
+
+
+def launch_spin(group: df.Group) -> None:
+    flag = group.ranks[0].zeros((1,), "uint32")
+    df.compile(SPIN, driver=group.driver)["spin"].prepare(1, 32, flag)(group.ranks[0].stream)
+
+
+def test_leaving_a_group_after_a_deadlock_that_was_caught_raises_nothing(machine):
+    with df.Group.local(2, driver=machine) as group:
+        launch_spin(group)
+        with pytest.raises(DriverError, match="cuStreamSynchronize"):
+            group.synchronize()
+
+
+def test_leaving_a_group_with_a_deadlock_that_nobody_saw_raises_it(machine):
+    with pytest.raises(DriverError, match="cuStreamSynchronize"), df.Group.local(2, driver=machine) as group:
+        launch_spin(group)
+
+
+def test_leaving_a_group_raises_a_fault_of_which_only_a_cleanup_was_told(machine):
+    with pytest.raises(DriverError), df.Group.local(2, driver=machine) as group:
+        device = group.ranks[0].device
+        array = device.zeros((32,), "float32")
+        launch_spin(group)
+        with device.use():
+            get_driver(machine).result("cuCtxSynchronize")
+        del array
+        flush(get_driver(machine))
