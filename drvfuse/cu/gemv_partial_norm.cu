@@ -48,11 +48,12 @@ constexpr int M = DRVFUSE_M;                      // rows of act
 constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
 constexpr int TEAMS = DRVFUSE_TEAMS;              // of warps that share a row, in a block
 constexpr int PACKS = DRVFUSE_PACKS;              // of a row that a lane has at a time: 1, 2 or 4
-constexpr int SLOTS = DRVFUSE_SLOTS;              // rows that a lane has at a time: 2 or 4
+constexpr int SLOTS = DRVFUSE_SLOTS;              // rows that a lane has at a time
+constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // a power of two, as many as a row has groups, but 32 at most
 constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a team comes back to a row
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
-constexpr bool OUT_ALIGNED = DRVFUSE_OUT_ALIGNED;
+constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
 constexpr Scales SCALES = Scales::DRVFUSE_SCALES;
 
@@ -65,7 +66,7 @@ constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in regi
 constexpr int TOGETHER = RESIDENT ? SLOTS : 2;                    // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 16 ? 32 : SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : 2;
-static_assert(SUMS <= 32 && SLOTS % 2 == 0, "plan");
+static_assert(SUMS <= 32 && SLOTS % TOGETHER == 0, "plan");
 
 struct GemvHeader {
     u32 epoch;
@@ -73,64 +74,64 @@ struct GemvHeader {
     u32 unused[2];
 };
 
+// What the first loads need comes first: a kernel's parameters are fetched by lines.
 struct GemvParams {
-    const Act* act;
     const Weight* weight;
-    const Gamma* gamma;
+    i64 weight_step;  // between rows in bytes, below 2^32
+    int columns;      // K
+    int n_normed, n_unnormed;
+    int blocks;                                            // all but a last one that finishes
+    int normed_blocks, normed_share, normed_more;          // the first ones: as many normed rows each, the first ones 1 more
+    int unnormed_blocks, unnormed_share, unnormed_more;    // the same of the other rows, counted from the end
+    int last_normed, last_unnormed;                        // of the last block
+    int dependent;                                         // launched with PDL
+    int early_trigger;
+    const Act* act;
+    i64 act_stride;  // in elements
     const float* scales;
+    int groups;  // of a row
+    int chunks;  // how often a team comes to a row
     Out* normed;
     Out* unnormed;
     GemvHeader* header;
     u64* words;
+    const Gamma* gamma;
     u32* finish_counter;
     u64 timeout_ns;
-    i64 act_stride;   // in elements
-    i64 weight_step;  // between rows in bytes, below 2^32
-    int columns;                    // K
-    int groups;                     // of a row
-    int n_normed, n_unnormed;
-    int padded;                           // n_normed rounded up to 4
-    int blocks;                           // all but a last one that finishes
-    int normed_share, normed_more;        // of `blocks` blocks each has normed_share, and the first normed_more one more
-    int share, more;                      // the same of all their rows
-    int last_normed, last_unnormed;       // of the last block
-    int chunks;                           // how often a team comes to a row
-    int split;                            // whether a step ends with the normed rows
-    int stashed;                          // shared memory holds gamma and the sums of the last block
+    int padded;   // n_normed rounded up to 4
+    int stashed;  // shared memory holds what the last block normalises
     float eps;
-    int early_trigger;
 };
 
+// Normed rows of the block, and its other rows.
 struct Rows {
-    int normed_first, normed, unnormed_first, count;
+    int normed_first, normed, unnormed_first, unnormed;
 };
 
-// Rows of the block: of a step, `first` to `end`.
+// `count` rows of the weight from `row` on; a step takes no more than STEP of them.
 struct Step {
-    int first, end;
+    int row, count;
 };
 
 __device__ __forceinline__ Rows rows_of_block(const GemvParams& p) {
-    const int b = blockIdx.x;
-    if (b >= p.blocks) {
-        return {p.n_normed - p.last_normed, p.last_normed, p.n_unnormed - p.last_unnormed, p.last_normed + p.last_unnormed};
+    const int b = blockIdx.x, from_end = p.blocks - 1 - b;
+    if (from_end < 0) {
+        return {p.n_normed - p.last_normed, p.last_normed, p.n_unnormed - p.last_unnormed, p.last_unnormed};
     }
-    const int normed_first = b * p.normed_share + min(b, p.normed_more);
-    const int first = b * p.share + min(b, p.more);
-    return {normed_first, p.normed_share + (b < p.normed_more), first - normed_first, p.share + (b < p.more)};
+    Rows rows = {0, 0, 0, 0};
+    if (b < p.normed_blocks) {
+        rows.normed_first = b * p.normed_share + min(b, p.normed_more);
+        rows.normed = p.normed_share + (b < p.normed_more);
+    }
+    if (from_end < p.unnormed_blocks) {
+        rows.unnormed = p.unnormed_share + (from_end < p.unnormed_more);
+        rows.unnormed_first =
+            p.n_unnormed - from_end * p.unnormed_share - min(from_end, p.unnormed_more) - rows.unnormed;
+    }
+    return rows;
 }
 
-// Loads 16 bytes of a row of the weight, of which `valid` (any number, also negative) are in the row. The others become
-// zero; but where rows are aligned, `valid` below 1 leaves the words as they are.
-__device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, int valid) {
-    if constexpr (ACCESS == 16) {
-        asm volatile(
-            "{ .reg .pred inside; setp.gt.s32 inside, %5, 0;\n"
-            "@inside ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-            : "l"(at), "r"(valid));
-        return;
-    }
+__device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = 0;
     if constexpr (ACCESS == 8) {
@@ -163,6 +164,19 @@ __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, int 
     }
 }
 
+// Loads 16 bytes of a row of the weight, of which `valid`, if that is less, are in the row; the others become zero.
+// Without `wanted` the words stay as they are.
+__device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
+    if constexpr (ACCESS == 16) {
+        asm volatile(
+            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
+            "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+            : "l"(at), "r"(u32(wanted)));
+    } else {
+        if (wanted) load_narrow(word, at, valid);
+    }
+}
 template <typename T>
 __device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
 #pragma unroll
@@ -180,20 +194,9 @@ __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const Act* at, int 
     if constexpr (ACT_ALIGNED) {
 #pragma unroll
         for (int i = 0; i < Pack<Act, W>::words; ++i) pack.word[i] = 0;
-        if (valid > 0) {
-            if constexpr (Pack<Act, W>::words == 2) {
-                const uint2 v = *reinterpret_cast<const uint2*>(at);
-                pack.word[0] = v.x, pack.word[1] = v.y;
-            } else {
-#pragma unroll
-                for (int i = 0; i < Pack<Act, W>::words; i += 4) {
-                    const uint4 v = *reinterpret_cast<const uint4*>(reinterpret_cast<const u32*>(at) + i);
-                    pack.word[i] = v.x, pack.word[i + 1] = v.y, pack.word[i + 2] = v.z, pack.word[i + 3] = v.w;
-                }
-            }
-        }
+        if (valid > 0) load_pack(pack, at);
     } else {
-        load_elements<Act, W>(pack, at, valid);
+        load_elements(pack, at, valid);
     }
 }
 
@@ -204,53 +207,43 @@ struct Slot {
 };
 
 // The sums over the warp of V values a lane, as by V butterflies. The lane gets that of value lane / (32 / V).
-template <int V>
-__device__ __forceinline__ float butterfly_sums(float (&v)[V], int lane) {
-    int mask = 16;
+template <int V, int MASK = 16>
+__device__ __forceinline__ float butterfly_sums(const float (&v)[V], int lane) {
+    if constexpr (MASK == 0) {
+        return v[0];
+    } else {
+        constexpr int KEPT = V > 1 ? V / 2 : 1;
+        const bool upper = lane & MASK;
+        float kept[KEPT];
 #pragma unroll
-    for (int half = V / 2; half > 0; half /= 2, mask /= 2) {
-        const bool upper = lane & mask;
-#pragma unroll
-        for (int k = 0; k < half; ++k) {
-            const float given = __shfl_xor_sync(0xffffffffu, upper ? v[k] : v[k + half], mask);
-            v[k] = __fadd_rn(upper ? v[k + half] : v[k], given);
+        for (int k = 0; k < KEPT; ++k) {
+            const float own = V > 1 && upper ? v[V - KEPT + k] : v[k], given = V > 1 && upper ? v[k] : v[V - KEPT + k];
+            kept[k] = __fadd_rn(own, __shfl_xor_sync(0xffffffffu, given, MASK));
         }
+        return butterfly_sums<KEPT, MASK / 2>(kept, lane);
     }
-#pragma unroll
-    for (; mask > 0; mask /= 2) v[0] = __fadd_rn(v[0], __shfl_xor_sync(0xffffffffu, v[0], mask));
-    return v[0];
 }
 
 class Gemv {
 public:
     __device__ __forceinline__ explicit Gemv(const GemvParams& params)
-        : p(params), rows(rows_of_block(params)), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW),
-          team(threadIdx.x / 32 / WARPS_A_ROW), head(p.split ? rows.normed : rows.count),
-          head_steps((head + STEP - 1) / STEP) {
-        base = reinterpret_cast<const char*>(p.weight) + (i64(rows.normed_first) * p.weight_step + i64(pack_index(0, 0)) * 16);
-        jump = i64(p.n_normed + rows.unnormed_first - rows.normed_first - rows.normed) * p.weight_step;
+        : p(params), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW), team(threadIdx.x / 32 / WARPS_A_ROW) {
+        place = reinterpret_cast<const char*>(p.weight) + u64(u32(team)) * u32(p.weight_step) + pack_index(0, 0) * 16;
     }
 
-    __device__ __forceinline__ int steps() const { return head_steps + (rows.count - head + STEP - 1) / STEP; }
-
-    __device__ __forceinline__ Step step(int index) const {
-        const int from = index < head_steps ? 0 : head, first = from + (index - (from ? head_steps : 0)) * STEP;
-        return {first, min(first + STEP, index < head_steps ? head : rows.count)};
-    }
-
-    // Begin to load the row of slot `s`.
+    // Begin to load row `s` of the team in a step.
     __device__ __forceinline__ void load(Slot& slot, const Step& step, int s, int chunk) const {
-        const int local = step.first + s * TEAMS + team;
-        const char* at = base + u64(u32(local)) * u32(p.weight_step) + (local < rows.normed ? 0 : jump);
-        const int valid = (local < step.end ? p.columns * int(sizeof(Weight)) : 0) - pack_index(chunk, 0) * 16;
+        const char* at = place + u64(u32(step.row)) * u32(p.weight_step) + u64(u32(s * TEAMS)) * u32(p.weight_step);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            const int offset = (CHUNKED ? chunk * PACKS + i : i) * WARPS_A_ROW * 512;
-            load_weight(slot.word[i], at + offset, valid - i * WARPS_A_ROW * 512);
+            const int valid = p.columns * int(sizeof(Weight)) - pack_index(chunk, i) * 16;
+            const int rows = valid > 0 ? step.count - team : 0;
+            const int offset = ((CHUNKED ? chunk * PACKS : 0) + i) * WARPS_A_ROW * 512;
+            load_weight(slot.word[i], at + offset, rows > s * TEAMS, valid);
             if constexpr (SCALES == Scales::group) {
-                const int of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
-                const float* scale = p.scales + weight_row(local) * of_row + pack_index(chunk, i) * W / SCALE_GROUP;
-                slot.scale[i] = valid > i * WARPS_A_ROW * 512 ? *scale : 0.0f;
+                const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
+                const float* scale = p.scales + (step.row + s * TEAMS + team) * of_row + pack_index(chunk, i) * W / SCALE_GROUP;
+                slot.scale[i] = rows > s * TEAMS ? *scale : 0.0f;
             }
         }
     }
@@ -258,7 +251,14 @@ public:
     __device__ __forceinline__ void load_resident_act() {
         if constexpr (RESIDENT) {
 #pragma unroll
-            for (int i = 0; i < PACKS; ++i) load_act_pack(act[i], 0, pack_index(0, i));
+            for (int i = 0; i < PACKS; ++i) load_act_pack(raw_act[i], 0, pack_index(0, i));
+        }
+    }
+
+    __device__ __forceinline__ void widen_resident_act() {
+        if constexpr (RESIDENT) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) to_float(act[i], raw_act[i]);
         }
     }
 
@@ -292,8 +292,10 @@ public:
 #pragma unroll
                     for (int i = 0; i < PACKS; ++i) {
                         const bool inside = pack_index(chunk, i) * W < p.columns;
+                        Pack<Act, W> pack;
                         float a[W];
-                        load_act_pack(a, m, pack_index(chunk, i));
+                        load_act_pack(pack, m, pack_index(chunk, i));
+                        to_float(a, pack);
 #pragma unroll
                         for (int s = 0; s < TOGETHER; ++s) {
                             sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i]) : 0.0f;
@@ -305,23 +307,34 @@ public:
         }
     }
 
-    // The complete sums of a step, after the barrier: a warp adds the groups of some of them.
+    // The complete sums of a step, after the barrier. SUM_LANES add a row's groups: with fewer groups than 32 the other
+    // lanes of the butterfly would add zeros.
     __device__ __forceinline__ void finish(const Step& step, u32 tag, const float* parts) const {
-        for (int value = threadIdx.x / 32; value < STEP * M; value += WARPS) {
-            const int local = step.first + value / M, m = value % M;
-            if (local >= step.end) break;
+        constexpr int TOGETHER = 32 / SUM_LANES;
+        const int values = min(step.count, STEP) * M, part = lane % SUM_LANES;
+#pragma unroll 1
+        for (int first = threadIdx.x / 32 * TOGETHER; first < values; first += WARPS * TOGETHER) {
+            const int value = first + lane / SUM_LANES;
             float sum = 0.0f;
-            for (int group = lane; group < p.groups; group += 32) sum = __fadd_rn(sum, parts[value * p.groups + group]);
-            sum = butterfly_sum(sum);
+            if (value < values) {
+                for (int group = part; group < p.groups; group += 32) {
+                    sum = __fadd_rn(sum, parts[value * p.groups + group]);
+                }
+            }
+#pragma unroll
+            for (int mask = SUM_LANES / 2; mask > 0; mask /= 2) {
+                sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+            }
+            if (part != 0 || value >= values) continue;
+            const int row = step.row + value / M, m = value % M;
             if constexpr (SCALES == Scales::tensor) sum = __fmul_rn(sum, *p.scales);
-            if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[weight_row(local)]);
-            if (lane != 0) continue;
-            if (local < rows.normed) {
+            if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);
+            if (row < p.n_normed) {
                 const u64 word = u64(tag) << 32 | Word<float>::pack(&sum);
-                u64* to = p.words + i64(m) * p.padded + rows.normed_first + local;
+                u64* to = p.words + i64(m) * p.padded + row;
                 asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
             } else {
-                store_scalar(p.unnormed + i64(m) * p.n_unnormed + rows.unnormed_first + (local - rows.normed), sum);
+                store_scalar(p.unnormed + i64(m) * p.n_unnormed + (row - p.n_normed), sum);
             }
         }
     }
@@ -333,16 +346,8 @@ private:
 
     __device__ __forceinline__ int pack_index(int chunk, int i) const { return group_index(chunk, i) * 32 + lane; }
 
-    // The weight's row of the block's `local`-th.
-    __device__ __forceinline__ i64 weight_row(int local) const {
-        return local < rows.normed ? rows.normed_first + local
-                                   : i64(p.n_normed) + rows.unnormed_first + (local - rows.normed);
-    }
-
-    __device__ __forceinline__ void load_act_pack(float (&a)[W], int m, int index) const {
-        Pack<Act, W> pack;
+    __device__ __forceinline__ void load_act_pack(Pack<Act, W>& pack, int m, int index) const {
         load_act(pack, p.act + m * p.act_stride + i64(index) * W, p.columns - index * W);
-        to_float(a, pack);
     }
 
     static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
@@ -364,11 +369,9 @@ private:
     }
 
     const GemvParams& p;
-    const Rows rows;
     const int lane, column, team;
-    const int head, head_steps;  // rows, and their steps, that end with a step
-    const char* base;            // this lane's first place of the block's first row
-    i64 jump;                    // what lies between the block's normed rows and the others
+    const char* place;  // this lane's, in the team's first row of the weight
+    Pack<Act, W> raw_act[RESIDENT ? PACKS : 1];
     float act[RESIDENT ? PACKS : 1][W];
 };
 
@@ -403,25 +406,22 @@ __device__ __forceinline__ u64 now_ns() {
 }
 
 __device__ __forceinline__ void load_gamma(float (&g)[4], const GemvParams& p, int pack) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) g[i] = 4 * pack + i < p.n_normed ? float(p.gamma[4 * pack + i]) : 0.0f;
-}
-
-__device__ __forceinline__ void stash_gamma(const GemvParams& p, float4* stash) {
-    for (int pack = threadIdx.x; pack < p.padded / 4; pack += 32 * WARPS) {
-        float g[4];
-        load_gamma(g, p, pack);
-        stash[pack] = make_float4(g[0], g[1], g[2], g[3]);
+    Pack<Gamma, 4> packed;
+    if constexpr (NORM_ALIGNED) {
+        load_pack(packed, p.gamma + 4 * pack);
+    } else {
+        load_elements(packed, p.gamma + 4 * pack, p.n_normed - 4 * pack);
     }
+    to_float(g, packed);
 }
 
-// Waits for all normed sums and normalises them. `stash` holds gamma and then M x padded sums, if p.stashed.
+// Waits for all normed sums and normalises them. `stash` has room for M x padded floats, if p.stashed.
 __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* stash, float (*buckets)[32], Trace& trace) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int m = warp / NORM_WARPS, part = warp % NORM_WARPS;
     const int packs = p.padded / 4, rounds = (packs + 1023) / 1024;
     const u64* words = p.words + i64(m) * p.padded;
-    float4* sums = stash + i64(m + 1) * packs;
+    float4* products = stash + i64(m) * packs;
     u64 start = 0;
     if (m < M) {
         float bucket[TURNS];
@@ -433,10 +433,12 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
                 const int first = ((round * 32) + t0 * NORM_WARPS + part) * 32 + lane;
                 if (first - lane >= packs) break;
                 Words w[BATCH];
+                float g[BATCH][4];
 #pragma unroll
                 for (int t = 0; t < BATCH; ++t) {
                     const int pack = first + t * NORM_WARPS * 32;
                     if (pack < packs) load_words_relaxed(w[t], words + i64(pack) * 4);
+                    if (pack < packs && p.stashed) load_gamma(g[t], p, pack);
                 }
 #pragma unroll
                 for (int t = 0; t < BATCH; ++t) {
@@ -458,7 +460,10 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
                             y[i] = i < columns ? __uint_as_float(u32(w[t].word[i])) : 0.0f;
                             squares = __fadd_rn(squares, __fmul_rn(y[i], y[i]));
                         }
-                        if (p.stashed) sums[pack] = make_float4(y[0], y[1], y[2], y[3]);
+                        if (p.stashed) {
+                            products[pack] = make_float4(__fmul_rn(y[0], g[t][0]), __fmul_rn(y[1], g[t][1]),
+                                                         __fmul_rn(y[2], g[t][2]), __fmul_rn(y[3], g[t][3]));
+                        }
                     }
                     __syncwarp();
                     bucket[t0 + t] = __fadd_rn(bucket[t0 + t], butterfly_sum(squares));
@@ -480,24 +485,24 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
     for (int group = part; group * 32 < packs; group += NORM_WARPS) {
         const int pack = group * 32 + lane;
         if (pack >= packs) break;
-        float y[4], g[4];
+        float y[4];
         if (p.stashed) {
-            const float4 a = sums[pack], b = stash[pack];
-            y[0] = a.x, y[1] = a.y, y[2] = a.z, y[3] = a.w;
-            g[0] = b.x, g[1] = b.y, g[2] = b.z, g[3] = b.w;
+            const float4 product = products[pack];
+            y[0] = product.x, y[1] = product.y, y[2] = product.z, y[3] = product.w;
         } else {
             Words w;
+            float g[4];
             load_words_relaxed(w, words + i64(pack) * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) y[i] = __uint_as_float(u32(w.word[i]));
             load_gamma(g, p, pack);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(__uint_as_float(u32(w.word[i])), g[i]);
         }
         Pack<Out, 4> out;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(__fmul_rn(y[i], g[i]), factor);
+        for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(y[i], factor);
         from_float(out, y);
         Out* to = p.normed + i64(m) * p.n_normed + 4 * pack;
-        if constexpr (OUT_ALIGNED) {
+        if constexpr (NORM_ALIGNED) {
             store_pack(to, out);
         } else {
             store_elements(to, out, p.n_normed - 4 * pack);
@@ -506,43 +511,68 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
     trace.lap(TraceRole::apply_store);
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, DRVFUSE_RESIDENT)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ float buckets[M][32];
+    __shared__ u32 tag;
     extern __shared__ float4 shared[];
-    float* parts = reinterpret_cast<float*>(shared);
-    const int set = STEP * M * p.groups;  // floats
-    float4* stash = shared + (2 * set + 3) / 4;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     if (p.early_trigger) launch_dependents();
-    const bool last = blockIdx.x + 1 == gridDim.x && p.n_normed > 0;
+    const Rows rows = rows_of_block(p);
+    const int normed_steps = (rows.normed + STEP - 1) / STEP;
+    const int steps = normed_steps + (rows.unnormed + STEP - 1) / STEP;
+    const bool last = int(blockIdx.x) == p.blocks;
+    const auto step_at = [&](int index) -> Step {
+        if (index < normed_steps) return {rows.normed_first + index * STEP, rows.normed - index * STEP};
+        const int done = (index - normed_steps) * STEP;
+        return {p.n_normed + rows.unnormed_first + done, rows.unnormed - done};
+    };
     Gemv gemv(p);
-    const int steps = gemv.steps();
+    u32 epoch = 0;
+    const auto load_after_producer = [&] {
+        gemv.load_resident_act();
+        if (threadIdx.x == 0) {  // not all warps: their reads of one word would meet in one place
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(epoch) : "l"(&p.header->epoch) : "memory");
+        }
+    };
+    Step step = step_at(0);
     Slot slots[SLOTS] = {};
-    Step step = gemv.step(0);
+    if (!p.dependent) load_after_producer();  // ahead of the weights, else they would come after them
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) gemv.load(slots[s], step, s, 0);
-    if (last && p.stashed) stash_gamma(p, stash);
+    if (last) {
+        for (int i = threadIdx.x * 32; i < p.n_normed; i += 32 * WARPS * 32) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.gamma + i));
+        }
+    }
     wait_for_producer();
     trace.start();
-    gemv.load_resident_act();
-    u32 epoch;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(epoch) : "l"(&p.header->epoch) : "memory");
+    if (p.dependent) load_after_producer();
+    gemv.widen_resident_act();
+    trace.need(slots[0].word);
+    trace.lap(TraceRole::load);
+    float* parts = reinterpret_cast<float*>(shared);
+    const int set = STEP * M * p.groups;
     for (int index = 0; index < steps; ++index) {
-        const Step next = gemv.step(index + 1);
+        const Step next = step_at(index + 1);
         for (int chunk = 0; CHUNKED && chunk + 1 < p.chunks; ++chunk) {
             gemv.multiply(slots, step, chunk + 1, chunk, parts);
         }
         gemv.multiply(slots, next, 0, CHUNKED ? p.chunks - 1 : 0, parts);
         trace.lap(TraceRole::multiply);
+        if (index == 0 && threadIdx.x == 0) tag = epoch + 1;
         __syncthreads();
-        gemv.finish(step, epoch + 1, parts);
+        gemv.finish(step, tag, parts);
         step = next;
         parts += index % 2 ? -set : set;
         trace.lap(TraceRole::store);
     }
     if (last) {
-        normalise(p, epoch + 1, stash, buckets, trace);
+        if (steps == 0) {
+            if (threadIdx.x == 0) tag = epoch + 1;
+            __syncthreads();
+        }
+        normalise(p, tag, shared + (2 * set + 3) / 4, buckets, trace);
         if (threadIdx.x == 0) {
             asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&p.header->epoch), "r"(epoch + 1) : "memory");
         }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import operator
 from typing import Any
 
@@ -26,21 +27,29 @@ WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
 HEADER_BYTES = 16
 _MAX_STASH = 96 << 10
+_SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
 class GemvParams(ctypes.Structure):
     """`struct GemvParams` of cu/gemv_partial_norm.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("act", "weight", "gamma", "scales", "normed", "unnormed")),
-        *((name, ctypes.c_uint64) for name in ("header", "words", "finish_counter", "timeout_ns")),
-        ("act_stride", ctypes.c_int64),
+        ("weight", ctypes.c_uint64),
         ("weight_step", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "n_normed", "n_unnormed", "padded", "blocks")),
-        *((name, ctypes.c_int32) for name in ("normed_share", "normed_more", "share", "more")),
-        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "chunks", "split", "stashed")),
+        *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed", "blocks")),
+        *((name, ctypes.c_int32) for name in ("normed_blocks", "normed_share", "normed_more")),
+        *((name, ctypes.c_int32) for name in ("unnormed_blocks", "unnormed_share", "unnormed_more")),
+        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "dependent", "early_trigger")),
+        ("act", ctypes.c_uint64),
+        ("act_stride", ctypes.c_int64),
+        ("scales", ctypes.c_uint64),
+        ("groups", ctypes.c_int32),
+        ("chunks", ctypes.c_int32),
+        *((name, ctypes.c_uint64) for name in ("normed", "unnormed", "header", "words", "gamma", "finish_counter")),
+        ("timeout_ns", ctypes.c_uint64),
+        ("padded", ctypes.c_int32),
+        ("stashed", ctypes.c_int32),
         ("eps", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
         ("unused", ctypes.c_int32),
     )
 
@@ -78,12 +87,12 @@ def gemv_partial_norm(
     if not n:
         return results[0], results[1]
     groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
-    shape = Shape.of(m, groups, gemv_plan.PACK_BYTES // w.dtype.itemsize * x.dtype.itemsize)
-    shares = Shares.of(n, normed_count, device.sm_count)
+    shape = Shape.of(m, groups, w.dtype.itemsize > 1)
+    shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
     space = _scratch(device, queue, HEADER_BYTES + 8 * m * padded)
     parts = -(-8 * shape.step * m * groups // 16) * 16
-    stash = 4 * (m + 1) * padded
+    stash = 4 * m * padded
     if stash > _MAX_STASH:
         stash = 0
     kernel = call.load(device, _specialise(x, w, g, normed, normed_count, m, k, shape, scales))
@@ -105,15 +114,9 @@ def gemv_partial_norm(
         n_normed=normed_count,
         n_unnormed=n - normed_count,
         padded=padded,
-        blocks=shares.blocks,
-        normed_share=shares.normed_share,
-        normed_more=shares.normed_more,
-        share=shares.share,
-        more=shares.more,
-        last_normed=shares.last_normed,
-        last_unnormed=shares.last_unnormed,
         chunks=shape.chunks,
-        split=int(shares.splits(shape.step)),
+        dependent=int(level is not PDLLevel.OFF),
+        **{name: getattr(shares, name) for name in _SHARES},
         stashed=int(stash > 0),
         eps=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
@@ -226,7 +229,7 @@ def _specialise(
         access //= 2
     step = min(16, width * x.dtype.itemsize)
     act_aligned = k % width == 0 and x.ptr % step == 0 and (m == 1 or x.stride * x.dtype.itemsize % step == 0)
-    out_aligned = n_normed % 4 == 0 and normed.ptr % (4 * normed.dtype.itemsize) == 0
+    norm_aligned = n_normed % 4 == 0 and all(o.ptr % (4 * o.dtype.itemsize) == 0 for o in (g, normed))
     kind = (
         "none"
         if scales is None
@@ -249,11 +252,11 @@ def _specialise(
             ("DRVFUSE_PACKS", shape.packs),
             ("DRVFUSE_SLOTS", shape.slots),
             ("DRVFUSE_NORM_WARPS", shape.norm_warps(m)),
-            ("DRVFUSE_RESIDENT", max(1, 65536 // (32 * shape.warps * 72))),
+            ("DRVFUSE_SUM_LANES", shape.sum_lanes),
             ("DRVFUSE_ACCESS", access),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
             ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
-            ("DRVFUSE_OUT_ALIGNED", int(out_aligned)),
+            ("DRVFUSE_NORM_ALIGNED", int(norm_aligned)),
             ("DRVFUSE_SCALES", kind),
         ),
     )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 PACK_BYTES = 16
 GROUP = 32
-MAX_WARPS = 32
-PACKS = (1, 2, 4)
+MAX_WARPS = 16
+IN_FLIGHT = 12  # packs of a lane
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -45,17 +45,24 @@ class Shape:
         return warps
 
     @staticmethod
-    def of(m: int, groups: int, act_bytes: int) -> Shape:
-        """For `groups` a row of the weight; `act_bytes` of a pack's elements of act."""
-        fewest = max(1, min(4, -(-groups // MAX_WARPS)))
-        packs = 4 if fewest > 2 else fewest
+    def of(m: int, groups: int, resident: bool) -> Shape:
+        """For `groups` a row of the weight. `resident`: act is kept in registers where M is 1."""
+        packs = next((n for n in (1, 2, 4) if groups <= n * MAX_WARPS and groups > n * MAX_WARPS // 8), 4 if groups > 4 else 1)
         warps_a_row = min(MAX_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
         teams = max(1, MAX_WARPS // warps_a_row)
         while m > warps_a_row * teams:
             teams += 1
-        slots = 6 if packs == 1 and m == 1 else 4 if packs < 4 else 2
+        slots = IN_FLIGHT // packs if resident and m == 1 and chunks == 1 else max(2, 8 // packs)
         return Shape(warps_a_row, teams, packs, slots, chunks)
+
+    @property
+    def sum_lanes(self) -> int:
+        """Lanes that add the groups of a row."""
+        lanes = 1
+        while lanes < min(GROUP, self.warps_a_row * self.packs):
+            lanes *= 2
+        return lanes
 
 
 @dataclass(frozen=True)
@@ -64,27 +71,37 @@ class Shares:
 
     grid: int
     blocks: int
+    normed_blocks: int
     normed_share: int
     normed_more: int
-    share: int
-    more: int
+    unnormed_blocks: int
+    unnormed_share: int
+    unnormed_more: int
     last_normed: int
     last_unnormed: int
 
     @staticmethod
-    def of(n: int, n_normed: int, most: int) -> Shares:
-        """Even shares of at most `most` blocks. With normed rows the last block has normed rows only."""
-        grid = max(1, min(most, n))
-        if not n_normed:
-            return Shares(grid, grid, 0, 0, n // grid, n % grid, 0, 0)
-        if grid == 1:
-            return Shares(1, 0, 0, 0, 0, 0, n_normed, n - n_normed)
-        blocks, last = grid - 1, n_normed // grid
-        normed, rows = n_normed - last, n - last
-        return Shares(grid, blocks, normed // blocks, normed % blocks, rows // blocks, rows % blocks, last, 0)
+    def of(n: int, n_normed: int, most: int, step: int) -> Shares:
+        """Even shares of at most `most` blocks. With normed rows the last block has normed rows only.
 
-    def splits(self, step: int) -> bool:
-        """Whether a step can end with the normed rows at no further step."""
-        normed = self.normed_share + (self.normed_more > 0)
-        rows = self.share + (self.more > 0)
-        return normed > 0 and -(-normed // step) - (-(rows - normed) // step) <= -(-rows // step)
+        Where a block has no more rows than a step they are of one kind, else it would take two steps for them.
+        """
+        grid = max(1, min(most, n))
+        if grid == 1 and n_normed:
+            return Shares(1, 0, 0, 0, 0, 0, 0, 0, n_normed, n - n_normed)
+        blocks, last = (grid - 1, n_normed // grid) if n_normed else (grid, 0)
+        normed, unnormed = n_normed - last, n - n_normed
+        normed_blocks = unnormed_blocks = blocks
+        if normed and unnormed and -(-(normed + unnormed) // blocks) <= step and blocks > 1:
+            normed_blocks = max(1, min(blocks - 1, round(blocks * normed / (normed + unnormed))))
+            unnormed_blocks = blocks - normed_blocks
+        return Shares(
+            grid,
+            blocks,
+            normed_blocks,
+            *divmod(normed, normed_blocks),
+            unnormed_blocks,
+            *divmod(unnormed, unnormed_blocks),
+            last,
+            0,
+        )
