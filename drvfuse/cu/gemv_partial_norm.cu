@@ -52,6 +52,7 @@ constexpr int SLOTS = DRVFUSE_SLOTS;              // rows that a lane has at a t
 constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // a power of two, as many as a row has groups, but 32 at most
 constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a team comes back to a row
+constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;     // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
@@ -84,7 +85,6 @@ struct GemvParams {
     int normed_blocks, normed_share, normed_more;          // the first ones: as many normed rows each, the first ones 1 more
     int unnormed_blocks, unnormed_share, unnormed_more;    // the same of the other rows, counted from the end
     int last_normed, last_unnormed;                        // of the last block
-    int dependent;                                         // launched with PDL
     int early_trigger;
     const Act* act;
     i64 act_stride;  // in elements
@@ -537,7 +537,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     };
     Step step = step_at(0);
     Slot slots[SLOTS] = {};
-    if (!p.dependent) load_after_producer();  // ahead of the weights, else they would come after them
+    if constexpr (!DEPENDENT) load_after_producer();  // ahead of the weights, else they would come after them
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) gemv.load(slots[s], step, s, 0);
     if (last) {
@@ -547,7 +547,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     }
     wait_for_producer();
     trace.start();
-    if (p.dependent) load_after_producer();
+    if constexpr (DEPENDENT) load_after_producer();
     gemv.widen_resident_act();
     trace.need(slots[0].word);
     trace.lap(TraceRole::load);

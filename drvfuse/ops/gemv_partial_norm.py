@@ -39,7 +39,8 @@ class GemvParams(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed", "blocks")),
         *((name, ctypes.c_int32) for name in ("normed_blocks", "normed_share", "normed_more")),
         *((name, ctypes.c_int32) for name in ("unnormed_blocks", "unnormed_share", "unnormed_more")),
-        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "dependent", "early_trigger")),
+        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "early_trigger")),
+        ("unused", ctypes.c_int32),
         ("act", ctypes.c_uint64),
         ("act_stride", ctypes.c_int64),
         ("scales", ctypes.c_uint64),
@@ -50,7 +51,7 @@ class GemvParams(ctypes.Structure):
         ("padded", ctypes.c_int32),
         ("stashed", ctypes.c_int32),
         ("eps", ctypes.c_float),
-        ("unused", ctypes.c_int32),
+        ("unused_too", ctypes.c_int32),
     )
 
 
@@ -95,7 +96,7 @@ def gemv_partial_norm(
     stash = 4 * m * padded
     if stash > _MAX_STASH:
         stash = 0
-    kernel = call.load(device, _specialise(x, w, g, normed, normed_count, m, k, shape, scales))
+    kernel = call.load(device, _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level))
     parameters = GemvParams(
         act=x.ptr,
         weight=w.ptr,
@@ -115,7 +116,6 @@ def gemv_partial_norm(
         n_unnormed=n - normed_count,
         padded=padded,
         chunks=shape.chunks,
-        dependent=int(level is not PDLLevel.OFF),
         **{name: getattr(shares, name) for name in _SHARES},
         stashed=int(stash > 0),
         eps=epsilon,
@@ -221,6 +221,7 @@ def _specialise(
     k: int,
     shape: Shape,
     scales: Operand | None,
+    level: PDLLevel,
 ) -> Specialisation:
     size = w.dtype.itemsize
     width = gemv_plan.PACK_BYTES // size
@@ -255,6 +256,7 @@ def _specialise(
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
             ("DRVFUSE_ACCESS", access),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
+            ("DRVFUSE_DEPENDENT", int(level is not PDLLevel.OFF)),
             ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
             ("DRVFUSE_NORM_ALIGNED", int(norm_aligned)),
             ("DRVFUSE_SCALES", kind),
