@@ -233,6 +233,9 @@ MUTANTS: dict[str, Mutant] = {
         (SourceEdit("last_block.cu", "    __threadfence();\n", "", times=2),),
         protocols.last_block,
     ),
+    # Found by its wrong result under some seeds without a race, rightly: flags count, so a slow peer that waits for a
+    # chunk may see the flag of the next one. It is then ordered behind the write of that chunk, and reads its values.
+    # A race is what a fast peer makes, whose read the owner's next write does not know.
     "payload-not-doubled": Mutant(
         "one half of the workspace serves every chunk, so a chunk is overwritten while peers still gather it",
         "chunked two-shot all-reduces",
