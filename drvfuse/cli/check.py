@@ -73,11 +73,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Run the check. Returns 0 if nothing was found and every planted fault was, else 1."""
     start = time.perf_counter()
     names = _selected(arguments.only)
-    if arguments.seed is None:
-        seeds, mutant_seeds = range(arguments.seeds or DEFAULT_SEEDS), range(MUTANT_SEEDS)
-    else:
-        seeds = mutant_seeds = range(arguments.seed, arguments.seed + (arguments.seeds or 1))
-    todo = tasks(names, seeds, mutant_seeds)
+    first = arguments.seed or 0
+    seeds = range(first, first + (arguments.seeds or (DEFAULT_SEEDS if arguments.seed is None else 1)))
+    todo = tasks(names, seeds, range(first, first + MUTANT_SEEDS))
     jobs = min(arguments.jobs or os.cpu_count() or 1, len(todo))
     outcomes: list[Outcome] = []
     verdicts: list[Verdict] = []

@@ -36,6 +36,13 @@ def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
     assert verdict.unexpected == ()
 
 
+def test_what_is_overwritten_too_early_is_a_race_or_by_a_later_flag_an_ordered_read_of_wrong_data():
+    mutant = MUTANTS["payload-not-doubled"]
+    with applied(mutant.edits):
+        found = [{finding.kind for finding in explore("payload-not-doubled", mutant.case, seed)} for seed in (0, 1)]
+    assert found == [{"mismatch"}, {"mismatch", "race"}]
+
+
 @pytest.mark.parametrize("name", cases.CASES)
 @pytest.mark.parametrize("seed", [2, 3])
 def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
@@ -137,7 +144,19 @@ def test_wrong_bits_are_a_finding():
 def test_bad_options_end_with_a_message_and_status_2(options):
     result = subprocess.run([sys.executable, "-m", "drvfuse", "check", *options], capture_output=True, text=True)
     assert result.returncode == 2
-    assert options[0] in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert options[0] in last and options[1] in last
+
+
+def test_what_is_no_number_is_called_so():
+    result = subprocess.run([sys.executable, "-m", "drvfuse", "check", "--seeds", "x"], capture_output=True, text=True)
+    assert result.stderr.splitlines()[-1] == "drvfuse check: error: argument --seeds: 'x' is not an integer"
+
+
+def test_a_fault_that_the_first_seed_does_not_show_is_hunted_further(capsys):
+    late = next(name for name in MUTANTS if hunt(name, MUTANTS[name], [0]).seed is None)
+    status, report = check(capsys, "--seed", "0", "--only", late)
+    assert status == 0 and report["mutants"][0]["caught"] and report["mutants"][0]["seed"] > 0
 
 
 def test_interrupt_ends_it_at_once():
