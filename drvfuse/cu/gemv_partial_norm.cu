@@ -66,8 +66,8 @@ constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
 constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
 constexpr int TOGETHER = RESIDENT ? SLOTS : 2;                    // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
-constexpr int VALUES = SUMS > 16 ? 32 : SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : 2;
-static_assert(SUMS <= 32 && SLOTS % TOGETHER == 0, "plan");
+constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
+static_assert(SUMS <= 16 && SLOTS % TOGETHER == 0, "plan");
 
 struct GemvHeader {
     u32 epoch;
@@ -415,6 +415,13 @@ __device__ __forceinline__ void load_gamma(float (&g)[4], const GemvParams& p, i
     to_float(g, packed);
 }
 
+__device__ __forceinline__ void prefetch_gamma(const GemvParams& p) {
+#pragma unroll 1
+    for (int i = threadIdx.x * 32; i < p.n_normed; i += 32 * WARPS * 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.gamma + i));
+    }
+}
+
 // Waits for all normed sums and normalises them. `stash` has room for M x padded floats, if p.stashed.
 __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* stash, float (*buckets)[32], Trace& trace) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -479,7 +486,7 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
     __syncthreads();
     if (m >= M) return;
     const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p.eps)));
+    const float factor = __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     trace.need(factor);
     trace.lap(TraceRole::apply_reduce);
     for (int group = part; group * 32 < packs; group += NORM_WARPS) {
@@ -540,11 +547,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     if constexpr (!DEPENDENT) load_after_producer();  // ahead of the weights, else they would come after them
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) gemv.load(slots[s], step, s, 0);
-    if (last) {
-        for (int i = threadIdx.x * 32; i < p.n_normed; i += 32 * WARPS * 32) {
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.gamma + i));
-        }
-    }
+    if (last) prefetch_gamma(p);
     wait_for_producer();
     trace.start();
     if constexpr (DEPENDENT) load_after_producer();

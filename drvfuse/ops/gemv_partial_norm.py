@@ -88,7 +88,7 @@ def gemv_partial_norm(
     if not n:
         return results[0], results[1]
     groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
-    shape = Shape.of(m, groups, w.dtype.itemsize > 1)
+    shape = Shape.of(m, groups, -(-n // device.sm_count))
     shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
     space = _scratch(device, queue, HEADER_BYTES + 8 * m * padded)

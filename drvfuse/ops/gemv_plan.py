@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 PACK_BYTES = 16
 GROUP = 32
-MAX_WARPS = 16
-IN_FLIGHT = 12  # packs of a lane
+MAX_WARPS = 32
+IN_FLIGHT = 4  # packs of a lane: what a warp waits for at once, so more warps are better than more packs
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -45,16 +45,17 @@ class Shape:
         return warps
 
     @staticmethod
-    def of(m: int, groups: int, resident: bool) -> Shape:
-        """For `groups` a row of the weight. `resident`: act is kept in registers where M is 1."""
-        packs = next((n for n in (1, 2, 4) if groups <= n * MAX_WARPS and groups > n * MAX_WARPS // 8), 4 if groups > 4 else 1)
+    def of(m: int, groups: int, rows: int) -> Shape:
+        """For `groups` a row of the weight, and `rows` of it for a block."""
+        packs = 1 if groups <= MAX_WARPS else 2 if groups <= 2 * MAX_WARPS else 4
         warps_a_row = min(MAX_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        teams = max(1, MAX_WARPS // warps_a_row)
+        teams = MAX_WARPS // warps_a_row
+        least = 1 if m == 1 and chunks == 1 else 2  # pairs of rows share what they need of act
+        slots = max(least, min(IN_FLIGHT // packs, -(-rows // teams)))
         while m > warps_a_row * teams:
             teams += 1
-        slots = IN_FLIGHT // packs if resident and m == 1 and chunks == 1 else max(2, 8 // packs)
-        return Shape(warps_a_row, teams, packs, slots, chunks)
+        return Shape(warps_a_row, teams, packs, slots + slots % least, chunks)
 
     @property
     def sum_lanes(self) -> int:
