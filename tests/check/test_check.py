@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,3 +190,10 @@ def test_an_edit_that_does_not_fit_is_refused():
     for edit in (unknown, twice, missing, host):
         with pytest.raises(EditError), applied([edit]):
             pass
+
+
+def test_the_page_names_every_case_and_the_number_of_faults():
+    page = (Path(__file__).parents[2] / "docs" / "checking.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall("`(.*?)`", row)) == sorted(cases.CASES)
+    assert f"plants {len(MUTANTS)} known faults" in page

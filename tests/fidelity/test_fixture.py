@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fidelity import fixture, operands, verdict
+from fidelity import fixture, forms, operands, verdict
 from fidelity.fixture import Answer, differing
 from fidelity.forms import form
 from fidelity.rules import RULES
@@ -136,3 +138,24 @@ def test_operands_cross_every_pair_of_special_values() -> None:
         pairs = set(zip(*(column.tolist() for column in operands.rows((kind, kind))), strict=True))
         assert {(a, b) for a in specials for b in specials} <= pairs
     assert set(range(256)) <= set(operands.rows(("i32", "amount"))[1].tolist())
+
+
+def test_the_page_has_the_figures_and_bounds(recorded) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "emulator.md").read_text()
+    table = forms.table()
+    names = {f.name for f in table}
+    by_rule = Counter(f.rule for f in table)
+    outputs = len([name for name in recorded[0] if name not in names])
+    exact, nan = by_rule.pop("exact"), by_rule.pop("nan")
+    text = " ".join(page.split())
+    assert f"answered {len(table):,} instruction forms" in text and f"behind {outputs} outputs" in text
+    assert f"{exact:,} forms have the GPU's bits and {nan} of fp64 too" in text
+    assert f"The other {by_rule.total()} are approximate" in text
+    bounds = dict(re.findall(r"^\| (`.*?) \| (.*?) \|$", page, re.M))
+    stated = {
+        name: bound for row, bound in bounds.items() for name in re.findall("`(.*?)`", row) if "16 bits" not in row
+    }
+    stated |= {rule: bounds["`ex2.approx`, `tanh.approx` of 16 bits"] for rule in ("ex2.half", "tanh.half")}
+    stated["gross"] = stated.pop("rcp.approx.ftz.f64")
+    assert stated.pop("rsqrt.approx.ftz.f64") == stated["gross"]
+    assert stated == {rule: RULES[rule].bound for rule in by_rule}
