@@ -74,7 +74,7 @@ def main() -> None:
     with df.Group.local(arguments.gpus, driver=arguments.driver) as group:
         trace = df.Trace(group)
         for _ in range(5):
-            trace.clear()
+            trace.records()
             found["clocks"].append([asdict(clock) for clock in trace.clocks])
         for rows, cols in SHAPES:
             for op in ("allreduce", "allreduce_rmsnorm_fp8"):

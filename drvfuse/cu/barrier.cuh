@@ -74,7 +74,7 @@ public:
             store_release(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
             aborted_ = !wait(threadIdx.x, expected, met);
         }
-        trace_.waits(Ranks, met);
+        trace_.waits(ordinal_ - 1, Ranks, met);
         const bool all = !__syncthreads_or(aborted_);
         trace_.lap(TraceRole::barrier);
         return all;
@@ -95,7 +95,6 @@ public:
                 *epoch_word(own) = epoch_ + ordinal_;
             }
         }
-        trace_.lap(TraceRole::finish);
     }
 
 private:

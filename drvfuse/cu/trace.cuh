@@ -9,26 +9,29 @@
 //         wait_for_producer();
 //         trace.start();                         // once, right after the wait: the time since the entry is `producer`
 //         ... trace.lap(TraceRole::load); ...    // the time since the lap before it was spent in this phase
-//         trace.exit();                          // last
+//         trace.exit();                          // last, by all threads
 //     }
 //
 // Who writes. The thread with threadIdx.x == Writer; laps of other threads do nothing, so a call needs no `if`. A phase
 // is the writer's: where it must last until values have arrived or are computed, call `need(values)` before the lap, or
 // the clock is read while loads are in flight.
 //
-// Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
-// blockIdx.x + gridDim.x * blockIdx.y, each DRVFUSE_TRACE_HEADER + `events` words:
-//     0   %globaltimer at the entry, in ns
-//     1   (SM id + 1) << 48 | clock at the entry       zero: the block has not begun
-//     2   %globaltimer at the exit
-//     3   events in all (up to 65535) << 48 | clock    zero: the block has not ended
-//     4   what `need` wrote
-//     5.. one event: (role + 1) << 56 | (peer + 1, or 0) << 48 | clock at the end of the phase    zero: none
-// "clock" is the low 48 bits of %clock64, which is the SM's own: differences are good within a block, and the two
-// %globaltimer readings place them. Events beyond `events` are counted but not written.
+// Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
+// kernel's next fence. There are DRVFUSE_TRACE_WORDS, which the host counts; phases beyond them all go to the last one.
 //
-// Memory ordering. The section belongs to one prepared launch; launches of it follow each other, and the first store
-// comes after the wait for the producer. Its reader waits for the kernel's end.
+// Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
+// blockIdx.x + gridDim.x * blockIdx.y, each `words` words long:
+//     0   %globaltimer at the entry, in ns
+//     1   (SM id + 1) << 48 | clock at the entry       zero: the block has not run
+//     2   %globaltimer at the exit
+//     3   number of phases; the end of the last one is the exit
+//     4.. `waits` words, one a round and peer: clock when the peer was seen    zero: it was not
+//     ..  one a phase, in order: (role + 1) << 48 | clock at its end
+// "clock" is the low 48 bits of %clock64, which is the SM's own: differences are good within a block, and the two
+// %globaltimer readings place them.
+//
+// Memory ordering. The section belongs to one prepared launch; launches of it follow each other, and the stores come
+// after the wait for the producer. Its reader waits for the kernel's end.
 #pragma once
 #include "prelude.cuh"
 
@@ -49,14 +52,15 @@ enum class TraceRole : u32 {
     apply_load,    // the block that finishes the others' work: read it,
     apply_reduce,  // reduced it,
     apply_store,   // stored the result
-    finish,        // left the call's state ready for the next one
+    finish,        // all that comes after the last lap
 };
 
 #ifdef DRVFUSE_TRACE
 
 struct TraceParams {
     u64* section;
-    u64 events;  // of a block
+    u32 words;  // of a block
+    u32 waits;  // of them for waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
@@ -85,45 +89,33 @@ template <u32 Writer>
 class BlockTrace {
 public:
     __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
-        : block_(params.section +
-                 (blockIdx.x + u64(gridDim.x) * blockIdx.y) * (DRVFUSE_TRACE_HEADER + params.events)),
-          events_(u32(params.events)),
-          position_(0) {
+        : params_(params), next_(buffer() + 8 * (DRVFUSE_TRACE_HEADER + params.waits)), waited_(0) {
         if (writes()) {
             entered_ns_ = nanoseconds();
             entered_ = clock();
+            asm volatile("mov.u32 %0, %%smid;" : "=r"(sm_));
         }
     }
 
     // After the wait for the producer, before any lap.
-    __device__ __forceinline__ void start() {
-        if (writes()) {
-            u32 sm;
-            asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-            const u64 now = clock();
-            store(block_, entered_ns_);
-            store(block_ + 1, u64(sm + 1) << 48 | entered_);
-            store(block_ + 2, 0);
-            store(block_ + 3, 0);
-            put(position_++, TraceRole::producer, 0, now);
-        }
-    }
+    __device__ __forceinline__ void start() { lap(TraceRole::producer); }
 
     // The writer was in phase `role` since the lap before.
     __device__ __forceinline__ void lap(TraceRole role) {
-        if (writes()) put(position_++, role, 0, clock());
+        if (writes()) {
+            to_buffer(next_, u64(u32(role) + 1) << 48 | (clock() & CLOCK));
+            next_ = min(next_ + 8, buffer() + 8 * (DRVFUSE_TRACE_WORDS - 1));
+        }
     }
 
     // The writer goes on once it has these values: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        if (writes()) {
-            asm volatile("st.global.u32 [%0], %1;" ::"l"(block_ + 4), "r"(trace_detail::mix(values)) : "memory");
-        }
+        if (writes()) asm volatile("st.shared.u32 [%0], %1;" ::"r"(next_), "r"(trace_detail::mix(values)) : "memory");
     }
 
-    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round right
-    // after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
+    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round
+    // right after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
     __device__ __forceinline__ void stamp(u64& when, bool ready) const {
         asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
                      : "+l"(when)
@@ -131,32 +123,60 @@ public:
                      : "memory");
     }
 
-    // All threads of warp 0 and more, where thread t < peers has waited for peer t since the lap before, until `when`;
-    // 0 if it has not seen what it waited for. The writer must be thread 0.
-    __device__ __forceinline__ void waits(u32 peers, u64 when) {
-        static_assert(Writer == 0, "thread 0 counts the events");
-        if (threadIdx.x < 32) {
-            const u32 first = __shfl_sync(0xffffffffu, position_, 0);
-            if (threadIdx.x < peers) put(first + threadIdx.x, TraceRole::wait, threadIdx.x + 1, when);
-            position_ = first + peers;
-        }
+    // All threads, once a round: thread t < peers has waited for peer t from the lap before until `when`, or has not
+    // seen what it waited for, and `when` is 0. The lap that follows is number `round`, from 0, of role `barrier`; the
+    // writer must be in warp 0.
+    __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
+        static_assert(Writer < 32, "warp 0 copies the words");
+        const u32 first = round * peers;
+        waited_ = first + peers;
+        if (threadIdx.x < peers && waited_ <= params_.waits)
+            to_buffer(buffer() + 8 * (DRVFUSE_TRACE_HEADER + first + threadIdx.x), when);
     }
 
-    // Nothing may follow. Every block must get here.
+    // The last lap, of role `finish`; nothing may follow. All threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
+        if (threadIdx.x / 32 != Writer / 32) return;
+        const u32 head = buffer();
         if (writes()) {
-            store(block_ + 2, nanoseconds());
-            store(block_ + 3, u64(position_ < 0xffffu ? position_ : 0xffffu) << 48 | clock());
+            const u64 exited_ns = nanoseconds();
+            lap(TraceRole::finish);
+            to_buffer(head, entered_ns_);
+            to_buffer(head + 8, u64(sm_ + 1) << 48 | (entered_ & CLOCK));
+            to_buffer(head + 16, exited_ns);
+            to_buffer(head + 24, (next_ - head) / 8 - DRVFUSE_TRACE_HEADER - params_.waits);
+        }
+        __syncwarp();
+        const u32 words = (__shfl_sync(0xffffffffu, next_, Writer % 32) - head) / 8;
+        u64* const block = params_.section + (blockIdx.x + u64(gridDim.x) * blockIdx.y) * params_.words;
+#pragma unroll 1
+        for (u32 i = threadIdx.x % 32; i < words && i < params_.words; i += 32) {
+            u64 word = 0;
+            if (i < DRVFUSE_TRACE_HEADER + waited_ || i >= DRVFUSE_TRACE_HEADER + params_.waits)
+                asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(head + 8 * i) : "memory");
+            asm volatile("st.global.u64 [%0], %1;" ::"l"(block + i), "l"(word) : "memory");
         }
     }
 
 private:
+    static constexpr u64 CLOCK = (u64(1) << 48) - 1;
+
     static __device__ __forceinline__ bool writes() { return threadIdx.x == Writer; }
+
+    // Its address in shared memory.
+    static __device__ __forceinline__ u32 buffer() {
+        __shared__ u64 words[DRVFUSE_TRACE_WORDS];
+        return u32(__cvta_generic_to_shared(words));
+    }
+
+    static __device__ __forceinline__ void to_buffer(u32 address, u64 word) {
+        asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(word) : "memory");
+    }
 
     static __device__ __forceinline__ u64 clock() {
         u64 now;
         asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-        return now & CLOCK;
+        return now;
     }
 
     static __device__ __forceinline__ u64 nanoseconds() {
@@ -165,21 +185,11 @@ private:
         return now;
     }
 
-    static __device__ __forceinline__ void store(u64* address, u64 value) {
-        asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-    }
-
-    __device__ __forceinline__ void put(u32 position, TraceRole role, u32 peer, u64 when) {
-        if (position < events_) {
-            const u64 event = u64((u32(role) + 1) << 8 | peer) << 48 | (when & CLOCK);
-            store(block_ + DRVFUSE_TRACE_HEADER + position, when ? event : 0);
-        }
-    }
-
-    static constexpr u64 CLOCK = (u64(1) << 48) - 1;
-    u64* block_;
+    const TraceParams& params_;
     u64 entered_ns_, entered_;
-    u32 events_, position_;
+    u32 sm_;
+    u32 next_;    // where the next phase goes in the buffer
+    u32 waited_;  // words of waits written
 };
 
 #else
@@ -195,7 +205,7 @@ public:
     template <typename T>
     __device__ __forceinline__ void need(const T&) {}
     __device__ __forceinline__ void stamp(u64&, bool) const {}
-    __device__ __forceinline__ void waits(u32, u64) {}
+    __device__ __forceinline__ void waits(u32, u32, u64) {}
     __device__ __forceinline__ void exit() {}
 };
 

@@ -50,24 +50,24 @@ extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
 
 // Two devices run it at the same time, one of them as `caller`. Round r: the caller reads its timer and sends r to
 // `theirs`; the other sees it in `mine`, reads its own timer and sends r back; the caller sees that and reads its timer
-// again. So the other's reading lies between the caller's two, whatever the way takes.
+// again. So the other's reading lies between the caller's two, whatever the way takes. The words guard nothing else.
 // times: the caller's two readings of each round, or the other's one.
 extern "C" __global__ void trace_meet(u64* mine, u64* theirs, u64* times, int meetings, int caller, int rounds) {
 #pragma unroll 1
     for (u64 r = 1; r <= u64(meetings); ++r) {
         const u64 called = nanoseconds();
-        if (caller) asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
+        if (caller) asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
         u64 seen = 0;
 #pragma unroll 1
         for (int i = 0; i < rounds && seen < r; ++i)
-            asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(mine) : "memory");
+            asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(mine) : "memory");
         if (seen < r) return;
         const u64 now = nanoseconds();
         if (caller) {
             times[2 * r - 2] = called;
             times[2 * r - 1] = now;
         } else {
-            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
+            asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
             times[r - 1] = now;
         }
     }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..comm.group import Group
     from ..dtypes import DType
     from ..runtime.kernel import Launch
-    from ..trace.buffer import Trace
+    from ..trace.buffer import Section, Trace
 
 ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
 
@@ -180,10 +180,11 @@ class _Call:
             staged=self.staged,
             local=self.algo == "naive",
             epilogue=self.epilogue.text if self.epilogue is not None else "",
-            traced=self.trace is not None,
         )
         chunk = kernels.allreduce_chunk(spec, count, group.workspace.payload_bytes)
-        sections = self.trace.reserve(spec, shape, count, chunk) if self.trace is not None else []
+        sections: list[Section] = []
+        if self.trace is not None:
+            spec, sections = self.trace.reserve(spec, shape, count, chunk)
         arguments: list[list[ctypes.Structure]] = []
         for position in range(len(group)):
             block = kernels.AllreduceParams(

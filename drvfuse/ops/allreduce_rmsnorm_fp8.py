@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..comm.group import Group
     from ..dtypes import DType
     from ..runtime.kernel import Launch
-    from ..trace.buffer import Trace
+    from ..trace.buffer import Section, Trace
 
 ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
 
@@ -286,7 +286,6 @@ class _Call:
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
-            traced=self.trace is not None,
         )
         chunk = kernels.rmsnorm_chunk(spec, rows, self.columns, group.workspace.payload_bytes)
         arguments = [
@@ -308,5 +307,7 @@ class _Call:
             ]
             for position, own in enumerate(arrays)
         ]
-        sections = self.trace.reserve(spec, shape, rows, chunk) if self.trace is not None else []
+        sections: list[Section] = []
+        if self.trace is not None:
+            spec, sections = self.trace.reserve(spec, shape, rows, chunk)
         return plan.launches(group, spec, shape, arguments, self.pdl, sections)

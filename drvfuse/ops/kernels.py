@@ -61,7 +61,8 @@ class Specialisation:
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8 type.
-    `traced`: the kernel takes a `TraceParams` last. `sources`: the folder of the `.cu` files.
+    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `sources`: the
+    folder of the `.cu` files.
     """
 
     op: str
@@ -77,7 +78,7 @@ class Specialisation:
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
-    traced: bool = False
+    traced: int = 0
     sources: Path = field(default_factory=sources)
 
     def __post_init__(self) -> None:
@@ -149,7 +150,7 @@ def request(spec: Specialisation) -> CompileRequest:
             "DRVFUSE_SCALES_DTYPE": spec.scales_dtype.cxx,
         }
     if spec.traced:
-        defines |= layout.defines()
+        defines |= layout.defines(spec.traced)
     lines = []
     if spec.epilogue:
         defines["DRVFUSE_EPILOGUE"] = 1

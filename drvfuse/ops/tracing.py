@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `trace` argument of the collectives: how many events their kernels write at most, and where."""
+"""The `trace` argument of the collectives: how much their kernels note at most, and where."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
@@ -26,60 +27,51 @@ class CallTrace:
         self.sections: list[Section] = []
         self.operands = [[Operand("trace", trace.buffer(device), None, False)] for device in self._devices]
 
-    def reserve(self, spec: Specialisation, shape: LaunchShape, items: int, chunk: int) -> list[Section]:
-        """A section a local rank for a launch over `items` elements (all-reduce) or rows (fused) in such chunks.
+    def reserve(
+        self, spec: Specialisation, shape: LaunchShape, items: int, chunk: int
+    ) -> tuple[Specialisation, list[Section]]:
+        """For a launch over `items` elements (all-reduce) or rows (fused) in such chunks: the traced kernel, and a
+        section a local rank.
 
         Raises ArgumentError if the trace has too little room.
         """
         name = f"{spec.op}_naive" if spec.local else spec.name
-        found = self._trace.sections(self._devices, name, shape.blocks, events(spec, shape, items, chunk))
+        phases, rounds = counts(spec, shape, items, chunk)
+        found = self._trace.sections(self._devices, name, shape.blocks, phases, rounds, spec.ranks)
         self.sections += found
-        return found
+        return dataclasses.replace(spec, traced=found[0].capacity), found
 
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _frame(spec: Specialisation, chunks: int, of_chunk: int) -> int:
-    """Events of a call in `chunks` chunks: the producer, the barriers, what a chunk takes, and the end."""
-    barrier = spec.ranks + 2
+def counts(spec: Specialisation, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
+    """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
+    chunks = 1
+    if spec.algo == "two_stage":
+        items = _ceil_div(items if spec.op != "allreduce" else _ceil_div(items, spec.width), spec.ranks)
+    elif spec.op == "allreduce":
+        items = _ceil_div(items, spec.width)
+    if spec.staged or spec.algo == "two_stage":
+        chunks, items = _ceil_div(items, chunk), min(items, chunk)
+    work = _allreduce_phases(spec, shape, items) if spec.op == "allreduce" else _rmsnorm_phases(spec, shape, items)
     if spec.local:
-        return 1 + of_chunk
-    if spec.algo == "two_stage":
-        return 1 + barrier + chunks * ((2 if spec.staged else 1) * barrier + spec.staged + of_chunk) + 1
-    return 1 + (1 + chunks) * barrier + chunks * (spec.staged + of_chunk) + 1
+        return 1 + work + 1, 0
+    rounds = 1 + chunks * (2 if spec.staged and spec.algo == "two_stage" else 1)
+    return 1 + 2 * rounds + chunks * (spec.staged + work) + 1, rounds
 
 
-def _chunks(spec: Specialisation, items: int, chunk: int) -> tuple[int, int]:
-    """(number of chunks, items of a chunk that one rank works on)."""
-    if spec.algo == "two_stage":
-        items = _ceil_div(items, spec.ranks)
-    elif not spec.staged:
-        return 1, items
-    return _ceil_div(items, chunk), min(items, chunk)
-
-
-def allreduce_events(spec: Specialisation, shape: LaunchShape, count: int, chunk: int) -> int:
-    """For `count` elements in chunks of `chunk` packs: a load of several packs, and a sum and a store for each."""
-    chunks, packs = _chunks(spec, _ceil_div(count, spec.width), chunk)
+def _allreduce_phases(spec: Specialisation, shape: LaunchShape, packs: int) -> int:
+    """For a chunk of which this rank reduces `packs` packs: a load of several at once, a sum and a store for each."""
     each = _ceil_div(packs, shape.blocks * shape.threads)
     loads = each // spec.packs + (spec.packs - 1 if each >= spec.packs else each)
-    return _frame(spec, chunks, loads + 2 * each + (spec.algo == "two_stage"))
+    return loads + 2 * each + (spec.algo == "two_stage")
 
 
-def rmsnorm_events(spec: Specialisation, shape: LaunchShape, rows: int, chunk: int) -> int:
-    """For `rows` rows in chunks of `chunk` rows: the sum, the norm and the store of each."""
-    chunks, mine = _chunks(spec, rows, chunk)
-    each = _ceil_div(mine, shape.blocks)
+def _rmsnorm_phases(spec: Specialisation, shape: LaunchShape, rows: int) -> int:
+    """For a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each."""
+    each = _ceil_div(rows, shape.blocks)
     if spec.algo == "two_stage" and spec.residual:  # a sum; then all ranks' rows
-        return _frame(spec, chunks, each * (1 + 3 * spec.ranks))
-    return _frame(spec, chunks, 3 * each + (spec.algo == "two_stage"))
-
-
-EVENTS = {"allreduce": allreduce_events, "allreduce_rmsnorm_fp8": rmsnorm_events}
-
-
-def events(spec: Specialisation, shape: LaunchShape, items: int, chunk: int) -> int:
-    """For `items` elements (all-reduce) or rows (fused)."""
-    return EVENTS[spec.op](spec, shape, items, chunk)
+        return each * (1 + 3 * spec.ranks)
+    return 3 * each + (spec.algo == "two_stage")

@@ -35,18 +35,30 @@ class Section:
     launch: int
     kernel: str
     blocks: int
-    events: int
+    phases: int  # of a block
+    rounds: int  # of waits
+    peers: int  # waited for in a round
     offset: int  # in bytes
     array: Array = field(repr=False)  # the whole buffer
 
     @property
+    def words(self) -> int:
+        """Words of a block."""
+        return layout.block_words(self.phases, self.rounds * self.peers)
+
+    @property
     def nbytes(self) -> int:
-        return layout.section_bytes(self.blocks, self.events)
+        return self.blocks * self.words * layout.WORD_BYTES
+
+    @property
+    def capacity(self) -> int:
+        """For `layout.defines`."""
+        return layout.capacity(self.words)
 
     @property
     def parameters(self) -> layout.TraceParams:
         """The last argument of the traced kernel."""
-        return layout.TraceParams(self.array.ptr + self.offset, self.events)
+        return layout.TraceParams(self.array.ptr + self.offset, self.words, self.rounds * self.peers)
 
 
 class Trace:
@@ -86,16 +98,34 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace of {len(self._sections)} launches on ranks {list(self.ranks)}, {self.nbytes} bytes each>"
 
-    def sections(self, devices: Sequence[Device], kernel: str, blocks: int, events: int) -> list[Section]:
-        """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `events` events.
+    def sections(
+        self, devices: Sequence[Device], kernel: str, blocks: int, phases: int, rounds: int = 0, peers: int = 0
+    ) -> list[Section]:
+        """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `phases` phases.
 
-        Raises ArgumentError, having reserved nothing, where the room is too small.
+        `rounds` times a block waits for `peers` peers.
+
+        Raises ArgumentError, having reserved nothing, where a block or all of them are too much.
         """
         positions = [self._position(device) for device in devices]
-        wanted = layout.section_bytes(blocks, events)
+        words = layout.block_words(phases, rounds * peers)
+        if words > layout.MOST_WORDS:
+            most = layout.MOST_WORDS - layout.block_words(0, rounds * peers)
+            raise ArgumentError("trace", f"of {kernel} with {phases} phases a block", f"of at most {most}: less work")
+        wanted = blocks * words * layout.WORD_BYTES
         offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
         found = [
-            Section(self.ranks[position], self._launches, kernel, blocks, events, offset, self._arrays[position])
+            Section(
+                self.ranks[position],
+                self._launches,
+                kernel,
+                blocks,
+                phases,
+                rounds,
+                peers,
+                offset,
+                self._arrays[position],
+            )
             for position, offset in zip(positions, offsets, strict=True)
         ]
         self._launches += 1
@@ -136,14 +166,10 @@ class Trace:
             array.copy_from(np.zeros(array.shape, np.uint64))
         self._sections.clear()
         self._sections += sorted(self._living, key=lambda section: (section.launch, section.rank))
-        self._clocks = None
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """The clocks of the ranks, in their order: measured when first needed after `clear()`, for some milliseconds.
-
-        Waits for the devices' own streams, and raises CaptureError while one is being captured.
-        """
+        """The clocks of the ranks, in their order, as `records` measured them last; measured now if it has not."""
         if self._clocks is None:
             self._clocks = clocks.measure(self.devices, self._readable)
         return self._clocks
@@ -154,10 +180,14 @@ class Trace:
         Waits for the launches that write to the buffers. One record is one phase of a block: `rank`, `launch`,
         `kernel`, `block`, `sm`, `role`, `peer` (the rank waited for, else -1), `start` and `end` in cycles of the SM's
         clock from the block's entry on, `start_ns` and `end_ns` in nanoseconds since the first entry on any rank, by
-        the clock of the first rank. The record of role "block" is the whole block, with the end -1 and NaN as long as
-        it has not ended. Waits lie inside a "barrier"; all other phases follow each other without gaps.
+        the clock of the first rank. The record of role "block" is the whole block. Waits lie inside a "barrier"; all
+        other phases follow each other without gaps.
+
+        The clocks are measured at each call, by small kernels on the devices' own streams, as the timers of two devices
+        drift apart by some microseconds a second.
         """
         words = [array.numpy() for array in self._arrays]
+        self._clocks = None
         return decode.records(self._sections, dict(zip(self.ranks, words, strict=True)), self._by_rank())
 
     def _by_rank(self) -> dict[int, Clock]:

@@ -28,13 +28,12 @@ def write(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, 
 
 
 def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> dict[str, Any]:
-    """The trace of some records as the object that goes into the file. Blocks that have not ended are left out."""
+    """The trace of some records as the object that goes into the file."""
     lanes = _Lanes()
     events: list[dict[str, Any]] = []
     # By start, the longer first: so a slice comes after the one that it nests in.
-    finite = records[np.isfinite(records["end_ns"])]
-    blocks = _of_ended_blocks(finite)
-    for record in finite[blocks][np.lexsort((-finite["end_ns"][blocks], finite["start_ns"][blocks]))]:
+    whole = records["role"] == BLOCK
+    for record in records[np.lexsort((~whole, -records["end_ns"], records["start_ns"]))]:
         events.append(_slice(record, lanes))
     return {
         "traceEvents": [*_names(sorted({int(rank) for rank in records["rank"]}), lanes), *events],
@@ -46,12 +45,6 @@ def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> 
             }
         },
     }
-
-
-def _of_ended_blocks(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    whole = records[records["role"] == BLOCK]
-    ended = {tuple(key) for key in whole[["rank", "launch", "block"]].tolist()}
-    return np.array([tuple(key) in ended for key in records[["rank", "launch", "block"]].tolist()], bool)
 
 
 class _Lanes:

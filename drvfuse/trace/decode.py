@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ..errors import DrvfuseError
 from . import layout
 
 if TYPE_CHECKING:
@@ -34,9 +35,8 @@ RECORD = np.dtype(
 
 BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
-_WAIT = layout.ROLES.index("wait")
+_WAIT, _BARRIER = layout.ROLES.index("wait"), layout.ROLES.index("barrier")
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_HALF = 1 << (layout.CLOCK_BITS - 1)
 _LONG = 1000  # a block of so many ticks of the timer gives the rate of its SM's clock better than a calibration
 
 
@@ -47,8 +47,13 @@ class Section(Protocol):
     launch: int
     kernel: str
     blocks: int
-    events: int
+    phases: int
+    rounds: int
+    peers: int
     offset: int
+
+    @property
+    def words(self) -> int: ...
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:
@@ -68,56 +73,77 @@ def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Map
 
 def _words(section: Section, words: Array) -> Array:
     """A row a block."""
-    width = layout.HEADER_WORDS + section.events
     first = section.offset // layout.WORD_BYTES
-    return words[first : first + section.blocks * width].reshape(section.blocks, width)
+    return words[first : first + section.blocks * section.words].reshape(section.blocks, section.words)
 
 
 def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array:
-    begun, ended = table[:, 1] != 0, table[:, 3] != 0
+    ran = table[:, 1] != 0
     entry = table[:, 1] & _CLOCK
-    length = ((table[:, 3] - entry) & _CLOCK).astype(np.int64)
-    events = table[:, layout.HEADER_WORDS :]
-    after = ((events - entry[:, None]) & _CLOCK).astype(np.int64)  # cycles from the block's entry
-    count = np.where(ended, table[:, 3] >> np.uint64(layout.CLOCK_BITS), np.uint64(layout.MAX_COUNT))
-    # What a block that has not ended did not write is from the launch before, so older than its entry.
-    here = (events != 0) & begun[:, None] & (np.arange(section.events) < count[:, None]) & (after < _HALF)
-    role = (events >> np.uint64(56)).astype(np.int64) - 1
-    peer = ((events >> np.uint64(layout.CLOCK_BITS)) & np.uint64(0xFF)).astype(np.int64) - 1
+    count = np.where(ran, table[:, 3].astype(np.int64), 0)
+    if count.max(initial=0) > section.phases:
+        raise DrvfuseError(
+            f"{section.kernel} noted {count.max()} phases in a block where {section.phases} were expected"
+        )
+    waits = section.rounds * section.peers
+    seen = table[:, layout.HEADER_WORDS : layout.HEADER_WORDS + waits]
+    laps = table[:, layout.HEADER_WORDS + waits :]
+    lapped = np.arange(laps.shape[1]) < count[:, None]  # what comes after is of an earlier launch
+    role = np.where(lapped, (laps >> np.uint64(layout.CLOCK_BITS)).astype(np.int64) - 1, -1)
+    end = np.where(lapped, _cycles(laps, entry[:, None]), 0)
+    length = end.max(axis=1)
+    start = np.zeros_like(end)
+    start[:, 1:] = end[:, :-1]
 
-    laps = np.where(here & (role != _WAIT), after, 0)
-    before = np.zeros_like(after)
-    before[:, 1:] = np.maximum.accumulate(laps, axis=1)[:, :-1]
+    # Round r of the waits belongs to the barrier that is number r among the block's phases.
+    barrier = role == _BARRIER
+    number = np.cumsum(barrier, axis=1) - 1
+    began = np.full((section.blocks, section.rounds), -1, np.int64)
+    block, column = np.nonzero(barrier & (number < section.rounds))
+    began[block, number[block, column]] = start[block, column]
+    from_ = np.repeat(began, section.peers, axis=1)
+    until = _cycles(seen, entry[:, None])
+    waited = (seen != 0) & (from_ >= 0)
 
-    whole = np.where(ended, length, -1)[:, None]
-    start = np.hstack([np.zeros_like(whole), before])
-    end = np.hstack([whole, after])
-    block, column = np.nonzero(np.hstack([begun[:, None], here]))
-    entry_ns, rate = _placed(table, length, ended, clock)
+    whole = np.zeros((section.blocks, 1), np.int64)
+    start = np.hstack([whole, start, from_])
+    end = np.hstack([length[:, None], end, until])
+    role = np.hstack([whole + len(layout.ROLES), role, np.full_like(until, _WAIT)])
+    peer = np.full_like(role, -1)
+    peer[:, peer.shape[1] - waits :] = np.tile(np.arange(section.peers), section.rounds)
+    block, column = np.nonzero(np.hstack([ran[:, None], lapped, waited]))
+    order = np.lexsort((-end[block, column], start[block, column], block))
+    block, column = block[order], column[order]
+    entry_ns, rate = _placed(table, length, clock)
     entry_ns += table[:, 0].astype(np.int64) - origin - clock.offset_ns
 
     found = np.empty(len(block), RECORD)
     found["rank"], found["launch"], found["kernel"] = section.rank, section.launch, section.kernel
     found["block"] = block
     found["sm"] = (table[:, 1] >> np.uint64(layout.CLOCK_BITS)).astype(np.int64)[block] - 1
-    found["role"] = _NAMES[np.hstack([np.full_like(whole, len(layout.ROLES)), role])[block, column]]
-    found["peer"] = np.hstack([np.full_like(whole, -1), peer])[block, column]
+    found["role"] = _NAMES[role[block, column]]
+    found["peer"] = peer[block, column]
     found["start"], found["end"] = start[block, column], end[block, column]
     found["start_ns"] = entry_ns[block] + found["start"] / rate[block]
-    found["end_ns"] = np.where(found["end"] < 0, np.nan, entry_ns[block] + found["end"] / rate[block])
+    found["end_ns"] = entry_ns[block] + found["end"] / rate[block]
     return found
 
 
-def _placed(table: Array, length: Array, ended: Array, clock: Clock) -> tuple[Array, Array]:
+def _cycles(words: Array, entry: Array) -> Array:
+    """Cycles from the entry's clock to that of `words`."""
+    return ((words - entry) & _CLOCK).astype(np.int64)
+
+
+def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     """(when each block's entry was, in ns after its reading of the global timer; cycles a ns).
 
     A reading is up to a tick early. That of the exit, `length` cycles later, narrows down where in its tick the entry
     was; the middle of what is possible is taken.
     """
     tick = clock.resolution_ns
-    took = np.where(ended, (table[:, 2] - table[:, 0]).astype(np.int64), 0)
-    long = took > _LONG * tick if tick else np.zeros_like(ended)
+    took = (table[:, 2] - table[:, 0]).astype(np.int64)
+    long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(ended & ~long, took - length / clock.cycles_per_ns, 0.0)  # the entry by the exit's reading
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the entry by the exit's reading
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate

@@ -25,23 +25,28 @@ ROLES = (
 )
 """Names of `enum class TraceRole`, in its order."""
 
-HEADER_WORDS = 5
+HEADER_WORDS = 4
 WORD_BYTES = 8
 CLOCK_BITS = 48
-MAX_COUNT = 0xFFFF  # the count of a block's events stops here
+LEAST_WORDS, MOST_WORDS = 64, 4096  # of a block, in shared memory
 
 
 class TraceParams(ctypes.Structure):
     """`struct TraceParams`: the last argument of a traced kernel."""
 
-    _fields_ = (("section", ctypes.c_uint64), ("events", ctypes.c_uint64))
+    _fields_ = (("section", ctypes.c_uint64), ("words", ctypes.c_uint32), ("waits", ctypes.c_uint32))
 
 
-def defines() -> dict[str, int]:
+def block_words(phases: int, waits: int) -> int:
+    """Words of a block with up to `phases` phases and `waits` waits; one more tells if there were more phases."""
+    return HEADER_WORDS + waits + phases + 1
+
+
+def capacity(words: int) -> int:
+    """The words for which a kernel is compiled whose blocks need `words`: some sizes only, as each is a kernel."""
+    return max(LEAST_WORDS, 1 << (words - 1).bit_length())
+
+
+def defines(capacity: int = LEAST_WORDS) -> dict[str, int]:
     """The definitions with which a kernel is compiled to be traced."""
-    return {"DRVFUSE_TRACE": 1, "DRVFUSE_TRACE_HEADER": HEADER_WORDS}
-
-
-def section_bytes(blocks: int, events: int) -> int:
-    """Bytes of the section of a launch of `blocks` blocks with up to `events` events each."""
-    return blocks * (HEADER_WORDS + events) * WORD_BYTES
+    return {"DRVFUSE_TRACE": 1, "DRVFUSE_TRACE_HEADER": HEADER_WORDS, "DRVFUSE_TRACE_WORDS": capacity}

@@ -30,7 +30,7 @@ def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
     axes = image.subplots()
     colors = _colors()
     for role in _DRAWN:
-        chosen = records[(records["role"] == role) & np.isfinite(records["end_ns"])]
+        chosen = records[records["role"] == role]
         for number, (rank, block) in enumerate(rows):
             of_row = chosen[(chosen["rank"] == rank) & (chosen["block"] == block)]
             if of_row.size:

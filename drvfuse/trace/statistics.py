@@ -68,22 +68,21 @@ def phases(records: Records) -> list[Phase]:
     for rank in np.unique(records["rank"]).tolist():
         own = records[records["rank"] == rank]
         whole = own[own["role"] == BLOCK]
-        ended = whole[whole["end"] >= 0]
-        time = float(_duration(ended).sum())
+        time = float(_duration(whole).sum())
         laps = own[~np.isin(own["role"], (BLOCK, _WAIT))]
         for role in dict.fromkeys(laps["role"][np.argsort(laps["start"], kind="stable")].tolist()):
             chosen = laps[laps["role"] == role]
             _, which = np.unique(chosen[["launch", "block"]], return_inverse=True)
             total = np.bincount(which, _duration(chosen))
-            mean = float(total.sum()) / max(len(whole), 1)
+            mean = float(total.sum()) / len(whole)
             share = float(total.sum()) / time if time else 0.0
             found.append(Phase(rank, role, mean, float(total.max()), share))
     return found
 
 
 def skews(records: Records) -> list[Skew]:
-    """The skew of each rank over the launches of one kernel, of the blocks that have ended."""
-    whole = records[(records["role"] == BLOCK) & (records["end"] >= 0)]
+    """The skew of each rank over the launches of one kernel."""
+    whole = records[records["role"] == BLOCK]
     times: dict[int, list[tuple[float, float, float]]] = {}
     for launch in np.unique(whole["launch"]).tolist():
         of_launch = whole[whole["launch"] == launch]

@@ -31,7 +31,7 @@ extern "C" __global__ void kernel(const float* from, float* to, const u64* flag 
             trace.stamp(when, seen != 0);
         } while (!seen);
     }
-    trace.waits(2, when);
+    trace.waits(0, 2, when);
     __syncthreads();
     trace.lap(TraceRole::barrier);
     float values[2] = {from[threadIdx.x], from[threadIdx.x + blockDim.x]};
@@ -90,7 +90,7 @@ def test_roles_and_parameters_are_those_of_the_host():
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
 def test_a_reading_is_made_once_for_each_place(word):
     """Two writers: an entry, a start and an exit each; one stamp, and laps: two of `trace`, one of `trace_b`."""
-    expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 4, "smid": 2}
+    expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 2 + 2, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
 
 

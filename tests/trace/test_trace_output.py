@@ -13,87 +13,104 @@ import pytest
 from trace_support import inputs, made
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, Unsupported
+from drvfuse.errors import ArgumentError, DrvfuseError, Unsupported
 from drvfuse.trace import chrome, clocks, decode, layout, statistics
 from drvfuse.trace.clocks import VIRTUAL, Clock
 from drvfuse.trace.plot import plot
 from drvfuse.trace.summary import summary
 
-LOAD, WAIT, STORE = (layout.ROLES.index(role) for role in ("load", "wait", "store"))
+LOAD, STORE, BARRIER, FINISH = (layout.ROLES.index(role) for role in ("load", "store", "barrier", "finish"))
 EXACT = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=0.0, error_ns=0.0)
 
 
-def word(role: int, clock: int, peer: int = -1) -> int:
-    return (role + 1) << 56 | (peer + 1) << 48 | clock % 2**48
+def lap(role: int, clock: int) -> int:
+    return (role + 1) << 48 | clock % 2**48
 
 
-def block(entry_ns, entry, exit_ns, leave, *events, room=4, count=None, sm=3):
-    """The words of a block; not ended if `leave` is None."""
-    head = [entry_ns, (sm + 1) << 48 | entry % 2**48, exit_ns]
-    head.append(0 if leave is None else (len(events) if count is None else count) << 48 | leave % 2**48)
-    return [*head, 99, *events, *[0] * (room - len(events))]
+def block(entry_ns, entry, exit_ns, *laps, waits=(), room=5, sm=3):
+    """The words of a block."""
+    head = [entry_ns, (sm + 1) << 48 | entry % 2**48, exit_ns, len(laps)]
+    return [*head, *(wait % 2**64 for wait in waits), *laps, *[0] * (room - len(laps) + 1)]
 
 
-def records(*blocks, clock=EXACT, rank=0, room=4):
-    section = SimpleNamespace(rank=rank, launch=0, kernel="k", blocks=len(blocks), events=room, offset=8)
-    words = np.array([7, *(w for b in blocks for w in b)], np.uint64)
-    return decode.records([section], {rank: words}, {rank: clock})
-
-
-def test_phases_follow_each_other_and_waits_begin_at_the_phase_before():
-    start = 2**48 - 100  # the clock's 48 bits wrap inside the block
-    events = (
-        word(LOAD, start + 40),
-        word(WAIT, start + 90, peer=0),
-        word(WAIT, start + 300, peer=5),
-        word(STORE, start + 320),
+def section(blocks, room=5, rounds=0, peers=0, rank=0, offset=8):
+    words = layout.block_words(room, rounds * peers)
+    return SimpleNamespace(
+        rank=rank,
+        launch=0,
+        kernel="k",
+        blocks=blocks,
+        phases=room,
+        rounds=rounds,
+        peers=peers,
+        offset=offset,
+        words=words,
     )
-    found = records(block(10**18, start, 10**18 + 200, start + 400, *events))
-    assert found["role"].tolist() == ["block", "load", "wait", "wait", "store"]
-    assert found["peer"].tolist() == [-1, -1, 0, 5, -1]
-    assert found["start"].tolist() == [0, 0, 40, 40, 40]
-    assert found["end"].tolist() == [400, 40, 90, 300, 320]
-    assert found["start_ns"].tolist() == [0, 0, 20, 20, 20]
-    assert found["end_ns"].tolist() == [200, 20, 45, 150, 160]
+
+
+def records(*blocks, clock=EXACT, **rest):
+    words = np.array([7, *(w for b in blocks for w in b)], np.uint64)
+    return decode.records([section(len(blocks), **rest)], {0: words}, {0: clock})
+
+
+def test_phases_follow_each_other_and_waits_lie_in_their_barrier():
+    start = 2**48 - 100  # the clock's 48 bits wrap inside the block
+    laps = (
+        lap(LOAD, start + 40),
+        lap(BARRIER, start + 310),
+        lap(STORE, start + 320),
+        lap(BARRIER, start + 390),
+        lap(FINISH, start + 400),
+    )
+    waits = (start + 90, start + 300, start + 2**48 + 385, 0)
+    found = records(block(10**18, start, 10**18 + 200, *laps, waits=waits), rounds=2, peers=2)
+    assert found["role"].tolist() == ["block", "load", "barrier", "wait", "wait", "store", "barrier", "wait", "finish"]
+    assert found["peer"].tolist() == [-1, -1, -1, 1, 0, -1, -1, 0, -1]
+    assert found["start"].tolist() == [0, 0, 40, 40, 40, 310, 320, 320, 390]
+    assert found["end"].tolist() == [400, 40, 310, 300, 90, 320, 390, 385, 400]
+    assert found["start_ns"].tolist() == [0, 0, 20, 20, 20, 155, 160, 160, 195]
+    assert found["end_ns"].tolist() == [200, 20, 155, 150, 45, 160, 195, 192.5, 200]
     assert set(found["sm"]) == {3}
 
 
 def test_what_an_earlier_launch_left_is_no_record():
-    stale = word(STORE, 500)
-    ended = block(1000, 900, 1100, 1100, word(LOAD, 1000), stale, count=1)
-    running = block(1000, 900, 0, None, word(LOAD, 1000), stale)
-    fresh = [0] * 9
-    found = records(ended, running, fresh)
-    assert found[["block", "role"]].tolist() == [(0, "block"), (0, "load"), (1, "block"), (1, "load")]
-    assert found["end"].tolist() == [200, 100, -1, 100]
-    assert np.isnan(found["end_ns"]).tolist() == [False, False, True, False]
+    """Of three phases and a round of waits, this launch wrote one phase."""
+    stale = block(1000, 900, 1100, *(lap(BARRIER, 2000 + n) for n in range(3)), waits=(2001, 2002))
+    fresh = block(1000, 900, 1100, lap(FINISH, 1000), waits=(2001, 2002))
+    fresh[7:9] = stale[7:9]
+    never = [0] * len(fresh)
+    found = records(never, fresh, rounds=1, peers=2)
+    assert found[["block", "role"]].tolist() == [(1, "block"), (1, "finish")]
+    assert found["end"].tolist() == [100, 100]
 
 
-def test_events_that_found_no_room_are_not_read():
-    found = records(block(0, 0, 10, 20, *(word(LOAD, n) for n in (5, 6)), room=2, count=9), room=2)
-    assert found["end"].tolist() == [20, 5, 6]
+def test_more_phases_than_were_expected_are_an_error():
+    with pytest.raises(DrvfuseError, match="noted 6 phases in a block where 5"):
+        records(block(0, 0, 10, *(lap(LOAD, n) for n in range(6))))
 
 
 def test_the_exit_narrows_down_where_in_its_tick_the_entry_was():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
     # It lasted 700 ns and ended a tick later: the entry was in the last 700 ns of its tick; else in the first 300.
-    late = block(5000, 0, 6000, 700)
-    early = block(5000, 0, 5000, 700)
+    late = block(5000, 0, 6000, lap(FINISH, 700))
+    early = block(5000, 0, 5000, lap(FINISH, 700))
     found = records(late, early, clock=coarse)
-    assert found["start_ns"].tolist() == [650 - 150, 0]
+    assert found["start_ns"].tolist() == [500, 500, 0, 0]
     # A long block measures its own rate.
-    found = records(block(5000, 0, 5000 + 4_000_000, 2_000_000, word(LOAD, 1_000_000)), clock=coarse)
-    assert found["end_ns"].tolist() == [4_000_000, 2_000_000]
+    found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), lap(FINISH, 2_000_000)), clock=coarse)
+    assert found["end_ns"].tolist() == [4_000_000, 2_000_000, 4_000_000]
 
 
 def test_ranks_lie_on_the_clock_of_the_first():
-    sections = [SimpleNamespace(rank=r, launch=0, kernel="k", blocks=1, events=0, offset=0) for r in (0, 1)]
+    sections = [section(1, rank=rank, offset=0) for rank in (0, 1)]
     words = {
-        r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, 105, room=0), np.uint64) for r, ns in ((0, 0), (1, 900))
+        r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, lap(FINISH, 105)), np.uint64)
+        for r, ns in ((0, 0), (1, 900))
     }
     ahead = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=870.25, error_ns=3.0)
     found = decode.records(sections, words, {0: EXACT, 1: ahead})
-    assert found["start_ns"].tolist() == [0, 29.75] and found["end_ns"].tolist() == [50, 79.75]
+    assert found["start_ns"].tolist() == [0, 0, 29.75, 29.75]
+    assert found["end_ns"].tolist() == [50, 50, 79.75, 79.75]
 
 
 def test_an_offset_lies_between_the_narrowest_bounds():
@@ -199,8 +216,6 @@ def test_launches_that_overlap_get_threads_of_their_own():
         (0, 1, 0, "block", -1, 90, 200),
         (0, 1, 0, "load", -1, 90, 200),
         (0, 2, 0, "block", -1, 150, 300),
-        (0, 3, 0, "block", -1, 400, -1),
-        (0, 3, 0, "load", -1, 400, 450),
     )
     slices = check_chrome(chrome.trace_object(overlapping, {0: VIRTUAL}))
     threads = {s["args"]["launch"]: s["tid"] for s in slices if "launch" in s["args"]}

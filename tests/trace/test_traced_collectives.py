@@ -60,6 +60,8 @@ def calls(group, rng):
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("name", KINDS)
 def test_tracing_changes_no_bit_and_every_event_has_its_place(group, rng, name, algo):
+    if algo == "naive" and "staged" in name:
+        pytest.skip("naive copies its inputs, and stages none")
     trace = df.Trace(group)
     call = calls(group, rng)[name]
     plain = bytes_of(call(algo, None))
@@ -67,9 +69,9 @@ def test_tracing_changes_no_bit_and_every_event_has_its_place(group, rng, name, 
     group.synchronize()
     for section in trace._sections:
         table = decode._words(section, section.array.numpy())
-        counts = (table[:, 3] >> np.uint64(48)).astype(int)
+        counts = table[:, 3].astype(int)
         assert counts.min() > 0
-        assert counts.max() <= section.events <= 2 * counts.max() + 8
+        assert counts.max() <= section.phases <= 2 * counts.max() + 8
     consistent(trace.records(), group.size)
 
 
@@ -87,11 +89,11 @@ def consistent(records, ranks):
             assert (mine["sm"] == whole["sm"]).all() and (mine["end"] >= mine["start"]).all()
             assert laps["role"][0] == "producer" and laps["start"][0] == 0
             assert (laps["start"][1:] == laps["end"][:-1]).all()
-            assert laps["end"][-1] <= whole["end"] and whole["start"] == 0 < whole["end"]
+            assert laps["role"][-1] == "finish" and laps["end"][-1] == whole["end"] > whole["start"] == 0
             assert (laps["peer"] == -1).all()
             for barrier in laps[laps["role"] == "barrier"]:
                 inside = waits[waits["start"] == barrier["start"]]
-                assert inside["peer"].tolist() == list(range(ranks))
+                assert sorted(inside["peer"]) == list(range(ranks))
                 assert (inside["end"] <= barrier["end"]).all()
             assert len(waits) == ranks * (laps["role"] == "barrier").sum()
     times = records["end_ns"] - records["start_ns"]
@@ -236,8 +238,7 @@ def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
     group.reset()
     assert set(records["rank"]) == set(came)
     assert 1 not in records["peer"][records["role"] == "wait"]
-    whole = records[records["role"] == "block"]
-    assert (whole["end_ns"] > 10e6).all()
+    assert (records["end_ns"][records["role"] == "block"] > 10e6).all()
 
 
 @pytest.mark.emu
@@ -253,6 +254,5 @@ def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng):
         for _ in range(3):
             call.launch()
         group.synchronize()
-        records = trace.records()
+        consistent(trace.records(), 2)
     assert not machine.reports
-    assert (records["end"] >= 0).all()

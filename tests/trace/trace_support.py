@@ -31,7 +31,7 @@ def made(*rows: tuple[Any, ...]) -> np.ndarray:
     """Records by hand: (rank, launch, block, role, peer, start, end), one cycle a nanosecond, all of one kernel."""
     return np.array(
         [
-            (rank, launch, "kernel", block, 7, role, peer, start, end, start, end if end >= 0 else np.nan)
+            (rank, launch, "kernel", block, 7, role, peer, start, end, start, end)
             for rank, launch, block, role, peer, start, end in rows
         ],
         RECORD,
