@@ -22,6 +22,7 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-division": fp8.division,
+    "fp8-layernorm": fp8.layernorm,
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,

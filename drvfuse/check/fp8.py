@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import reference_fp8, reference_fp8_groups
+from .. import reference_fp8, reference_fp8_groups, reference_fp8_layernorm
 from ..ops.fp8_division import fp8_division, fp8_division_transpose
 from ..ops.fp8_group_scales import (
     fp8_add_Ifp_Ifp_Ofp_Og16,
     fp8_add_rmsnorm_pg2pg_forward,
     fp8_rmsnorm_pg2pg_forward,
 )
+from ..ops.fp8_layernorm import fp8_layernorm_noparam_forward, fp8_layernorm_param_forward
 from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
 from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
@@ -89,6 +90,25 @@ def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: 
     fp8_add_rmsnorm_pg2pg_forward(x1, x2, E4M3, weight, GROUP, EPSILON, outputs=both, **options)
 
 
+@functools.lru_cache(maxsize=STEPS)
+def _layernorm(number: int) -> Step:
+    rows, columns = NORM_SHAPE
+    x, scales = random(number, NORM_SHAPE, E4M3, 64), np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
+    affine = reference_fp8_layernorm.fp8_layernorm_forward(x, scales, weight, bias, GROUP, EPSILON)
+    plain = reference_fp8_layernorm.fp8_layernorm_forward(x, scales, None, None, GROUP, EPSILON)
+    without = {f"{name} without parameters": value for name, value in plain._asdict().items()}
+    return Step((x, scales, weight, bias), {**affine._asdict(), **without})
+
+
+def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: Arrays, **options: Any) -> None:
+    names = reference_fp8_layernorm.Forward._fields
+    affine = tuple(out[name] for name in names)
+    fp8_layernorm_param_forward(x, scales, weight, bias, GROUP, EPSILON, outputs=affine, **options)
+    plain = tuple(out[f"{name} without parameters"] for name in names)
+    fp8_layernorm_noparam_forward(x, scales, GROUP, EPSILON, outputs=plain, **options)
+
+
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
@@ -102,3 +122,8 @@ def division(run: Run, pdl: PDLLevel | None = None) -> None:
 def groups(run: Run, pdl: PDLLevel | None = None) -> None:
     """Residual add and RMSNorm with group scales, in two launches and in one."""
     steps(run, _groups, _launch_groups, pdl)
+
+
+def layernorm(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Forward, with parameters and without."""
+    steps(run, _layernorm, _launch_layernorm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))

@@ -21,6 +21,8 @@ from drvfuse.check import cases, collectives
 from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
 from drvfuse.check.mutants import MUTANTS, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
+from drvfuse.emu import Machine
+from drvfuse.ops import kernels
 
 pytestmark = pytest.mark.emu
 
@@ -190,6 +192,24 @@ def test_an_edit_that_does_not_fit_is_refused():
     for edit in (unknown, twice, missing, host):
         with pytest.raises(EditError), applied([edit]):
             pass
+
+
+def test_every_kernel_of_the_library_runs_in_a_case():
+    library = kernels.CU.glob("*.cu")
+    named = {match for path in library for match in re.findall(r"__global__[^{;]*?(\w+)\(const", path.read_text())}
+    seen = set()
+
+    original = Machine.close
+
+    def close(machine):
+        seen.update(record.kernel for record in machine.launches)
+        original(machine)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "close", close)
+        for name in cases.CASES:
+            explore(name, cases.CASES[name], 2)
+    assert named - seen == set()
 
 
 def test_the_page_names_every_case_and_the_number_of_faults():
