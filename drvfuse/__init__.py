@@ -29,6 +29,7 @@ _HOME = {
     "Trace": "trace.buffer",
     "allreduce": "ops.allreduce",
     "allreduce_rmsnorm_fp8": "ops.allreduce_rmsnorm_fp8",
+    "check_device": "ops.scratch",
     "compile": "runtime.kernel",
     "device": "runtime.device",
     "fp8_add_Ifp_Ifp_Ofp_Og16": "ops.fp8_group_scales",
@@ -77,6 +78,7 @@ __all__ = [
     "Trace",
     "allreduce",
     "allreduce_rmsnorm_fp8",
+    "check_device",
     "compile",
     "config",
     "device",
@@ -132,6 +134,7 @@ if TYPE_CHECKING:
     from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
     from .ops.gemv_partial_norm import gemv_partial_norm
     from .ops.options import PDLLevel
+    from .ops.scratch import check_device
     from .runtime.array import Array, view
     from .runtime.device import Device, device
     from .runtime.driver import last_calls

@@ -347,12 +347,7 @@ MUTANTS: dict[str, Mutant] = {
     "no-block-barrier-after-grid-spin": Mutant(
         "threads go on from a grid barrier without waiting for the warps of their block that still poll",
         "hand-written grid barriers",
-        (
-            grid_barrier(
-                "    __syncthreads();\n    if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch",
-                "    if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch",
-            ),
-        ),
+        (SourceEdit("scratch.cuh", "return !__syncthreads_or(failed);", "return !failed;"),),
         fp8.division,
     ),
     "fp8-operand-before-pdl-wait": Mutant(
@@ -360,8 +355,8 @@ MUTANTS: dict[str, Mutant] = {
         "norm kernels launched with programmatic dependence",
         (
             SourceEdit("fp8_rmsnorm_forward.cu", "    wait_for_producer();\n", ""),
-            grid_barrier('#include "prelude.cuh"\n', '#include "pdl.cuh"\n#include "prelude.cuh"\n'),
-            grid_barrier("u64 timeout_ns) {\n", "u64 timeout_ns) {\n    wait_for_producer();\n"),
+            grid_barrier('#include "scratch.cuh"\n', '#include "pdl.cuh"\n#include "scratch.cuh"\n'),
+            grid_barrier("u32* shared_maximum) {\n", "u32* shared_maximum) {\n    wait_for_producer();\n"),
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),

@@ -26,8 +26,7 @@ struct DivisionParams {
     Scale* scale;
     u8* y;
     u8* y_t;
-    GridWorkspace* workspace;
-    u64 timeout_ns;
+    Scratch scratch;
     i64 rows, batch_rows, x_stride;
     int columns, early_trigger;
 };
@@ -44,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
     if (p.early_trigger) launch_dependents();
     float scale;
     if constexpr (FIND) {
-        const u32 epoch = p.workspace->epoch;
+        ScratchUse use(p.scratch, gridDim.x > 1);
         if (threadIdx.x == 0) found = 0;
         __syncthreads();
         u32 most = 0;
@@ -61,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
             }
         }
         atomicMax(&found, most);
-        const float maximum = __uint_as_float(grid_maximum(p.workspace, epoch, &found, p.timeout_ns));
+        if (!grid_maximum(p.scratch, use, &found)) return;
+        const float maximum = __uint_as_float(found);
         const float floored = rounded<X>(__fadd_rn(maximum, 1e-10f));
         scale = rounded<X>(__fdiv_rn(floored, Finite<Out>::max));
         if (blockIdx.x == 0 && threadIdx.x == 0) store_scalar(p.scale, scale);

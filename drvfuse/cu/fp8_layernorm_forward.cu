@@ -41,8 +41,7 @@ struct LayerNormParams {
     u16* scale;
     float* mean;
     float* rstd;
-    GridWorkspace* workspace;
-    u64 timeout_ns;
+    Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
     float epsilon;
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
-    const u32 epoch = p.workspace->epoch;
+    ScratchUse use(p.scratch, gridDim.x > 1);
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
 
@@ -161,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     }
     atomicMax(&found, most);
 
-    const u32 maximum = grid_maximum(p.workspace, epoch, &found, p.timeout_ns);
+    if (!grid_maximum(p.scratch, use, &found)) return;
+    const u32 maximum = found;
     const u16 scale_bits = fp8_scale_bits<X>(__uint_as_float(maximum));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
     const float inverse = reciprocal(bf16{scale_bits});

@@ -179,14 +179,15 @@ __device__ __forceinline__ void store_words(u64* to, u32 epoch, float a, float b
 }
 
 // The sums over all segments of the columns that are this block's. False, for all threads, if a wait was given up.
-__device__ __forceinline__ bool add_segments(const BackwardParams& p, u32 epoch, float* shared) {
+__device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
+    const u32 epoch = use.epoch();
     const int pair = threadIdx.x % PAIRS, strand = threadIdx.x / PAIRS;
     for (int first = blockIdx.x * 2 * PAIRS; first < p.columns; first += gridDim.x * 2 * PAIRS) {
         const int at = first + 2 * pair;
         const u64* from = p.words + i64(strand) * p.pitch + at;
-        u64 word[MOST][2];
+        u64 word[MOST][2] = {};
         Patience patience(p.scratch);
-        bool waiting = strand < STRANDS && at < p.columns, failed = false;
+        bool waiting = strand < STRANDS && at < p.columns, failed = use.aborted();
         while (waiting && !failed) {
             waiting = false;
 #pragma unroll
@@ -219,7 +220,7 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, u32 epoch,
             }
         }
         *reinterpret_cast<float2*>(shared + 2 * threadIdx.x) = make_float2(a, b);
-        if (__syncthreads_or(failed)) return false;
+        if (!use.met(failed)) return false;
         const int out = threadIdx.x;
         if (out < 2 * PAIRS && first + out < p.columns) {
             float sum = 0.0f;
@@ -248,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
-    ScratchUse use(p.scratch);
+    ScratchUse use(p.scratch, p.segments != 1);
     const float inverse = __frcp_rn(float(p.columns));
 
     u32 turn = 0;
@@ -282,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                     }
                 }
             }
-            if (!use.granted()) return;
+            __syncthreads();
         }
         auto step = [&](Row& row) {
             const float rstd = row.rstd;
@@ -350,7 +351,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 const int at = column + i * SPAN;
 #pragma unroll
                 for (int j = 0; j < WIDTH; j += 2) {
-                    if (at + j < p.columns) store_words(words + at + j, use.epoch(), dw[i][j], dw[i][j + 1]);
+                    if (at + j >= p.columns) continue;
+                    if (p.segments > 1) {
+                        store_words(words + at + j, use.epoch(), dw[i][j], dw[i][j + 1]);
+                    } else {
+                        store_scalar(p.dw + at + j, dw[i][j]);
+                        if (at + j + 1 < p.columns) store_scalar(p.dw + at + j + 1, dw[i][j + 1]);
+                    }
                 }
             }
         } else {
@@ -375,9 +382,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             }
         }
     }
+    if (p.segments == 1) {  // the whole of dw is in place
+        if (!p.early_trigger) launch_dependents();
+        return;
+    }
     __syncthreads();
-    if (!add_segments(p, use.epoch(), shared)) return;
+    if (!add_segments(p, use, shared)) return;
     // Block 0 has columns, so it has seen a word of every segment, so every block has read the epoch.
-    if (blockIdx.x == 0 && threadIdx.x == 0) use.finish();
+    use.finish();
     if (!p.early_trigger) launch_dependents();
 }

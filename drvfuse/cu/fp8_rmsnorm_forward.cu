@@ -48,8 +48,7 @@ struct ForwardParams {
     u8* qy_t;
     u16* scale;
     float* rstd;
-    GridWorkspace* workspace;
-    u64 timeout_ns;
+    Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns, resident_rows;
     float epsilon;
@@ -234,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
-    const u32 epoch = p.workspace->epoch;
+    ScratchUse use(p.scratch, gridDim.x > 1);
     const int column = (member * 32 + lane) * PACK;
     const int stride = 8 * SEGMENT;
     Batch batch;
@@ -350,7 +349,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
     }
 
-    const u32 maximum = grid_maximum(p.workspace, epoch, &found, p.timeout_ns);
+    if (!grid_maximum(p.scratch, use, &found)) return;
+    const u32 maximum = found;
     const u16 scale_bits = fp8_scale_bits<X>(__uint_as_float(maximum));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
     const float inverse = reciprocal(bf16{scale_bits});

@@ -6,48 +6,40 @@
 // read by every block before its slot is stored; block 0 advances it after the barrier, when all have read it. So a
 // workspace that was zeroed once serves any number of launches in stream order, of any grid.
 //
-// Every spin is bounded: two launches that share a workspace at once would wait for ever, and trap instead.
+// Failure: scratch.cuh.
 #pragma once
-#include "prelude.cuh"
+#include "scratch.cuh"
 
 constexpr int MAX_GRID = 512;
 
 struct GridWorkspace {
-    u32 epoch;
-    u32 unused[3];
+    ScratchState state;
     u64 slots[MAX_GRID];
 };
 
-__device__ __forceinline__ u64 global_ns() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
-// `epoch` is the workspace's at the kernel's start; `shared_maximum` is 0 on entry for all, or a shared word that every
-// thread's value has been folded into before the last __syncthreads(). Returns the maximum over the grid (as u32).
-// What any thread of any block wrote to global memory before is visible to all threads after.
-__device__ __forceinline__ u32 grid_maximum(GridWorkspace* workspace, u32 epoch, u32* shared_maximum, u64 timeout_ns) {
+// `use` is made at the kernel's start and finished here. `shared_maximum` is 0 on entry for all, or a shared word that
+// every thread's value has been folded into before the last __syncthreads(). After it, that is the maximum over the grid
+// (as u32), and what any thread of any block wrote to global memory before is visible to all threads. False, for all
+// threads of the block, if a block did not arrive.
+__device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse& use, u32* shared_maximum) {
     __syncthreads();
-    if (gridDim.x == 1) return *shared_maximum;
-    const u32 wanted = epoch + 1;
+    if (gridDim.x == 1) return true;
+    u64* slots = reinterpret_cast<GridWorkspace*>(scratch.state)->slots;
+    const u32 epoch = use.epoch();
     if (threadIdx.x == 0) {
-        u64 word = u64(wanted) << 32 | *shared_maximum;
-        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(workspace->slots + blockIdx.x), "l"(word) : "memory");
+        u64 word = u64(epoch) << 32 | *shared_maximum;
+        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(slots + blockIdx.x), "l"(word) : "memory");
     }
     __syncthreads();
-    u64 start = 0;
+    Patience patience(scratch);
+    bool failed = use.aborted();
     for (u32 first = threadIdx.x / 32 * 32; first < gridDim.x; first += blockDim.x) {
         const u32 slot = first + threadIdx.x % 32;
-        u64 word = u64(wanted) << 32;
-        for (u32 polls = 1; slot < gridDim.x; ++polls) {
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(workspace->slots + slot) : "memory");
-            if (u32(word >> 32) == wanted) break;
-            if (polls % 1024 == 0) {
-                u64 now = global_ns();
-                if (start == 0) start = now;
-                if (now - start > timeout_ns) __trap();
-            }
+        u64 word = u64(epoch) << 32;
+        while (slot < gridDim.x && !failed) {
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(slots + slot) : "memory");
+            if (u32(word >> 32) == epoch) break;
+            failed = !patience.goes_on(slot, epoch, u32(word >> 32));
         }
         __syncwarp();
         asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -55,7 +47,7 @@ __device__ __forceinline__ u32 grid_maximum(GridWorkspace* workspace, u32 epoch,
         asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(u32(word)));
         if (threadIdx.x % 32 == 0) atomicMax(shared_maximum, most);
     }
-    __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) workspace->epoch = wanted;
-    return *shared_maximum;
+    if (!use.met(failed)) return false;
+    use.finish();
+    return true;
 }

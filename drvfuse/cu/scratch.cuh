@@ -5,10 +5,10 @@
 // and a workspace that was zeroed once serves any number of them in stream order. `users` is the number of launches at
 // work, which must never be two.
 //
-// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when the abort
+// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 64 polls, and ends early when the abort
 // word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A thread
 // that gives up goes on to its block's next barrier, where the block learns of it. Launches that find the abort word
-// return at once, until the host has zeroed the workspace; those that find the report read say so again.
+// wait for nothing, until the host has zeroed the workspace; those that find the report read say so again.
 #pragma once
 #include "prelude.cuh"
 
@@ -71,8 +71,8 @@ public:
     // After a poll that found `seen` where `awaited` should leave `expected`: false if the wait is over.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
         ++polls_;
-        if (polls_ % 32 == 0 && scratch_word(&scratch_.state->abort) != 0) return false;
-        if (polls_ % 1024 == 0) {
+        if (polls_ % 16 == 0 && scratch_word(&scratch_.state->abort) != 0) return false;
+        if (polls_ % 64 == 0) {
             u64 now;
             asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
             if (start_ == 0) {
@@ -91,42 +91,49 @@ private:
     u64 start_;
 };
 
-// Every thread, once, after wait_for_producer(): the workspace's words. Block 0 marks the workspace as in use.
+// Every thread, once, after wait_for_producer(): the workspace's words, which marks it as in use. With `wanted` false
+// the launch does not touch the workspace.
 class ScratchUse {
 public:
-    __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch) : scratch_(scratch) {
+    __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch, bool wanted = true)
+        : scratch_(scratch), epoch_(0), aborted_(0), users_(0) {
+        if (!wanted) return;
         asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
                      : "=r"(epoch_), "=r"(aborted_)
                      : "l"(scratch.state)
                      : "memory");
         ++epoch_;
-        if (blockIdx.x == 0 && threadIdx.x == 0) users_ = atomicAdd(&scratch.state->users, 1u);
+        if (leads()) users_ = atomicAdd(&scratch.state->users, 1u);
     }
 
     // What this launch's words carry.
     __device__ __forceinline__ u32 epoch() const { return epoch_; }
 
-    // All threads of the block, a block barrier: false for all if the launch must return now.
-    __device__ __forceinline__ bool granted() {
-        if (blockIdx.x == 0 && threadIdx.x == 0) {
-            if (aborted_ != 0) {
-                u32 unread;
-                asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch_.report->magic) : "memory");
-                if (unread == 0) write_report(scratch_, NOT_ZEROED, 0, 0, 0);
-            } else if (users_ != 0) {
-                give_up(scratch_, IN_USE, 0, 0, users_);
-            }
+    // Whether an earlier launch gave up, so that nothing may be waited for.
+    __device__ __forceinline__ bool aborted() const { return aborted_ != 0; }
+
+    // All threads of the block, after their waits, a block barrier: false for all if one of them failed.
+    __device__ __forceinline__ bool met(bool failed) {
+        if (leads() && aborted_ != 0) {
+            u32 unread;
+            asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch_.report->magic) : "memory");
+            if (unread == 0) write_report(scratch_, NOT_ZEROED, 0, 0, 0);
         }
-        return !__syncthreads_or(aborted_ != 0);
+        return !__syncthreads_or(failed);
     }
 
-    // Thread 0 of block 0, when every block has read the epoch.
+    // Once, when every block has read the epoch. Says so if another launch was at work when this one began: only here,
+    // since waiting for that word at the start would delay the launch.
     __device__ __forceinline__ void finish() {
+        if (!leads()) return;
         set_scratch_word(&scratch_.state->epoch, epoch_);
         atomicSub(&scratch_.state->users, 1u);
+        if (users_ != 0) give_up(scratch_, IN_USE, 0, epoch_, users_);
     }
 
 private:
+    __device__ __forceinline__ bool leads() const { return blockIdx.x == 0 && threadIdx.x == 0; }
+
     const Scratch& scratch_;
     u32 epoch_, aborted_, users_;
 };

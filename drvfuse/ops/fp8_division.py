@@ -13,6 +13,7 @@ from .fp8_call import Operand, Specialisation
 from .fp8_rmsnorm import _run
 from .options import PDLLevel
 from .options import pdl_level as checked_level
+from .scratch import ScratchParams
 
 _INPUTS = ("bfloat16", "float32")
 _SCALES = ("bfloat16", "float32", "float16")
@@ -23,7 +24,8 @@ class DivisionParams(ctypes.Structure):
     """`struct DivisionParams` of cu/fp8_division.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scale", "y", "y_t", "workspace", "timeout_ns")),
+        *((name, ctypes.c_uint64) for name in ("x", "scale", "y", "y_t")),
+        ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride")),
         ("columns", ctypes.c_int32),
         ("early_trigger", ctypes.c_int32),
@@ -139,8 +141,7 @@ def _divide(
         scale=scale.ptr,
         y=by_name["y"].ptr if straight else 0,
         y_t=by_name["y_t"].ptr if turned else 0,
-        workspace=0 if space is None else space.ptr,
-        timeout_ns=call.timeout_ns(),
+        scratch=ScratchParams() if space is None else space.params,
         rows=count,
         batch_rows=count,
         x_stride=xs.stride,

@@ -22,6 +22,7 @@ from .fp8_rmsnorm import COAT_WARPS, _run
 from .fp8_teams import MAX_COLUMNS, RowPlan
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
+from .scratch import ScratchParams
 
 _TILE_ROWS, _TILE_COLUMNS = 32, 128
 _MAX_GRID = 512
@@ -32,8 +33,7 @@ class LayerNormParams(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")),
-        ("workspace", ctypes.c_uint64),
-        ("timeout_ns", ctypes.c_uint64),
+        ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
         ("columns", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
@@ -154,8 +154,7 @@ def _forward(
         scale=s_y.ptr,
         mean=mean.ptr,
         rstd=rstd.ptr,
-        workspace=space.ptr,
-        timeout_ns=call.timeout_ns(),
+        scratch=space.params,
         rows=count,
         batch_rows=max(batch_rows, 1),
         x_stride=xs.stride,

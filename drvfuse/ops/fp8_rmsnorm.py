@@ -19,6 +19,7 @@ from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
 from .options import PDLLevel, pdl_level, real
+from .scratch import ScratchParams
 
 MAX_FORWARD_COLUMNS = 32768
 COAT_WARPS = 8
@@ -29,8 +30,8 @@ class ForwardParams(ctypes.Structure):
     """`struct ForwardParams` of cu/fp8_rmsnorm_forward.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd", "workspace")),
-        ("timeout_ns", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
+        ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
         ("columns", ctypes.c_int32),
         ("resident_rows", ctypes.c_int32),
@@ -100,8 +101,7 @@ def fp8_rmsnorm_forward(
         qy_t=qy_t.ptr,
         scale=s_y.ptr,
         rstd=rstd.ptr,
-        workspace=space.ptr,
-        timeout_ns=call.timeout_ns(),
+        scratch=space.params,
         rows=count,
         batch_rows=max(batch_rows, 1),
         x_stride=xs.stride,

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that do not meet, and launches that meet: an error at the next call, and the ops work afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import case, check_backward, check_forward, place, same
+
+import drvfuse as df
+from drvfuse import config, reference_fp8
+from drvfuse.check.edits import SourceEdit, applied
+from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+
+SHAPE = (33, 96)
+NO_SLOT = SourceEdit(
+    "grid_barrier.cuh",
+    "    if (threadIdx.x == 0) {\n        u64 word",
+    "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
+)
+NO_WORDS = SourceEdit(
+    "fp8_rmsnorm_backward.cu",
+    "if (at + j >= p.columns) continue;",
+    "if (at + j >= p.columns || segment == 1) continue;",
+)
+
+
+@pytest.fixture
+def values(rng):
+    return case(rng, SHAPE)
+
+
+@pytest.fixture
+def space(device):
+    return device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+
+
+class Op:
+    """One of the ops on some values: `run` queues it, `check` compares what it gave."""
+
+    def __init__(self, name, device, values) -> None:
+        self.name, self.values, self.device = name, values, device
+        self.x, self.s_x, self.w, self.g = place(device, values)
+        self.rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
+        self.v = device.array(self.rstd)
+        self.tall_host = np.tile(values.g, (16, 1))  # of several blocks
+        self.tall = device.array(self.tall_host)
+        self.edit = NO_WORDS if name == "backward" else NO_SLOT
+
+    def run(self, **options):
+        if self.name == "forward":
+            return df.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
+        if self.name == "backward":
+            return df.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
+        return df.fp8_division(self.tall, 16, "E4M3", **options)
+
+    def give_up(self, **options):
+        """A launch of which a block does not do its part; it ends."""
+        with config.override(spin_timeout=0.05), applied([self.edit]):
+            self.run(**options)
+        self.device.synchronize()
+
+    def check(self, results) -> None:
+        if self.name == "forward":
+            check_forward(self.device, self.values, results)
+        elif self.name == "backward":
+            check_backward(self.values, self.rstd, results)
+        else:
+            same(results[1], reference_fp8.fp8_division(self.tall_host, "float8_e4m3fn")[1])
+
+
+@pytest.fixture(params=["forward", "backward", "division"])
+def op(request, device, values):
+    return Op(request.param, device, values)
+
+
+@pytest.fixture
+def backward(device, values):
+    return Op("backward", device, values)
+
+
+def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(op):
+    op.check(op.run())
+    op.give_up()
+    with pytest.raises(BarrierTimeout, match=r"block \d+ of a kernel gave up waiting for block 1") as caught:
+        op.run()
+    assert isinstance(caught.value, GridTimeout)
+    assert (caught.value.peer, caught.value.device) == (1, op.device.index)
+    assert caught.value.seen != caught.value.expected
+    for _ in range(2):
+        op.check(op.run())
+    df.check_device(op.device)
+
+
+def test_a_workspace_of_the_caller_must_be_zeroed_by_him(op, space):
+    op.give_up(workspace=space)
+    with pytest.raises(GridTimeout):
+        op.run(workspace=space)
+    op.check(op.run())  # with another one
+    op.run(workspace=space)
+    op.device.synchronize()
+    with pytest.raises(GridTimeout, match="not zeroed"):
+        op.run(workspace=space)
+    space.copy_from(np.zeros(space.shape, np.uint8))
+    op.check(op.run(workspace=space))
+    df.check_device(op.device)
+
+
+def test_check_device_says_so_without_a_call(backward, device, space):
+    df.check_device(device)
+    backward.give_up(workspace=space)
+    with pytest.raises(GridTimeout):
+        df.check_device(device)
+    df.check_device(device)
+
+
+def test_launches_after_the_time_out_wait_for_nothing(backward, space):
+    backward.run(workspace=space)
+    with config.override(spin_timeout=0.05), applied([backward.edit]):
+        for _ in range(3):  # queued before anybody knows
+            _, dw = backward.run(workspace=space)
+        backward.device.synchronize()
+    with pytest.raises(GridTimeout):
+        df.check_device(backward.device)
+    df.check_device(backward.device)
+
+
+def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, device):
+    backward.run()
+    outputs = device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
+    with df.Graph.capture(device.stream) as graph:
+        backward.run(outputs=outputs)
+    backward.give_up()
+    with pytest.raises(GridTimeout):
+        graph.launch(device.stream)
+    with pytest.raises(CaptureError), df.Graph.capture(device.stream):
+        backward.run(outputs=outputs)
+    graph.launch(device.stream)
+    backward.check(outputs)
+    graph.close()
+
+
+def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space):
+    words = np.zeros(space.shape, np.uint8)
+    words[12:16].view(np.uint32)[0] = 1  # `users`, as the other launch would have left it
+    space.copy_from(words)
+    op.run(workspace=space)
+    op.device.synchronize()
+    with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
+        op.run(workspace=space)
