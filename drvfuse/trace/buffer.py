@@ -111,7 +111,11 @@ class Trace:
         words = layout.block_words(phases, rounds * peers)
         if words > layout.MOST_WORDS:
             most = layout.MOST_WORDS - layout.block_words(0, rounds * peers)
-            raise ArgumentError("trace", f"of {kernel} with {phases} phases a block", f"of at most {most}: less work")
+            raise ArgumentError(
+                "trace",
+                f"of {kernel} with {phases} phases a block",
+                f"of at most {most}: a smaller call, or more blocks",
+            )
         wanted = blocks * words * layout.WORD_BYTES
         offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
         found = [

@@ -191,6 +191,15 @@ def test_a_call_is_refused_where_the_trace_is_full(group, rng):
     assert set(trace.records()["launch"]) == {1}
 
 
+def test_a_block_with_too_many_phases_is_refused(group):
+    xs = [rank.empty(8 << 20, "bfloat16") for rank in group]
+    trace = df.Trace(group, nbytes=64 << 20)
+    with pytest.raises(ArgumentError, match=r"trace is of allreduce_one_stage with \d+ phases a block") as caught:
+        df.allreduce.prepare(group, xs, algo="one_stage", max_num_blocks=1, trace=trace)
+    assert caught.value.argument == "trace"
+    df.allreduce.prepare(group, xs, algo="one_stage", trace=trace)
+
+
 def test_clearing_keeps_the_place_of_a_call_that_can_be_launched_again(group, rng):
     xs = inputs(group, rng, 100)
     trace = df.Trace(group)
