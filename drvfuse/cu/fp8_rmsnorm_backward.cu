@@ -18,6 +18,7 @@
 // A segment's sums are words of (launch's epoch, value): the block that adds some columns polls the words themselves,
 // relaxed, since each carries its own readiness. No barrier and no fence, which would wait for the stores of dx.
 //
+// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store of dw.
 // Grid: cooperative, at most one block a segment. Failure: scratch.cuh; then dw is not written.
 #include "fp8_rows.cuh"
 #include "pdl.cuh"

@@ -11,6 +11,7 @@ from .. import dtypes
 from ..errors import ArgumentError
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
+from .fp8_forward_plan import WORDS_BYTES
 from .fp8_rmsnorm import COAT_WARPS, _ceil_div, _common, _types
 from .options import PDLLevel
 from .options import pdl_level as checked_level
@@ -76,7 +77,7 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return call.HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8
+    return max(WORDS_BYTES, call.HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
 
 
 def _pitch(columns: int) -> int:
@@ -105,6 +106,9 @@ def fp8_rmsnorm_backward(
     * v, dw = sum of g * xhat over the rows in fp32, rounded once. The same bits in every run and on every device.
     `num_warps` has no effect. A NaN in a row of x, in its scales or in v makes that row of dx and all of dw's columns
     that it touches NaN; in g or w also only its row, or its column, and c1 of the rows.
+
+    With `pdl_level` the kernel reads nothing before its wait for the producer; its dependents may start after its last
+    store of dw (ON), or right after that wait (OVERLAP_AT_BEGINNING), and must wait themselves before they read.
 
     `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)`, zeroed once, for one launch at a
     time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
