@@ -76,14 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--plot", metavar="FILE", default=None, help="write a bar chart (needs matplotlib)")
 
     trace = commands.add_parser("trace", help="show what the blocks of an op do when")
-    trace.add_argument("op", choices=("allreduce", "allreduce_rmsnorm_fp8"))
+    trace.add_argument("op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"))
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
-    trace.add_argument("--shape", type=_shape, default=(128, 4096), metavar="MxN", help="rows x columns of a rank")
+    trace.add_argument(
+        "--shape", type=_shape, default=None, metavar="MxN", help="rows x columns of a rank's input, or of the weight"
+    )
     trace.add_argument("--algo", choices=("auto", "one_stage", "two_stage", "naive"), default="auto")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
-    trace.add_argument(
-        "--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)"
-    )
+    trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     return parser

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -13,11 +14,15 @@ from ..comm.group import Group
 from ..errors import ArgumentError, Unsupported
 from ..ops.allreduce import allreduce
 from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..runtime.driver import get_driver
+from ..ops.gemv_partial_norm import gemv_partial_norm
+from ..runtime.device import device as open_device
+from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
 from .terminal import progress
 
 _BYTES = 64 << 20
+_COLLECTIVE_SHAPE = (128, 4096)
+_GEMV_SHAPE, _NORMED = (2112, 7168), 1536
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
@@ -33,21 +38,16 @@ def run_trace(arguments: argparse.Namespace) -> int:
 
         figure_class()  # or it would be missed only after the run
     driver = get_driver(arguments.driver)
-    present = int(driver.cuDeviceGetCount())
-    devices = min(4, present) if arguments.devices is None else arguments.devices
-    if devices > min(8, present):
-        raise ArgumentError("--devices", devices, f"from 1 to {min(8, present)}, as the {driver.name} driver has them")
-    with Group.local(devices, driver=driver) as group:
-        trace = Trace(group, nbytes=_BYTES)
+    setup = _gemv if arguments.op == "gemv" else _collective
+    with setup(arguments, driver) as (trace, launch, title):
         with progress("compiling and running kernels", show=True):
-            launch = _prepared(group, trace, arguments.op, arguments.shape, arguments.algo)
-            for _ in range(arguments.warm + 1):  # the last one is what is seen
+            for _ in range(arguments.warm):
                 launch()
-            group.synchronize()
+            trace.clear()
+            launch()
             records = trace.records()
-        rows, columns = arguments.shape
         console = Console()
-        console.print(f"{arguments.op}, {rows} x {columns} bfloat16 a rank, {devices} devices, driver {driver.name}")
+        console.print(f"{title}, driver {driver.name}", highlight=False)
         show(console, records, dict(zip(trace.ranks, trace.clocks, strict=True)))
         for path, write in ((arguments.out, trace.chrome), (arguments.png, trace.plot)):
             if path is not None:
@@ -56,12 +56,54 @@ def run_trace(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prepared(group: Group, trace: Trace, op: str, shape: tuple[int, int], algo: str) -> Callable[[], object]:
+_Setup = Iterator[tuple[Trace, Callable[[], object], str]]
+
+
+@contextlib.contextmanager
+def _collective(arguments: argparse.Namespace, driver: Driver) -> _Setup:
+    present = int(driver.cuDeviceGetCount())
+    devices = min(4, present) if arguments.devices is None else arguments.devices
+    if devices > min(8, present):
+        expected = f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
+        raise ArgumentError("--devices", devices, expected)
+    rows, columns = arguments.shape or _COLLECTIVE_SHAPE
     random = np.random.default_rng(2024)
-    bf16 = dtypes.get("bfloat16").numpy
-    inputs = [rank.array(random.standard_normal(shape, np.float32).astype(bf16)) for rank in group]
-    if op == "allreduce":
-        return allreduce.prepare(group, inputs, algo=algo, trace=trace).launch
-    gamma = (1 + 0.1 * random.standard_normal(shape[1], np.float32)).astype(bf16)
-    gammas = [rank.array(gamma) for rank in group]
-    return allreduce_rmsnorm_fp8.prepare(group, inputs, gammas, epsilon=1e-6, algo=algo, trace=trace).launch
+    with Group.local(devices, driver=driver) as group:
+        trace = Trace(group, nbytes=_BYTES)
+        inputs = [rank.array(_bf16(random.standard_normal((rows, columns), np.float32))) for rank in group]
+        if arguments.op == "allreduce":
+            launch: Callable[[], object] = allreduce.prepare(group, inputs, algo=arguments.algo, trace=trace).launch
+        else:
+            gamma = _bf16(1 + 0.1 * random.standard_normal(columns, np.float32))
+            gammas = [rank.array(gamma) for rank in group]
+            launch = allreduce_rmsnorm_fp8.prepare(
+                group, inputs, gammas, epsilon=1e-6, algo=arguments.algo, trace=trace
+            ).launch
+
+        yield trace, launch, f"{arguments.op}, {rows} x {columns} bfloat16 a rank, {devices} devices"
+        group.synchronize()
+
+
+@contextlib.contextmanager
+def _gemv(arguments: argparse.Namespace, driver: Driver) -> _Setup:
+    if arguments.devices not in (None, 1):
+        raise ArgumentError("--devices", arguments.devices, "1: gemv runs on one device")
+    if arguments.algo != "auto":
+        raise ArgumentError("--algo", arguments.algo, "auto: gemv has one algorithm")
+    n, k = arguments.shape or _GEMV_SHAPE
+    normed = min(n, _NORMED)
+    random = np.random.default_rng(2024)
+    device = open_device(0, driver=driver)
+    weight, act, gamma = (
+        device.array(_bf16(random.standard_normal(shape, np.float32))) for shape in ((n, k), (1, k), normed)
+    )
+    trace = Trace(device, nbytes=_BYTES)
+
+    def launch() -> object:
+        return gemv_partial_norm(act, weight, gamma, n_normed=normed, eps=1e-3, trace=trace)
+
+    yield trace, launch, f"gemv_partial_norm, N {n}, K {k}, n_normed {normed}, bfloat16"
+
+
+def _bf16(values: np.ndarray) -> np.ndarray:
+    return values.astype(dtypes.get("bfloat16").numpy)

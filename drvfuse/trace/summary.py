@@ -75,7 +75,8 @@ def _table(console: Console, title: str, header: Sequence[str], rows: Sequence[S
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    console.print(title, style="bold", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD)
     for number, name in enumerate(header):
         table.add_column(name, justify="right" if number else "left")
     for row in rows:
