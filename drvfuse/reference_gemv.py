@@ -45,8 +45,8 @@ def row_products(
     """act [M, K] . weight [N, K]^T as float32 sums [M, N], in the kernel's order.
 
     A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma where both types have
-    16 bits or fewer; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and the 32
-    lanes are added by butterfly. Every sum begins at +0.
+    16 bits or fewer; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and the
+    32 lanes are added by butterfly. Every sum begins at +0.
     """
     size = dtypes.get(weight.dtype).itemsize
     width = PACK_BYTES // size

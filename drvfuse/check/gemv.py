@@ -27,8 +27,16 @@ def _solved(number: int) -> Step:
 
 
 def _launch(act: Array, weight: Array, gamma: Array, out: Mapping[str, Array], pdl_level: PDLLevel) -> None:
-    outputs = {f"{name}_output": array for name, array in out.items()}
-    gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON, pdl_level=pdl_level, **outputs)
+    gemv_partial_norm(
+        act,
+        weight,
+        gamma,
+        n_normed=NORMED,
+        eps=EPSILON,
+        normed_output=out["normed"],
+        unnormed_output=out["unnormed"],
+        pdl_level=pdl_level,
+    )
 
 
 def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:

@@ -27,16 +27,17 @@
 // block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Epoch accesses are relaxed too: the
 // publisher's read comes before its word, which holds it, and the advance after the words are seen.
 // All blocks but the last end by themselves, and blocks become resident in index order, so the poll needs no cooperative
-// launch and no free multiprocessors. It is bounded: after timeout_ns the block reports, advances the epoch and ends.
+// launch and no free multiprocessors. It is bounded as scratch.cuh says; after it the epoch advances all the same.
 //
-// The finish counter is zero unless a launch is under way: the last block puts 1 there after the wait for the producer,
-// and 0 at its end. If it did not find 0, two launches share it at once, or it was never zeroed, and that is reported.
+// The finish counter is zero unless a launch is under way: the last block adds 1 after the wait for the producer, and
+// stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported.
 //
 // PDL: weights, gamma and scales are fetched before the wait, all else after it. Every block triggers: at entry with
 // early_trigger, else as its last act.
 #include "fp8_rows.cuh"
 #include "pdl.cuh"
 #include "reduce.cuh"
+#include "scratch.cuh"
 #include "trace.cuh"
 
 using Act = DRVFUSE_ACT_DTYPE;
@@ -69,11 +70,7 @@ constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && SLOTS % TOGETHER == 0, "plan");
 
-struct GemvHeader {
-    u32 epoch;
-    u32 finish_counter;  // the stream's own, unless the caller gives one
-    u32 unused[2];
-};
+constexpr u32 COUNTER_HELD = 4;  // a reason, as those of scratch.cuh
 
 // What the first loads need comes first: a kernel's parameters are fetched by lines.
 struct GemvParams {
@@ -93,11 +90,10 @@ struct GemvParams {
     int chunks;  // how often a team comes to a row
     Out* normed;
     Out* unnormed;
-    GemvHeader* header;
     u64* words;
     const Gamma* gamma;
-    u32* finish_counter;
-    u64 timeout_ns;
+    u32* finish_counter;  // the caller's, or that of the workspace
+    Scratch scratch;
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what the last block normalises
     float eps;
@@ -399,12 +395,6 @@ __device__ __forceinline__ bool ready(const Words& w, u32 tag, int columns) {
     return all;
 }
 
-__device__ __forceinline__ u64 now_ns() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 __device__ __forceinline__ void load_gamma(float (&g)[4], const GemvParams& p, int pack) {
     Pack<Gamma, 4> packed;
     if constexpr (NORM_ALIGNED) {
@@ -429,7 +419,7 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
     const int packs = p.padded / 4, rounds = (packs + 1023) / 1024;
     const u64* words = p.words + i64(m) * p.padded;
     float4* products = stash + i64(m) * packs;
-    u64 start = 0;
+    Patience patience(p.scratch);
     if (m < M) {
         float bucket[TURNS];
 #pragma unroll
@@ -453,13 +443,9 @@ __device__ __forceinline__ void normalise(const GemvParams& p, u32 tag, float4* 
                     float squares = 0.0f;
                     if (pack < packs) {
                         const int columns = p.n_normed - 4 * pack;
-                        for (u32 polls = 1; !ready(w[t], tag, columns); ++polls) {
+                        while (!ready(w[t], tag, columns)) {
+                            if (!patience.goes_on(0, tag, u32(w[t].word[0] >> 32))) break;
                             load_words_relaxed(w[t], words + i64(pack) * 4);
-                            if (polls % 1024 == 0) {
-                                const u64 now = now_ns();
-                                if (start == 0) start = now;
-                                if (now - start > p.timeout_ns) break;
-                            }
                         }
                         float y[4];
 #pragma unroll
@@ -535,11 +521,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         return {p.n_normed + rows.unnormed_first + done, rows.unnormed - done};
     };
     Gemv gemv(p);
-    u32 epoch = 0;
+    u32 epoch = 0, aborted = 0;
     const auto load_after_producer = [&] {
         gemv.load_resident_act();
         if (threadIdx.x == 0) {  // not all warps: their reads of one word would meet in one place
-            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(epoch) : "l"(&p.header->epoch) : "memory");
+            asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                         : "=r"(epoch), "=r"(aborted)
+                         : "l"(p.scratch.state)
+                         : "memory");
         }
     };
     Step step = step_at(0);
@@ -552,6 +541,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     trace.start();
     if constexpr (DEPENDENT) load_after_producer();
     gemv.widen_resident_act();
+    u32 held = 0;
+    if (last && threadIdx.x == 0) held = atomicAdd(p.finish_counter, 1u);
     trace.need(slots[0].word);
     trace.lap(TraceRole::load);
     float* parts = reinterpret_cast<float*>(shared);
@@ -577,9 +568,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         }
         normalise(p, tag, shared + (2 * set + 3) / 4, buckets, trace);
         if (threadIdx.x == 0) {
-            asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(&p.header->epoch), "r"(epoch + 1) : "memory");
+            set_scratch_word(&p.scratch.state->epoch, epoch + 1);
+            atomicExch(p.finish_counter, 0u);
+            if (held != 0) {
+                const bool own = p.finish_counter == &p.scratch.state->users;
+                give_up(p.scratch, own ? IN_USE : COUNTER_HELD, blockIdx.x, 0, held);
+            }
+            if (aborted != 0 && scratch_word(&p.scratch.report->magic) == 0) {
+                write_report(p.scratch, NOT_ZEROED, 0, 0, 0);
+            }
         }
-        trace.lap(TraceRole::finish);
     }
     trace.exit();
     if (!p.early_trigger) launch_dependents();

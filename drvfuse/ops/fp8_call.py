@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import config, dtypes
 from ..comm.ordering import same
@@ -24,6 +24,9 @@ from ..runtime.stream import Stream
 from .kernels import sources
 from .options import PDLLevel
 from .scratch import STATE_BYTES, Workspace, acquire
+
+if TYPE_CHECKING:
+    from ..trace.buffer import Section
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 WEIGHTS = ("bfloat16", "float32")
@@ -95,7 +98,9 @@ def one_device(operands: Iterable[Operand]) -> Device:
     for operand in rest:
         if operand.span.size and operand.span.device is not first.span.device:
             raise ArgumentError(
-                operand.name, f"on device {operand.span.device.index}", f"on device {first.span.device.index}, as x is"
+                operand.name,
+                f"on device {operand.span.device.index}",
+                f"on device {first.span.device.index}, as {first.name} is",
             )
     return first.span.device
 
@@ -117,7 +122,7 @@ def resolve_stream(stream: Any, x: Operand) -> Stream:
         if stream != "current":
             raise ArgumentError("stream", repr(stream), 'None, "current" or a stream')
         if x.producer is None:
-            raise ArgumentError("stream", '"current"', "explicit: x does not say its stream")
+            raise ArgumentError("stream", '"current"', f"explicit: {x.name} does not say its stream")
         return x.producer
     return Stream.wrap(x.span.device, stream)
 
@@ -188,12 +193,17 @@ def launch(
     written: Sequence[Operand],
     workspace: Workspace | Array | None,
     cooperative: bool = True,
+    section: Section | None = None,
 ) -> None:
-    """Queue the kernel on `stream` after the producers of its arrays, and tell the arrays."""
+    """Queue the kernel on `stream` after the producers of its arrays, and tell the arrays.
+
+    `section` of a trace is the kernel's last argument.
+    """
     prepared = kernel.prepare(
         grid,
         threads,
         parameters,
+        *([] if section is None else [section.parameters]),
         device=device,
         smem=smem,
         cooperative=cooperative and grid > 1,
@@ -216,11 +226,13 @@ def launch(
     arrays = [operand.span for operand in (*read, *written)]
     if workspace is not None:
         arrays.append(workspace.array if isinstance(workspace, Workspace) else workspace)
+    if section is not None:
+        arrays.append(section.array)
     event = stream.mark() if stream.foreign and capture is None else None
     mark_used(arrays, stream, event)
     graph = capturing(stream) if capture is not None else None
     if graph is not None:
-        graph.keep(*arrays)
+        graph.keep(*arrays, section)
         if isinstance(workspace, Workspace):
             graph.before_launch(workspace.admit)
     for operand in (*read, *written):  # a foreign library may reuse its memory in the order of its own stream

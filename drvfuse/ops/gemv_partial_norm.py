@@ -6,27 +6,32 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
-from ..errors import ArgumentError, CaptureError
-from ..runtime.array import Array
+from ..errors import ArgumentError, CaptureError, Unsupported
 from ..runtime.device import Device
 from ..runtime.driver import Driver
 from ..runtime.stream import Stream
+from ..trace import layout
 from . import fp8_call as call
 from . import gemv_plan
 from .fp8_call import Operand, Specialisation
 from .gemv_plan import Shape, Shares
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
+from .scratch import STATE_BYTES, ScratchParams
+
+if TYPE_CHECKING:
+    from ..trace.buffer import Section, Trace
 
 MAX_ROWS = 8
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
-HEADER_BYTES = 16
-_MAX_STASH = 96 << 10
+_MAX_PARTS, _MAX_STASH = 96 << 10, 96 << 10
+_USERS = 12  # of `struct ScratchState`
+_PHASES = 8  # of a block, and two for each step
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -39,15 +44,14 @@ class GemvParams(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed", "blocks")),
         *((name, ctypes.c_int32) for name in ("normed_blocks", "normed_share", "normed_more")),
         *((name, ctypes.c_int32) for name in ("unnormed_blocks", "unnormed_share", "unnormed_more")),
-        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "early_trigger")),
-        ("unused", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "early_trigger", "unused")),
         ("act", ctypes.c_uint64),
         ("act_stride", ctypes.c_int64),
         ("scales", ctypes.c_uint64),
         ("groups", ctypes.c_int32),
         ("chunks", ctypes.c_int32),
-        *((name, ctypes.c_uint64) for name in ("normed", "unnormed", "header", "words", "gamma", "finish_counter")),
-        ("timeout_ns", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("normed", "unnormed", "words", "gamma", "finish_counter")),
+        ("scratch", ScratchParams),
         ("padded", ctypes.c_int32),
         ("stashed", ctypes.c_int32),
         ("eps", ctypes.c_float),
@@ -66,11 +70,33 @@ def gemv_partial_norm(
     normed_output: Any = None,
     unnormed_output: Any = None,
     finish_counter: Any = None,
-    trace: Any = None,
+    trace: Trace | None = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
     stream: Any = None,
 ) -> tuple[Any, Any]:
-    """`(normed, unnormed)` of y = act . weight^T: RMSNorm of y[:n_normed] times gamma, and y[n_normed:]."""
+    """`(normed, unnormed)` of y = act . weight^T: RMSNorm of the first `n_normed` columns times gamma, and the others.
+
+    act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed], each bfloat16, float16 or float32; weight also
+    float8_e4m3fn, with float32 `weight_scales` of shape () or (1,) for all of it, (N,) for its rows, or
+    (N, ceil(K / 128)) for 1 x 128 elements. The rows of act and weight may lie apart. Rows of the weight that all begin
+    at multiples of 16 bytes are read fastest; any others work.
+
+    y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference_gemv`), so its
+    bits depend neither on N, M and n_normed nor on the device. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads
+    the float32 sums and rounds once; eps is float32. The outputs are [n_normed] and [N - n_normed], or [M, ...], both
+    of one dtype: that of those given, else act's.
+
+    `finish_counter` is an int32 array of one element, zero before its first use and after every launch; launches that
+    share one must not run at the same time. By default it is the stream's own. If it was not zero when a launch began,
+    the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a wait of more
+    than the `spin_timeout` setting. The words by which blocks meet are kept by stream: a captured call must not be
+    replayed while another call runs that was made on the stream of the capture.
+
+    With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
+    it must not write them. `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
+    of act's framework, or a stream. The call does not block, and can be captured after a first one on the stream, with
+    both outputs given. ArgumentError for arguments that do not fit, before any launch.
+    """
     level, driver = checked_level(pdl_level), call.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
     m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
@@ -91,39 +117,44 @@ def gemv_partial_norm(
     shape = Shape.of(m, groups, -(-n // device.sm_count))
     shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
-    space = _scratch(device, queue, HEADER_BYTES + 8 * m * padded)
-    parts = -(-8 * shape.step * m * groups // 16) * 16
-    stash = 4 * m * padded
+    parts, stash = -(-8 * shape.step * m * groups // 16) * 16, 4 * m * padded
+    if parts > _MAX_PARTS:
+        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
     if stash > _MAX_STASH:
         stash = 0
-    kernel = call.load(device, _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level))
+    space = call.scratch(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
+    section = None
+    if trace is not None:
+        phases = _PHASES + 2 * (shares.most_rows // shape.step + 2)
+        (section,) = trace.sections([device], "gemv_partial_norm", shares.grid, phases)
+    spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
+    kernel = call.load(device, spec)
     parameters = GemvParams(
-        act=x.ptr,
         weight=w.ptr,
-        gamma=g.ptr,
-        scales=0 if scales is None else scales.ptr,
-        normed=normed.ptr,
-        unnormed=unnormed.ptr,
-        header=space.ptr,
-        words=space.ptr + HEADER_BYTES,
-        finish_counter=space.ptr + 4 if counter is None else counter.ptr,
-        timeout_ns=call.timeout_ns(),
-        act_stride=x.stride,
         weight_step=w.stride * w.dtype.itemsize,
         columns=k,
-        groups=groups,
         n_normed=normed_count,
         n_unnormed=n - normed_count,
-        padded=padded,
-        chunks=shape.chunks,
         **{name: getattr(shares, name) for name in _SHARES},
+        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
+        act=x.ptr,
+        act_stride=x.stride,
+        scales=0 if scales is None else scales.ptr,
+        groups=groups,
+        chunks=shape.chunks,
+        normed=normed.ptr,
+        unnormed=unnormed.ptr,
+        words=space.ptr + STATE_BYTES,
+        gamma=g.ptr,
+        finish_counter=space.ptr + _USERS if counter is None else counter.ptr,
+        scratch=space.params,
+        padded=padded,
         stashed=int(stash > 0),
         eps=epsilon,
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
     threads, smem = 32 * shape.warps, parts + stash
     call.launch(
-        kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, cooperative=False
+        kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, False, section
     )
     return results[0], results[1]
 
@@ -135,6 +166,8 @@ def _inputs(
     w = call.rows("weight", weight, driver, WEIGHTS)
     if len(w.shape) != 2 or not w.shape[1]:
         raise ArgumentError("weight", f"of shape {w.shape}", "of shape [N, K] with K of at least 1")
+    if w.stride * w.dtype.itemsize >= 1 << 31:
+        raise ArgumentError("weight", f"with rows {w.stride} elements apart", "with rows less than 2 GiB apart")
     n, k = w.shape
     if len(x.shape) not in (1, 2) or x.shape[-1] != k or not 1 <= (1, *x.shape)[-2] <= MAX_ROWS:
         raise ArgumentError(
@@ -200,17 +233,6 @@ def _counter(device: Device, given: Any) -> Operand | None:
     return counter
 
 
-def _scratch(device: Device, stream: Stream, nbytes: int) -> Array:
-    cache: dict[Any, Array] = device.driver.__dict__.setdefault("_gemv_workspaces", {})
-    key = (device.index, stream.handle)
-    found = cache.get(key)
-    if found is None or found.nbytes < nbytes or found.device is not device:
-        if stream.capture_id() is not None:
-            raise CaptureError("the op needs scratch that a capture cannot allocate: call it once before")
-        found = cache[key] = device.zeros(nbytes, "uint8", stream=stream)
-    return found
-
-
 def _specialise(
     x: Operand,
     w: Operand,
@@ -222,6 +244,7 @@ def _specialise(
     shape: Shape,
     scales: Operand | None,
     level: PDLLevel,
+    section: Section | None,
 ) -> Specialisation:
     size = w.dtype.itemsize
     width = gemv_plan.PACK_BYTES // size
@@ -231,15 +254,10 @@ def _specialise(
     step = min(16, width * x.dtype.itemsize)
     act_aligned = k % width == 0 and x.ptr % step == 0 and (m == 1 or x.stride * x.dtype.itemsize % step == 0)
     norm_aligned = n_normed % 4 == 0 and all(o.ptr % (4 * o.dtype.itemsize) == 0 for o in (g, normed))
-    kind = (
-        "none"
-        if scales is None
-        else "tensor"
-        if scales.span.size == 1
-        else "row"
-        if len(scales.shape) == 1
-        else "group"
-    )
+    kind = "none"
+    if scales is not None:
+        kind = "group" if len(scales.shape) == 2 else "tensor" if scales.span.size == 1 else "row"
+    traced = {} if section is None else layout.defines(section.capacity)
     return Specialisation(
         "gemv_partial_norm",
         (
@@ -260,5 +278,6 @@ def _specialise(
             ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
             ("DRVFUSE_NORM_ALIGNED", int(norm_aligned)),
             ("DRVFUSE_SCALES", kind),
+            *traced.items(),
         ),
     )

@@ -47,12 +47,13 @@ class Shape:
     @staticmethod
     def of(m: int, groups: int, rows: int) -> Shape:
         """For `groups` a row of the weight, and `rows` of it for a block."""
-        packs = 1 if groups <= MAX_WARPS else 2 if groups <= 2 * MAX_WARPS else 4
-        warps_a_row = min(MAX_WARPS, -(-groups // packs))
+        warps, in_flight = (MAX_WARPS, IN_FLIGHT) if m == 1 else (MAX_WARPS // 2, 2 * IN_FLIGHT)
+        packs = 1 if groups <= warps else 2 if groups <= 2 * warps else 4
+        warps_a_row = min(warps, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        teams = MAX_WARPS // warps_a_row
+        teams = warps // warps_a_row
         least = 1 if m == 1 and chunks == 1 else 2  # pairs of rows share what they need of act
-        slots = max(least, min(IN_FLIGHT // packs, -(-rows // teams)))
+        slots = max(least, min(in_flight // packs, -(-rows // teams)))
         while m > warps_a_row * teams:
             teams += 1
         return Shape(warps_a_row, teams, packs, slots + slots % least, chunks)
@@ -106,3 +107,9 @@ class Shares:
             last,
             0,
         )
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a block can have."""
+        both = self.normed_share + self.unnormed_share + (self.normed_more > 0) + (self.unnormed_more > 0)
+        return max(both, self.last_normed + self.last_unnormed)

@@ -55,16 +55,20 @@ class Workspace:
         timeout = int(config.get("spin_timeout") * 1e9)
         return ScratchParams(state=self.ptr, report=self._reports.address(self.ptr), timeout_ns=timeout)
 
-    def admit(self, stream: Stream) -> None:
-        """Before each launch on `stream`. Raises GridTimeout if an earlier one gave up, once; zeroes an own one after.
-
-        CaptureError where it must be zeroed and `stream` is being captured.
-        """
+    def check(self) -> None:
+        """Raise GridTimeout if a launch gave up, once; an own workspace is then zeroed before its next launch."""
         try:
             self._reports.check(self._index, self.ptr)
         except GridTimeout:
             self._stale = self._owned
             raise
+
+    def admit(self, stream: Stream) -> None:
+        """Before each launch on `stream`. Raises GridTimeout if an earlier one gave up, once; zeroes an own one after.
+
+        CaptureError where it must be zeroed and `stream` is being captured.
+        """
+        self.check()
         if self._stale:
             if stream.capture_id() is not None:
                 raise CaptureError("the op's workspace must be zeroed after a time-out, outside the capture")
@@ -101,11 +105,11 @@ class _Reports:
 
 
 class _Scratch:
-    """The workspaces of one device: `own` by stream, and all that are in use."""
+    """The workspaces of one device: `own` by stream and kind, and all that are in use."""
 
     def __init__(self, driver: Driver) -> None:
         self.reports = _Reports(driver)
-        self.own: dict[int, Workspace] = {}
+        self.own: dict[tuple[int, str], Workspace] = {}
         self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
 
 
@@ -117,8 +121,10 @@ def _of(device: Device) -> _Scratch:
     return found
 
 
-def acquire(device: Device, stream: Stream, given: Any, nbytes: int) -> Workspace:
+def acquire(device: Device, stream: Stream, given: Any, nbytes: int, kind: str = "") -> Workspace:
     """The workspace of a call on `stream`: the caller's, else one cached for this stream, which grows as needed.
+
+    Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
 
     The caller zeroes his own before its first use and after a GridTimeout; it is a uint8 array. A cached one is not for
     two streams. Raises GridTimeout, once, if an earlier launch with it gave up; CaptureError if a cached one has to
@@ -131,14 +137,14 @@ def acquire(device: Device, stream: Stream, given: Any, nbytes: int) -> Workspac
         if space is None or space.array is not array:
             space = scratch.known[array.ptr] = Workspace(scratch.reports, device, array, False)
     else:
-        space = scratch.own.get(stream.handle)
+        space = scratch.own.get((stream.handle, kind))
         if space is None or space.nbytes < nbytes or space.array.device is not device:
             if stream.capture_id() is not None:
                 raise CaptureError(
                     "the op needs scratch that a capture cannot allocate: call it once before, or pass workspace"
                 )
             array = device.zeros(nbytes, "uint8", stream=stream)
-            space = scratch.own[stream.handle] = Workspace(scratch.reports, device, array, True)
+            space = scratch.own[stream.handle, kind] = Workspace(scratch.reports, device, array, True)
     space.admit(stream)
     return space
 
@@ -148,7 +154,10 @@ def check_device(device: Device) -> None:
 
     Reads host memory only, so a launch that still runs is not seen: synchronise first.
     """
-    _of(device).reports.check(device.index)
+    scratch = _of(device)
+    for space in (*scratch.own.values(), *scratch.known.values()):
+        space.check()
+    scratch.reports.check(device.index)
 
 
 def _checked(device: Device, given: Any, nbytes: int) -> Array:

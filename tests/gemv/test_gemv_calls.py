@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, graphs, PDL, the finish counter, traces, schedules and bad input of the product with partial norm."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from gemv_support import EPS, Case, case, check, expected, run
+
+import drvfuse as df
+from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
+from drvfuse.ops.scratch import check_device
+from drvfuse.reference import bits
+
+M, N, K, NORMED = 2, 60, 520, 41
+
+
+@pytest.fixture
+def values(rng) -> Case:
+    return case(rng, M, N, K, NORMED)
+
+
+@pytest.fixture
+def arrays(device, values):
+    return tuple(device.array(array) for array in values[:3])
+
+
+def outputs(device):
+    return {
+        "normed_output": device.empty((M, NORMED), "bfloat16"),
+        "unnormed_output": device.empty((M, N - NORMED), "bfloat16"),
+    }
+
+
+def call(arrays, **rest):
+    return df.gemv_partial_norm(*arrays, n_normed=NORMED, eps=EPS, **rest)
+
+
+def test_captured_and_replayed(device, rng, values, arrays):
+    out = outputs(device)
+    call(arrays, **out)
+    with df.Graph.capture(device.stream) as graph:
+        results = call(arrays, **out)
+        with pytest.raises(CaptureError, match="unnormed_output"):
+            call(arrays, normed_output=out["normed_output"])
+    assert results == (out["normed_output"], out["unnormed_output"])
+    for again in (values, case(rng, M, N, K, NORMED)):
+        for array, host in zip(arrays, again, strict=False):
+            array.copy_from(host)
+        for _ in range(3):
+            graph.launch(device.stream)
+        device.synchronize()
+        check(results, expected(again))
+
+
+def test_a_first_call_cannot_be_captured(device, arrays):
+    stream = df.Stream(device)
+    with df.Graph.capture(stream), pytest.raises(CaptureError, match="once before"):
+        call(arrays, stream=stream, **outputs(device))
+
+
+def test_calls_of_changing_sizes_in_a_row(device, rng):
+    """Words of an earlier call, of another shape, are never taken for this one's."""
+    cases = [
+        case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
+    ]
+    found = [(values, run(device, values)) for _ in range(5) for values in cases]
+    device.synchronize()
+    for values, results in found:
+        check(results, expected(values))
+
+
+def test_two_streams_at_once(device, values, arrays):
+    streams = [df.Stream(device) for _ in range(2)]
+    device.synchronize()
+    found = [call(arrays, stream=stream) for _ in range(4) for stream in streams]
+    device.synchronize()
+    for results in found:
+        check(results, expected(values))
+
+
+COPY = """
+extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, int* spun) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (int i = 0; i < 2000; ++i) atomicAdd(spun, 1);
+    for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = from[i];
+}
+"""
+
+
+@pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
+def test_a_producer_that_writes_act_late(device, driver, rng, level):
+    """The kernel in front triggers at once and writes act at its end; each call reads what was written for it."""
+    steps = [case(rng, M, N, K, NORMED) for _ in range(4)]
+    steps = [step._replace(weight=steps[0].weight, gamma=steps[0].gamma) for step in steps]
+    machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=6, seed=seed) for seed in range(3)]
+    for machine in machines:
+        where = device if machine is None else df.device(0, driver=machine)
+        late = df.compile(COPY, driver=where.driver)["late"]
+        act, weight, gamma = (where.array(array) for array in steps[0][:3])
+        spun = where.zeros(1, "int32")
+        sources = [where.array(step.act) for step in steps]
+        where.synchronize()
+        found = []
+        for source in sources:
+            late.prepare(1, 64, source, act, source.nbytes // 4, spun, pdl=True)(where.stream)
+            found.append(call((act, weight, gamma), pdl_level=level))
+        where.synchronize()
+        for step, results in zip(steps, found, strict=True):
+            check(results, expected(step))
+        if machine is not None:
+            assert not machine.reports
+            machine.close()
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("delay", [False, True])
+def test_no_race_and_the_same_bits_under_many_schedules(rng, delay):
+    """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
+    values = case(rng, 1, 45, 264, 31)
+    wanted = expected(values)
+    for seed in range(12):
+        with df.emu.Machine(devices=1, sm_count=5, seed=seed, race="strict", delay_stores=delay) as machine:
+            device = df.device(0, driver=machine)
+            for level in (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING):
+                check(run(device, values, pdl_level=level), wanted)
+            assert machine.reports == [], f"seed {seed}"
+
+
+@pytest.mark.emu
+def test_bytes_that_a_call_moves(rng):
+    """The weight is read once; of act a block reads a row for each row of its own at most."""
+    values = case(rng, None, 60, 1024, 40)
+    with df.emu.Machine(devices=1, sm_count=6) as machine:
+        check(run(df.device(0, driver=machine), values), expected(values))
+        total = list(machine.launches)[-1].counters.total
+    weight, act = values.weight.nbytes, values.act.nbytes
+    # Beyond: act for each of the 8 teams of a block, gamma, the epoch, and polls of the words, which come in any order.
+    assert weight + act <= total.local_read <= weight + 6 * 8 * act + 1000 * 8 * 40
+    assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
+
+
+def test_finish_counter_is_zero_again(device, values, arrays):
+    counter = device.zeros(1, "int32")
+    for _ in range(3):
+        results = call(arrays, finish_counter=counter)
+    assert counter.numpy()[0] == 0
+    check(results, expected(values))
+
+
+@pytest.mark.parametrize("held", [1, 5, -3, 2**31 - 1])
+def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held):
+    counter = device.array(np.array([held], np.int32))
+    call(arrays, finish_counter=counter)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match=f"finish_counter held {held % 2**32}"):
+        check_device(device)
+    assert counter.numpy()[0] == 0
+    with pytest.raises(GridTimeout):
+        call(arrays, finish_counter=device.array(np.array([held], np.int32)))
+        device.synchronize()
+        call(arrays)
+    check(call(arrays, finish_counter=counter), expected(values))
+
+
+@pytest.mark.emu
+def test_a_wait_without_an_end_is_reported(rng, values):
+    """The epoch is changed under the last block's feet, so that the words it waits for never come."""
+    with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
+        device = df.device(0, driver=machine)
+        arrays = tuple(device.array(array) for array in values[:3])
+        edit = "if (index == 0 && threadIdx.x == 0) tag = epoch + 1;"
+        with df_edited(edit, edit.replace("epoch + 1", "epoch + 1 + (blockIdx.x == 0)")):
+            call(arrays)
+            device.synchronize()
+        with pytest.raises(GridTimeout, match="gave up waiting"):
+            call(arrays)
+        check(call(arrays), expected(values))
+
+
+def df_edited(old, new):
+    from drvfuse.check.edits import SourceEdit, applied
+
+    return applied([SourceEdit("gemv_partial_norm.cu", old, new)])
+
+
+def test_traced_calls_have_the_same_bits(device, values, arrays):
+    trace = df.Trace(device)
+    plain = call(arrays)
+    traced = [call(arrays, trace=trace) for _ in range(2)]
+    for results in traced:
+        for one, other in zip(results, plain, strict=True):
+            assert (bits(one.numpy()) == bits(other.numpy())).all()
+    records = trace.records()
+    for launch in np.unique(records["launch"]):
+        of_launch = records[records["launch"] == launch]
+        finishers = {role: set(of_launch["block"][of_launch["role"] == role]) for role in np.unique(of_launch["role"])}
+        assert len(finishers["apply_load"]) == len(finishers["apply_reduce"]) == len(finishers["apply_store"]) == 1
+        assert finishers["apply_load"] == {of_launch["block"].max()}
+        for block in np.unique(of_launch["block"]):
+            phases = of_launch[(of_launch["block"] == block) & (of_launch["role"] != "block")]
+            assert (phases["start"] <= phases["end"]).all() and (phases["start"][1:] >= phases["end"][:-1]).all()
+    small = df.Trace(device, nbytes=1024)
+    with pytest.raises(ArgumentError, match="too small"):
+        for _ in range(3):
+            call(arrays, trace=small)
+
+
+@pytest.fixture
+def refused():
+    def check(call, argument: str, text: str = "") -> None:
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert caught.value.argument == argument
+        assert text in str(caught.value)
+
+    return check
+
+
+def test_shapes_that_do_not_fit(device, arrays, refused):
+    act, weight, gamma = arrays
+    bf16 = "bfloat16"
+
+    def op(act=act, weight=weight, gamma=gamma, n_normed=NORMED, eps=EPS, **rest):
+        return lambda: df.gemv_partial_norm(act, weight, gamma, n_normed=n_normed, eps=eps, **rest)
+
+    refused(op(weight=device.zeros((N, 0), bf16), act=device.zeros((M, 0), bf16)), "weight", "K of at least 1")
+    refused(op(weight=device.zeros(K, bf16)), "weight", "[N, K]")
+    refused(op(act=device.zeros((M, K + 8), bf16)), "act", f"[M, {K}]")
+    refused(op(act=device.zeros((9, K), bf16)), "act", "M 1 to 8")
+    refused(op(act=device.zeros((0, K), bf16)), "act")
+    refused(op(act=device.zeros((1, M, K), bf16)), "act")
+    refused(op(gamma=device.zeros(NORMED + 1, bf16)), "gamma", f"({NORMED},)")
+    for count in (-1, N + 1, 1.5, True, "3"):
+        refused(op(n_normed=count), "n_normed", f"0 to {N}")
+    for eps in (-1.0, math.nan, math.inf, "1e-5"):
+        refused(op(eps=eps), "eps")
+    refused(op(weight_scales=device.zeros(N, "float32")), "weight_scales", "None")
+    fp8 = device.zeros((N, K), "float8_e4m3fn")
+    refused(op(weight=fp8, weight_scales=device.zeros((N, 4), "float32")), "weight_scales", f"({N}, 5)")
+    refused(op(weight=fp8, weight_scales=device.zeros(N, "bfloat16")), "weight_scales.dtype", "float32")
+    refused(op(normed_output=device.zeros((M, NORMED + 1), bf16)), "normed_output", f"({M}, {NORMED})")
+    refused(op(unnormed_output=device.zeros((N - NORMED,), bf16)), "unnormed_output")
+    refused(op(act=device.zeros((M, K), "float64")), "act.dtype", "float16")
+    refused(op(weight=device.zeros((N, K), "float8_e5m2")), "weight.dtype", "float8_e4m3fn")
+    refused(op(normed_output=device.zeros((M, NORMED), "float8_e4m3fn")), "normed_output.dtype")
+    mixed = outputs(device) | {"unnormed_output": device.empty((M, N - NORMED), "float32")}
+    refused(op(**mixed), "unnormed_output.dtype", "bfloat16")
+
+
+def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refused):
+    act, weight, gamma = arrays
+
+    def op(**rest):
+        return lambda: call(arrays, **rest)
+
+    refused(op(finish_counter=device.zeros(2, "int32")), "finish_counter", "one element")
+    refused(op(finish_counter=device.zeros(1, "float32")), "finish_counter.dtype", "int32")
+    refused(op(stream="mine"), "stream")
+    refused(op(pdl_level=9), "pdl_level")
+    refused(op(normed_output=df.view(act.ptr, (M, NORMED), "bfloat16", device, owner=act)), "normed_output", "act")
+    with pytest.raises(Unsupported):
+        call(arrays, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
+    with pytest.raises(ArgumentError):  # off the element size
+        df.view(act.ptr + 1, (M, K - 1), "bfloat16", device, owner=act)
+    with pytest.raises(Unsupported, match="do not fit"):
+        wide = device.zeros((1, 3_000_000), "bfloat16")
+        df.gemv_partial_norm(wide.reshape(3_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
+
+
+def test_no_rows_of_the_weight(device):
+    arrays = device.zeros((2, 16), "bfloat16"), device.zeros((0, 16), "bfloat16"), device.zeros(0, "float32")
+    normed, unnormed = df.gemv_partial_norm(*arrays, n_normed=0, eps=EPS)
+    assert normed.shape == unnormed.shape == (2, 0)
+
+
+def test_bases_and_rows_off_sixteen_bytes(device, rng):
+    """Arrays that begin at any element, and rows that lie farther apart than they are long."""
+    values = case(rng, 2, 20, 256, 12)
+    wide = rng.standard_normal((20, 300)).astype(values.weight.dtype)
+    wide[:, 3:259] = values.weight
+    around = device.array(wide)
+    for offset, columns in ((3, 256), (4, 256)):
+        weight = Columns(around, (20, columns), offset)
+        taken = values._replace(weight=np.ascontiguousarray(wide[:, offset : offset + columns]))
+        act = np.zeros((2 * 256 + 1,), values.act.dtype)
+        act[1:] = values.act.reshape(-1)
+        odd = device.array(act)
+        with df.config.override(driver=device.driver):
+            results = df.gemv_partial_norm(
+                df.view(odd.ptr + 2, (2, 256), "bfloat16", device, owner=odd),
+                weight,
+                device.array(values.gamma),
+                n_normed=12,
+                eps=EPS,
+            )
+        check(results, expected(taken))
+
+
+class Columns:
+    """Some columns of a wider array."""
+
+    def __init__(self, array: df.Array, shape: tuple[int, int], offset: int) -> None:
+        self.array, self.dtype = array, str(array.dtype)
+        size = array.dtype.itemsize
+        self.__cuda_array_interface__ = {
+            **array.__cuda_array_interface__,
+            "shape": shape,
+            "strides": (array.shape[1] * size, size),
+            "data": (array.ptr + offset * size, False),
+        }
