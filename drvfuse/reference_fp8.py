@@ -8,7 +8,7 @@ can be given as the GPU has them, and then all other bits are exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,8 +72,20 @@ def row_tree(packs: Floats) -> Floats:
     return total[:, 0]
 
 
-def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
-    """1 / sqrt(mean of squares + eps) of each row, in the kernel's order of additions."""
+def segment_tree(packs: Floats) -> Floats:
+    """The sum of each row of pack sums [rows, packs] as the forward adds it: segments of 32 packs, then in order."""
+    rows, count = packs.shape
+    segments = _butterfly(packs.reshape(rows, count // 32, 32))
+    total = np.zeros(rows, np.float32)
+    for k in range(segments.shape[1]):
+        total += segments[:, k]
+    return total
+
+
+def row_rstd(
+    x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, tree: Callable[[Floats], Floats] = row_tree
+) -> Floats:
+    """1 / sqrt(mean of squares + eps) of each row, in the order of additions of `tree`."""
     columns = x.shape[-1]
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
@@ -81,7 +93,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
         squares = np.zeros(packs.shape[:2], np.float32)
         for k in range(PACK):
             squares += packs[..., k] * packs[..., k]  # exact products: the same as the kernel's fma
-        mean = row_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
+        mean = tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
 
@@ -119,7 +131,7 @@ def fp8_rmsnorm_forward(
     """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
-        rstd = row_rstd(x, s_x, QB, eps)
+        rstd = row_rstd(x, s_x, QB, eps, segment_tree)
     with np.errstate(all="ignore"):
         y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
         empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
@@ -253,5 +265,6 @@ __all__ = [
     "row_rstd",
     "row_tree",
     "scale_of",
+    "segment_tree",
     "transpose",
 ]

@@ -355,8 +355,7 @@ MUTANTS: dict[str, Mutant] = {
         "norm kernels launched with programmatic dependence",
         (
             SourceEdit("fp8_rmsnorm_forward.cu", "    wait_for_producer();\n", ""),
-            grid_barrier('#include "scratch.cuh"\n', '#include "pdl.cuh"\n#include "scratch.cuh"\n'),
-            grid_barrier("u32* shared_maximum) {\n", "u32* shared_maximum) {\n    wait_for_producer();\n"),
+            SourceEdit("fp8_rmsnorm_forward.cu", "    tell(words, 0,", "    wait_for_producer();\n    tell(words, 0,"),
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),

@@ -2,43 +2,52 @@
 // FP8 RMSNorm forward in one launch: x and its group scales are read, qy, its transpose, one scale and rstd written.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
-// Grid: cooperative, at most as many blocks as are resident, WARPS warps each.
-//   Phase 1  WARPS_A_ROW warps take a row: rstd, and the row's largest |y|, of which only the grid's maximum is kept.
-//            A row's bytes are kept in shared memory where they fit (OWN: the block meets the same rows in phase 2).
-//   Barrier  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: each thread quantises TR x TC
-//            elements, stores TC bytes of each row, and runs of TR bytes of each column.
+// Grid: cooperative, one block a multiprocessor at most. Groups of BLOCK_ROWS rows go round the blocks.
+//   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Their
+//            combination over the segments gives the rows' rstd and the block's estimate of the largest |y|.
+//   Meeting  the grid's maximum, from which every block computes the one scale.
+//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh). With OWN a block
+//            meets its own rows again, of which it has kept x (`resident_rows`), scales and rstd (`known_rows`) in
+//            shared memory as far as they fit; else tiles go round the grid and each row's rstd comes from its block.
+// Global bytes an element with groups of QB: read (1 + 2 / QB), and again what OWN has not kept (all of it without
+// OWN); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile in phase 2.
 //
 // The sum of squares of a row is a tree on the columns alone: squares of 16 elements in order (they are exact), times
-// the scale twice; lane l of segment k (512 columns) adds its packs of segments k, k + 8, ... in order; butterfly over
-// the lanes, then over the 8 segments. Numerics otherwise as COAT's: y = (x * s * rstd) * w in fp32, its maximum of
-// unrounded values, y rounded to bf16 before the quotient, which is a product with the approximate reciprocal, as
-// div.full computes it.
+// the scale twice; butterfly over a segment's 32; the segments in order. Numerics otherwise as COAT's: y =
+// (x * s * rstd) * w in fp32, its maximum of unrounded values, y rounded to bf16 before the quotient, which is a product
+// with the approximate reciprocal, as div.full computes it.
 //
-// The maximum is exact though few elements are evaluated: rounding is monotone, so a pack's largest |x|, times scale,
-// rstd and largest |w|, each rounded, is no less than any |y| of the pack, and only packs whose bound exceeds what the
-// block has found are evaluated. NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN;
-// other NaN are dropped.
-#include "fp8_rows.cuh"
-#include "grid_barrier.cuh"
+// The maximum. x * s is exact, so rstd * max|x * s * w|, each step rounded, is within 5 * 2^-24 of the row's largest |y|,
+// relatively. The scale is a monotone function of the maximum, rounded to bf16: if both ends of that range, widened to
+// 2^-21, have one scale, it is the scale. Else (one tensor in some thousands), or if a weight, an rstd or the estimate is
+// so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their rows and meet
+// again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
+// 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
+// NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
+//
+// Memory order: words of grid_words.cuh carry all that blocks tell one another. Failure: scratch.cuh; then qy, qy_t and
+// the scale are not written.
+#include "fp8_tile.cuh"
+#include "grid_words.cuh"
 #include "pdl.cuh"
 
 using X = DRVFUSE_DTYPE;
 using Weight = DRVFUSE_WEIGHT_DTYPE;
 constexpr int QB = DRVFUSE_GROUP;
 constexpr int WARPS = DRVFUSE_WARPS;
-constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
+constexpr int BATCH = DRVFUSE_BATCH;
+constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
-constexpr int RUN = DRVFUSE_RUN;              // bytes of a column that one store of qy_t can take
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;     // whole packs, 16-byte aligned rows
-constexpr bool OWN = DRVFUSE_OWN;             // a block quantises the rows that it has reduced
+constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
+constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
+constexpr bool OWN = DRVFUSE_OWN;          // a block quantises the rows that it has reduced
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int TEAMS = WARPS / WARPS_A_ROW;
-constexpr int SLOTS = DRVFUSE_SLOTS;  // packs of a row that a lane has in flight: 8 / WARPS_A_ROW, fewer for short rows
 constexpr int SEGMENT = 32 * PACK;
-constexpr int BLOCK_ROWS = OWN ? ROW_LANES * TR : TEAMS;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
+constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
+constexpr u32 NAN_BITS = 0x7fffffffu;
+static_assert(BLOCK_ROWS % (OWN ? TILE_ROWS : BATCH) == 0 && (!OWN || BATCH % 4 == 0), "whole tiles and batches");
 
 struct ForwardParams {
     const u8* x;
@@ -50,37 +59,36 @@ struct ForwardParams {
     float* rstd;
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
-    int columns, resident_rows;
+    int columns;
+    int groups, longer;  // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
+    int resident_rows, known_rows, chunk_rows;
     float epsilon;
     int early_trigger;
 };
 
-template <bool>
-struct Pick {
-    using type = int;
-};
-template <>
-struct Pick<false> {
-    using type = i64;
-};
-
+// The rows of a block, counted from 0, and what it keeps of them.
 struct Rows {
     const ForwardParams& p;
-    u8* kept;           // resident rows, `pitch` bytes each
-    bf16* kept_scales;  // their scales, `scale_pitch` elements each
-    int pitch, scale_pitch;
+    float* rstd;   // OWN: [known_rows]; else [WARPS, TILE_ROWS], of each warp's tile
+    u8* x;         // [resident_rows, pitch], swizzled
+    bf16* scales;  // [groups of QB, known_rows]
+    int pitch;
 
-    // Row `local` of this block.
+    __device__ __forceinline__ int count() const {
+        return (p.groups + (int(blockIdx.x) < p.longer)) * BLOCK_ROWS;
+    }
     __device__ __forceinline__ i64 global(int local) const {
-        return (i64(local / BLOCK_ROWS) * gridDim.x + blockIdx.x) * BLOCK_ROWS + local % BLOCK_ROWS;
+        return (i64(u32(local) / BLOCK_ROWS) * gridDim.x + blockIdx.x) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
+    }
+    // Lanes TR rows apart read the same columns at once: every other TR rows have the halves of 128 bytes changed over.
+    __device__ __forceinline__ u32 offset(int local, int at) const {
+        return u32(local) * pitch + (at ^ (u32(local) / TR % 2 * 64));
     }
 };
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    return value;
-}
+struct Place {
+    int across, down;
+};
 
 __device__ __forceinline__ u32 warp_max(u32 value) {
     u32 result;
@@ -88,27 +96,146 @@ __device__ __forceinline__ u32 warp_max(u32 value) {
     return result;
 }
 
-// The packs of one row that a warp has in flight: segments first, first + WARPS_A_ROW, ...
+// Each of N values added over the lanes as a butterfly adds them; lane l gets the sum of value l / (32 / N).
+template <int N>
+__device__ __forceinline__ float sum_lanes(float (&v)[N]) {
+    int mask = 16;
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2, mask /= 2) {
+        const bool upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+            v[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, give, mask));
+        }
+    }
+#pragma unroll
+    for (; mask > 0; mask /= 2) v[0] = __fadd_rn(v[0], __shfl_xor_sync(0xffffffffu, v[0], mask));
+    return v[0];
+}
+
+template <int W>
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+    if constexpr (ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < pack.words; ++i) pack.word[i] = 0;
+        if (at < p.columns) load_pack(pack, p.weight + at);
+    } else {
+        load_elements(pack, p.weight + at, p.columns - at);
+    }
+}
+
+// One pack of each of BATCH rows; what does not exist is 0.
 struct Batch {
-    u32 word[SLOTS][4];
-    u16 scale[SLOTS];
+    u32 word[BATCH][4];
+    u16 scale[BATCH];
 };
 
-__device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int column) {
+__device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int at) {
+    const u8* x = p.x + row * p.x_stride + at;
+    const bf16* scale = p.scales + row * p.scale_stride + at / QB;
+    if (ALIGNED && row + BATCH <= p.rows && at < p.columns) {
 #pragma unroll
-    for (int i = 0; i < SLOTS; ++i) {
-        int at = column + i * WARPS_A_ROW * SEGMENT;
-        batch.scale[i] = 0;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) batch.word[i][j] = 0;
-        if (row < p.rows && at < p.columns) {
-            if constexpr (ALIGNED) {
-                stream_pack(batch.word[i], p.x + row * p.x_stride + at);
-            } else {
-                load_bytes<PACK>(batch.word[i], p.x + row * p.x_stride + at, p.columns - at, false);
-            }
-            batch.scale[i] = p.scales[row * p.scale_stride + at / QB].bits;
+        for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
+            stream_pack(batch.word[r], x);
+            batch.scale[r] = scale->bits;
         }
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) batch.word[r][j] = 0;
+        batch.scale[r] = 0;
+        if (row + r < p.rows && at < p.columns) {
+            load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);
+            batch.scale[r] = scale->bits;
+        }
+    }
+}
+
+__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
+    if (local < rows.p.resident_rows) {
+        u8* x = rows.x + rows.offset(local, at);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            *reinterpret_cast<uint4*>(x + r * rows.pitch) =
+                make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
+        }
+    }
+    if (local < rows.p.known_rows && at % QB == 0) {
+        bf16* scale = rows.scales + at / QB * rows.p.known_rows + local;
+#pragma unroll
+        for (int r = 0; r < BATCH; r += 4) {
+            *reinterpret_cast<uint2*>(scale + r) = make_uint2(batch.scale[r] | u32(batch.scale[r + 1]) << 16,
+                                                              batch.scale[r + 2] | u32(batch.scale[r + 3]) << 16);
+        }
+    }
+}
+
+// The scales of four rows at a column; of rows that do not exist 0.
+__device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
+    const bf16* scale = p.scales + row * p.scale_stride + at / QB;
+    u16 one[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r, scale += p.scale_stride) one[r] = row + r < p.rows ? scale->bits : 0;
+    pair[0] = one[0] | u32(one[1]) << 16, pair[1] = one[2] | u32(one[3]) << 16;
+}
+
+// TC columns of four rows; what does not exist is 0.
+struct Quad {
+    u32 word[4][TC / 4];
+    u32 scale[2];  // without OWN
+};
+
+// `row` is the block's own with OWN, else the tensor's.
+__device__ __forceinline__ void load_quad(Quad& quad, const Rows& rows, int row, int at) {
+    const ForwardParams& p = rows.p;
+    if (OWN && row < p.resident_rows) {
+        const u8* x = rows.x + rows.offset(row, at);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) load_bytes<TC>(quad.word[r], x + r * rows.pitch, TC, true);
+        return;
+    }
+    const i64 from = OWN ? rows.global(row) : i64(row);
+    const u8* x = p.x + from * p.x_stride + at;
+    if (from + 4 <= p.rows) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r, x += p.x_stride) load_bytes<TC>(quad.word[r], x, p.columns - at, ALIGNED);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 4; ++r, x += p.x_stride) {
+#pragma unroll
+            for (int j = 0; j < TC / 4; ++j) quad.word[r][j] = 0;
+            if (from + r < p.rows) load_bytes<TC>(quad.word[r], x, p.columns - at, ALIGNED);
+        }
+    }
+    if (!OWN) load_scales(quad.scale, p, from, at);
+}
+
+struct Factors {
+    u32 scale[2];
+    float rstd[4];
+};
+
+// Of the four rows of a quad.
+__device__ __forceinline__ void load_factors(Factors& factors, const Quad& quad, const Rows& rows, int row, int at) {
+    const ForwardParams& p = rows.p;
+    if (OWN && row >= p.known_rows) {
+        const i64 from = rows.global(row);
+        load_scales(factors.scale, p, from, at);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) factors.rstd[r] = from + r < p.rows ? p.rstd[from + r] : 0.0f;
+        return;
+    }
+    const int known = OWN ? row : int(threadIdx.x / 32) * TILE_ROWS + row % TILE_ROWS;
+    const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + known);
+    factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
+    if (OWN) {
+        const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + at / QB * p.known_rows + row);
+        factors.scale[0] = pair.x, factors.scale[1] = pair.y;
+    } else {
+        factors.scale[0] = quad.scale[0], factors.scale[1] = quad.scale[1];
     }
 }
 
@@ -116,312 +243,272 @@ __device__ __forceinline__ float normalised(float x, float scale, float rstd, fl
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
-// TC columns of four rows; what does not exist is 0.
-struct Quad {
-    u32 word[4][TC / 4];
-    u16 scale[4];
+// The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
+__device__ __forceinline__ u32 decided_scale(u32 estimate) {
+    const float most = __uint_as_float(estimate);
+    if (!(most >= 0x1p-40f && most <= 0x1p100f)) return UNDECIDED;
+    const u32 low = fp8_scale_bits<X>(__fmul_rn(most, 1.0f - 0x1p-21f));
+    const u32 high = fp8_scale_bits<X>(__fmul_rn(most, 1.0f + 0x1p-21f));
+    return low == high ? low : UNDECIDED;
+}
+
+// The largest |y| of this block's rows into `found`, as bits, by evaluating them all.
+__device__ __forceinline__ void exact_maximum(const Rows& rows, u32* found) {
+    const ForwardParams& p = rows.p;
+    for (int local = threadIdx.x / 32; local < rows.count(); local += WARPS) {
+        const i64 row = rows.global(local);
+        if (row >= p.rows) break;
+        const float rstd = p.rstd[row];
+        float best = 0.0f;
+        bool number = false;
+        for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
+            const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
+            const float y = fabsf(normalised(value, scale, rstd, p.weight[at]));
+            number |= y == y;
+            best = fmaxf(best, y);
+        }
+        number = __any_sync(0xffffffffu, number);
+        const u32 most = number ? warp_max(__float_as_uint(best)) : NAN_BITS;
+        if (threadIdx.x % 32 == 0) atomicMax(found, most);
+    }
+}
+
+// A block's largest |y| as bits, and the grid's.
+struct Largest {
+    u32 own, all;
 };
 
-__device__ __forceinline__ void load_quad(Quad& quad, const ForwardParams& p, const Rows& rows, i64 row, int local,
-                                          int at) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        quad.scale[r] = 0;
-#pragma unroll
-        for (int j = 0; j < TC / 4; ++j) quad.word[r][j] = 0;
-        if (row + r < p.rows) {
-            if (OWN && local + r < p.resident_rows) {
-                load_bytes<TC>(quad.word[r], rows.kept + i64(local + r) * rows.pitch + at, TC, true);
-                quad.scale[r] = rows.kept_scales[(local + r) * rows.scale_pitch + at / QB].bits;
-            } else {
-                load_bytes<TC>(quad.word[r], p.x + (row + r) * p.x_stride + at, p.columns - at, ALIGNED);
-                quad.scale[r] = p.scales[(row + r) * p.scale_stride + at / QB].bits;
-            }
-        }
-    }
+// Tells the other blocks what this one has found; a block barrier.
+__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, const ScratchUse& use) {
+    __syncthreads();
+    if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, use.epoch(), largest.own);
 }
 
-constexpr u32 NAN_BITS = 0x7fffffff;
-
-// The largest |y| of one pack into `best`; true if it has a y that is a number. The pack is this lane's own: it is taken
-// from the shared memory at `kept` where that is not null.
-__device__ __forceinline__ bool evaluate(const ForwardParams& p, i64 row, int at, const u8* kept,
-                                         const bf16* kept_scales, const Weight* weight, float rstd, float& best) {
-    const int valid = p.columns - at;
-    u32 word[4];
-    float scale;
-    if (kept != nullptr) {
-        load_bytes<PACK>(word, kept + at, PACK, true);
-        scale = kept_scales[at / QB];
-    } else {
-        load_bytes<PACK>(word, p.x + row * p.x_stride + at, valid, ALIGNED);
-        scale = p.scales[row * p.scale_stride + at / QB];
+// Hears what all blocks have told; false, for all threads, if this block has given up.
+__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, ScratchUse& use,
+                                     const Scratch& scratch) {
+    if (gridDim.x == 1) {
+        if (threadIdx.x == 0) largest.all = largest.own;
+        __syncthreads();
+        return true;
     }
-    float w[PACK];
-    load_weights<Weight, PACK>(w, weight + at, PACK, true);
-    bool number = false;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float v[4];
-        fp8_floats<X>(word[j], v);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const float y = fabsf(normalised(v[k], scale, rstd, w[4 * j + k]));
-            if (4 * j + k < valid && y == y) {
-                number = true;
-                best = fmaxf(best, y);
-            }
-        }
+    u32 most = 0;
+    bool given_up = use.aborted();
+    Patience patience(scratch);
+    for (u32 block = threadIdx.x; block < gridDim.x && !given_up; block += THREADS) {
+        most = max(most, await_word(words->maxima[round] + block, use.epoch(), block, patience, given_up));
     }
-    return number;
-}
-
-// Raise `found`, the block's largest |y| as bits, by this warp's packs of a row: those whose bound exceeds it are
-// evaluated, the lane with the largest bound first, as what it finds rules most others out. `limits[i]` is the largest
-// bound, without rstd, of the lane's packs in slot i; `column` is that of its pack of slot 0. Returns whether any y is a
-// number.
-__device__ __forceinline__ bool raise_maximum(const ForwardParams& p, u32* found, i64 row, int column, const u8* kept,
-                                              const bf16* kept_scales, const Weight* weight, float rstd,
-                                              const float (&limits)[SLOTS]) {
-    const int lane = threadIdx.x % 32;
-    u32 best = *(volatile u32*)found;  // magnitudes as bits: ordered like the numbers, and NaN above all
-    u32 done = 0;                      // slots evaluated, or without packs
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) done |= u32(column + i * WARPS_A_ROW * SEGMENT >= p.columns) << i;
-    bool number = false;
-    for (bool first = true;; first = false) {
-        u32 top = best;
-        int slot = -1;
-#pragma unroll
-        for (int i = 0; i < SLOTS; ++i) {
-            const float limit = __fmul_rn(__fmul_rn(limits[i], rstd), 1.000001f);
-            const u32 magnitude = __float_as_uint(limit) & NAN_BITS;
-            if (!(done >> i & 1)) {
-                number |= magnitude <= best;
-                if (magnitude > top) top = magnitude, slot = i;
-            }
-        }
-        if (!__any_sync(0xffffffffu, slot >= 0)) break;
-        const u32 leader = warp_max(top);
-        if (slot >= 0 && (!first || top == leader)) {
-            float more = __uint_as_float(best);
-            for (int at = column + slot * WARPS_A_ROW * SEGMENT; at < p.columns; at += 8 * SEGMENT) {
-                number |= evaluate(p, row, at, kept, kept_scales, weight, rstd, more);
-            }
-            best = __float_as_uint(more);
-            done |= 1u << slot;
-        }
-        best = warp_max(best);
-    }
-    if (lane == 0 && best > *(volatile u32*)found) atomicMax(found, best);
-    return __any_sync(0xffffffffu, number);
+    __syncwarp();
+    most = warp_max(most);
+    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
+    return use.met(given_up);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
-    __shared__ u32 found;  // the largest |y| so far, as bits
-    __shared__ float partial[TEAMS][8];
-    __shared__ u8 numbers[TEAMS][8];
+    __shared__ Largest estimate, exact;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int team = warp / WARPS_A_ROW, member = warp % WARPS_A_ROW;
-    const int packs = (p.columns + PACK - 1) / PACK;
-    float* bounds = reinterpret_cast<float*>(dynamic);                                   // largest |w| of each pack
-    Weight* weight = reinterpret_cast<Weight*>(dynamic + (packs * 4 + 15) / 16 * 16);  // w, ended with zeros
-    u8* kept = reinterpret_cast<u8*>(weight + packs * PACK);
-    bf16* kept_scales = reinterpret_cast<bf16*>(kept + i64(p.resident_rows) * packs * PACK);
-    const Rows rows{p, kept, kept_scales, packs * PACK, (packs * PACK / QB + 8) / 8 * 8};
+    const int segments = (p.columns + SEGMENT - 1) / SEGMENT, pitch = (p.columns + 127) / 128 * 128;
+    float* rstds = reinterpret_cast<float*>(dynamic);
+    u8* x = reinterpret_cast<u8*>(rstds + (OWN ? p.known_rows : WARPS * TILE_ROWS));
+    bf16* scales = reinterpret_cast<bf16*>(x + p.resident_rows * pitch);
+    float* sums = reinterpret_cast<float*>(scales + p.known_rows * ((p.columns + QB - 1) / QB));
+    u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);  // both [segments, chunk_rows]
+    float* alone = sums + 2 * segments * p.chunk_rows;  // of a single block without OWN: rstd of all rows
+    const Rows rows{p, rstds, x, scales, pitch};
+    const int count = rows.count();
+    GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
+
+    const int tiles_across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const int tiles_down = OWN ? count / TILE_ROWS : (int(p.rows) + TILE_ROWS - 1) / TILE_ROWS;
+    const int first_tile = OWN ? warp : int(blockIdx.x) * WARPS + warp;
+    Place tile{first_tile % tiles_across, first_tile / tiles_across};
+    // Own rows that are not resident were read last, so they come first.
+    const auto tile_row = [&] { return (OWN ? tiles_down - 1 - tile.down : tile.down) * TILE_ROWS; };
+    const auto lane_row = [&] { return tile_row() + lane / (32 / ROW_LANES) * TR; };
+    const auto lane_column = [&] { return tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC; };
+    Quad quads[TR / 4];
+    Pack<Weight, TC> weights;
+    const auto load_tile_quad = [&](int q) {
+        const int at = lane_column();
+        load_quad(quads[q], rows, lane_row() + 4 * q, at < p.columns ? at : 0);
+    };
+    const auto load_first_tile = [&] {
+        if (tile.down >= tiles_down) return;
+#pragma unroll
+        for (int q = 0; q < TR / 4; ++q) load_tile_quad(q);
+        load_weight_pack(weights, p, lane_column());
+    };
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
-    const int column = (member * 32 + lane) * PACK;
-    const int stride = 8 * SEGMENT;
-    Batch batch;
-    load_batch(batch, p, rows.global(team), column);
-
-    if (threadIdx.x == 0) found = 0;
-    for (int pack = threadIdx.x; pack < packs; pack += THREADS) {
-        float w[PACK];
-        load_weights<Weight, PACK>(w, p.weight + pack * PACK, p.columns - pack * PACK, ALIGNED);
-        float most = fabsf(w[0]);
-#pragma unroll
-        for (int i = 1; i < PACK; ++i) most = fmaxf(most, fabsf(w[i]));
-        bounds[pack] = most;
-        Pack<Weight, PACK> raw;
-#pragma unroll
-        for (int i = 0; i < raw.words; ++i) raw.word[i] = Word<Weight>::pack(w + i * Word<Weight>::per_word);  // exact
-#pragma unroll
-        for (int i = 0; i < raw.words; i += 4) {
-            *reinterpret_cast<uint4*>(reinterpret_cast<u32*>(weight + pack * PACK) + i) =
-                make_uint4(raw.word[i], raw.word[i + 1], raw.word[i + 2], raw.word[i + 3]);
-        }
-    }
-    __syncthreads();
+    if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
+    if (!OWN) load_first_tile();
 
     // Phase 1.
-    for (int first = 0; rows.global(first) < p.rows; first += BLOCK_ROWS) {
-        for (int local = first + team; local < first + BLOCK_ROWS; local += TEAMS) {
-            const i64 row = rows.global(local);
-            if (WARPS_A_ROW == 1 && row >= p.rows) break;
-            const bool keep = OWN && local < p.resident_rows;
-            float sums[SLOTS];
+    u32 best = 0;
+    bool strange = false;
+    float w[PACK];
+    int held = -1;
+    const Place step{WARPS % segments, WARPS / segments * BATCH};
+    for (int first = 0; first < count; first += p.chunk_rows) {
+        const int end = min(first + p.chunk_rows, count);
+        Place place{warp % segments, first + warp / segments * BATCH}, after;
+        Batch batch, next;
+        if (place.down < end) load_batch(batch, p, rows.global(place.down), place.across * SEGMENT + lane * PACK);
+        for (; place.down < end; place = after, batch = next) {
+            after = {place.across + step.across, place.down + step.down};
+            if (after.across >= segments) after.across -= segments, after.down += BATCH;
+            if (after.down < end) load_batch(next, p, rows.global(after.down), after.across * SEGMENT + lane * PACK);
+            const int at = place.across * SEGMENT + lane * PACK;
+            if (place.across != held) {
+                held = place.across;
+                Pack<Weight, PACK> raw;
+                load_weight_pack(raw, p, at);
+                to_float(w, raw);
 #pragma unroll
-            for (int i = 0; i < SLOTS; ++i) sums[i] = 0.0f;
-            float limits[SLOTS];  // without rstd; two roundings more or less than the bound itself
-#pragma unroll
-            for (int i = 0; i < SLOTS; ++i) limits[i] = 0.0f;
-            for (int start = 0; start < p.columns; start += stride) {
-                Batch next;
-                if (start + stride < p.columns) {
-                    load_batch(next, p, row, column + start + stride);
-                } else {
-                    const int after = local + TEAMS < first + BLOCK_ROWS ? local + TEAMS : first + BLOCK_ROWS + team;
-                    load_batch(next, p, rows.global(after), column);
+                for (int i = 0; i < PACK; ++i) {
+                    w[i] = fabsf(w[i]);
+                    strange |= !(w[i] <= 0x1p20f);
                 }
-#pragma unroll
-                for (int i = 0; i < SLOTS; ++i) {
-                    const int at = column + start + i * WARPS_A_ROW * SEGMENT;
-                    const float scale = bf16{batch.scale[i]};  // a pack that does not exist is all zeros
-                    float squares = 0.0f;
-                    u32 most = 0;
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        u32 low, high;
-                        fp8_halves<X>(batch.word[i][j], low, high);
-                        most = max_magnitudes(most, max_magnitudes(low, high));
-                        float v[4];
-                        half_pair(low, v);
-                        half_pair(high, v + 2);
-#pragma unroll
-                        for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);
-                    }
-                    sums[i] = __fadd_rn(sums[i], __fmul_rn(__fmul_rn(squares, scale), scale));
-                    const float top = __fmul_rn(fmaxf(low_half(most), low_half(most >> 16)), fabsf(scale));
-                    const float limit = __fmul_rn(top, bounds[min(at / PACK, packs - 1)]);
-                    if (at < p.columns) limits[i] = limit <= limits[i] ? limits[i] : limit;  // a NaN stays
-                    if (keep && at < p.columns) {
-                        *reinterpret_cast<uint4*>(rows.kept + i64(local) * rows.pitch + at) =
-                            make_uint4(batch.word[i][0], batch.word[i][1], batch.word[i][2], batch.word[i][3]);
-                        if (at % QB == 0) kept_scales[local * rows.scale_pitch + at / QB].bits = batch.scale[i];
-                    }
-                }
-                batch = next;
             }
-            float eight[8];
-            if constexpr (WARPS_A_ROW == 1) {
+            float squares[BATCH];
+            u32 most[BATCH];
 #pragma unroll
-                for (int i = 0; i < 8; ++i) eight[i] = i < SLOTS ? sums[i < SLOTS ? i : 0] : 0.0f;
+            for (int r = 0; r < BATCH; ++r) {
+                squares[r] = 0.0f, most[r] = 0;
 #pragma unroll
-                for (int mask = 16; mask > 0; mask /= 2) {
+                for (int j = 0; j < 4; ++j) {
+                    float v[4];
+                    u32 product[4];
+                    fp8_floats<X>(batch.word[r][j], v);
 #pragma unroll
-                    for (int i = 0; i < SLOTS; ++i) {
-                        eight[i] = __fadd_rn(eight[i], __shfl_xor_sync(0xffffffffu, eight[i], mask));
+                    for (int k = 0; k < 4; ++k) {
+                        squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
+                        product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), w[4 * j + k]));
                     }
+                    most[r] = max(max(most[r], product[0]), product[1]);  // of three, in one instruction
+                    most[r] = max(max(most[r], product[2]), product[3]);
                 }
-            } else {
-                float sum = warp_sum(sums[0]);
-                __syncthreads();
-                if (lane == 0) partial[team][member] = sum;
-                __syncthreads();
-#pragma unroll
-                for (int i = 0; i < 8; ++i) eight[i] = partial[team][i];
+                const float scale = bf16{batch.scale[r]};
+                squares[r] = __fmul_rn(__fmul_rn(squares[r], scale), scale);
+                most[r] = __float_as_uint(__fmul_rn(__uint_as_float(most[r]), fabsf(scale)));
             }
-            const float total = __fadd_rn(__fadd_rn(__fadd_rn(eight[0], eight[4]), __fadd_rn(eight[2], eight[6])),
-                                          __fadd_rn(__fadd_rn(eight[1], eight[5]), __fadd_rn(eight[3], eight[7])));
-            const float rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
-            if (row < p.rows && lane == 0 && member == 0) p.rstd[row] = rstd;
-            const u8* own = keep ? rows.kept + i64(local) * rows.pitch : nullptr;
-            const bf16* own_scales = kept_scales + local * rows.scale_pitch;
-            __syncwarp();  // a scale may have been kept by another lane
-            const bool number =
-                row >= p.rows || raise_maximum(p, &found, row, column, own, own_scales, weight, rstd, limits);
-            if constexpr (WARPS_A_ROW == 1) {
-                if (!number && lane == 0) atomicMax(&found, NAN_BITS);
-            } else {
-                if (lane == 0) numbers[team][member] = number;
-                __syncthreads();
-                if (member == 0 && lane == 0) {
-                    int count = 0;
-                    for (int i = 0; i < WARPS_A_ROW; ++i) count += numbers[team][i];
-                    if (count == 0) atomicMax(&found, NAN_BITS);
-                }
+            if constexpr (OWN) {
+                if (at < p.columns) keep_batch(batch, rows, place.down, at);
+            }
+            const int to = place.across * p.chunk_rows + place.down - first;
+            const float sum = sum_lanes(squares);
+            if (lane % (32 / BATCH) == 0) sums[to + lane / (32 / BATCH)] = sum;
+#pragma unroll
+            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
+            if (lane == 0) {
+#pragma unroll
+                for (int r = 0; r < BATCH; ++r) products[to + r] = most[r];
             }
         }
+        __syncthreads();
+        for (int local = first + threadIdx.x; local < end; local += THREADS) {
+            const i64 row = rows.global(local);
+            float rstd = 0.0f;
+            if (row < p.rows) {
+                float total = 0.0f;
+                u32 most = 0;
+                for (int s = 0; s < segments; ++s) {
+                    total = __fadd_rn(total, sums[s * p.chunk_rows + local - first]);
+                    most = max(most, products[s * p.chunk_rows + local - first]);
+                }
+                rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
+                p.rstd[row] = rstd;
+                if (!OWN && gridDim.x > 1) leave_word(words->rows + row, use.epoch(), __float_as_uint(rstd));
+                if (!OWN && gridDim.x == 1) alone[row] = rstd;
+                const bool usual = rstd >= 0x1p-20f && rstd <= 0x1p20f;
+                best = max(best, usual ? __float_as_uint(__fmul_rn(__uint_as_float(most), rstd)) : UNDECIDED);
+            }
+            if (OWN && local < p.known_rows) rstds[local] = rstd;
+        }
+        if (end < count) __syncthreads();
     }
+    best = warp_max(strange ? UNDECIDED : best);
+    if (lane == 0) atomicMax(&estimate.own, best);
 
-    if (!grid_maximum(p.scratch, use, &found)) return;
-    const u32 maximum = found;
-    const u16 scale_bits = fp8_scale_bits<X>(__uint_as_float(maximum));
-    if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
-    const float inverse = reciprocal(bf16{scale_bits});
+    // The rstd of a tile's rows, of which other blocks have reduced some.
+    const auto await_rows = [&] {
+        Patience patience(p.scratch);
+        bool given_up = use.aborted();
+        for (int r = lane; r < TILE_ROWS; r += 32) {
+            const int row = tile_row() + r;
+            u32 bits = 0;
+            if (row < p.rows && gridDim.x == 1) {
+                bits = __float_as_uint(alone[row]);
+            } else if (row < p.rows && !given_up) {
+                const u32 block = u32(row / BLOCK_ROWS) % gridDim.x;
+                bits = await_word(words->rows + row, use.epoch(), block, patience, given_up);
+            }
+            rstds[warp * TILE_ROWS + r] = __uint_as_float(bits);
+        }
+        __syncwarp();
+    };
+    tell(words, 0, estimate, use);
+    if (OWN) load_first_tile();
+    if (!OWN && tile.down < tiles_down) await_rows();
+    if (!hear(words, 0, estimate, use, p.scratch)) return;
+    u32 scale_bits = decided_scale(estimate.all);
+    if (scale_bits == UNDECIDED) {
+        exact_maximum(rows, &exact.own);
+        tell(words, 1, exact, use);
+        if (!hear(words, 1, exact, use, p.scratch)) return;
+        scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
+    const float inverse = reciprocal(bf16{u16(scale_bits)});
 
     // Phase 2.
-    const int tiles_across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const i64 tiles_down = (p.rows + TILE_ROWS - 1) / TILE_ROWS;
-    // A block's own tiles are few; those of the grid may be more than 2^31.
-    using Tile = typename Pick<OWN>::type;
-    Tile tile, tiles, step;
-    if constexpr (OWN) {
-        const int own = int((tiles_down + gridDim.x - 1 - blockIdx.x) / gridDim.x);
-        tile = warp, tiles = own * tiles_across, step = WARPS;
-    } else {
-        tile = Tile(warp) * gridDim.x + blockIdx.x, tiles = tiles_down * tiles_across, step = Tile(WARPS) * gridDim.x;
-    }
-    const int row_lane = lane / (32 / ROW_LANES), column_lane = lane % (32 / ROW_LANES);
-    for (; tile < tiles; tile += step) {
-        // Own rows that are not resident were read last, so they come first.
-        const i64 down = OWN ? tiles / tiles_across - 1 - tile / tiles_across : tile / tiles_across;
-        const int local = OWN ? int(down) * TILE_ROWS + row_lane * TR : 0;
-        const i64 row0 = (OWN ? down * gridDim.x + blockIdx.x : down) * TILE_ROWS + row_lane * TR;
-        const int at = int(tile % tiles_across) * TILE_COLUMNS + column_lane * TC;
-        if (at >= p.columns || row0 >= p.rows) continue;
-        const int valid = p.columns - at;
+    while (tile.down < tiles_down) {
+        const int at = lane_column(), own = lane_row(), valid = p.columns - at;
+        const i64 row0 = OWN ? rows.global(own) : i64(own);
+        const int left = valid > 0 ? int(min(p.rows - row0, i64(TR))) : 0;
+        tile.across += OWN ? WARPS : WARPS * int(gridDim.x);
+        while (tile.across >= tiles_across) tile.across -= tiles_across, ++tile.down;
+        const bool more = tile.down < tiles_down;
         float w[TC];
-        load_weights<Weight, TC>(w, weight + at, TC, true);
-        float rstd[TR];
-#pragma unroll
-        for (int r = 0; r < TR; ++r) rstd[r] = row0 + r < p.rows ? p.rstd[row0 + r] : 0.0f;
-        u32 column_words[TC][TR / 4];
-        Quad quad;
-        load_quad(quad, p, rows, row0, local, at);
+        to_float(w, weights);
+        if (more) load_weight_pack(weights, p, lane_column());
+        Turned<TR, TC> turned;
+        u8* to = p.qy + row0 * p.columns + at;
 #pragma unroll
         for (int q = 0; q < TR / 4; ++q) {
-            Quad next;  // loaded before this one's stores, which nothing can be moved across
-            if (q + 1 < TR / 4) load_quad(next, p, rows, row0 + 4 * (q + 1), local + 4 * (q + 1), at);
+            Factors factors;
+            load_factors(factors, quads[q], rows, own + 4 * q, valid > 0 ? at : 0);
             u32 out[4][TC / 4];
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
+                const u32 pair = factors.scale[r / 2];
+                const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
+                float v[TC];
 #pragma unroll
-                for (int j = 0; j < TC / 4; ++j) {
-                    float v[4];
-                    fp8_floats<X>(quad.word[r][j], v);
-                    const float scale = bf16{quad.scale[r]};
+                for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(quads[q].word[r][j], v + 4 * j);
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) v[k] = normalised(v[k], scale, rstd[4 * q + r], w[4 * j + k]);
-                    u32 pair[2] = {Word<bf16>::pack(v), Word<bf16>::pack(v + 2)};
-                    Word<bf16>::unpack(pair[0], v);
-                    Word<bf16>::unpack(pair[1], v + 2);
+                for (int i = 0; i < TC; ++i) v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], w[i]));
+                quantise<X, TC>(out[r], v, inverse);
+            }
+            // The next tile's bytes are asked for before this one's stores, which nothing can be moved across.
+            if (more) load_tile_quad(q);
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) v[k] = __fmul_rn(v[k], inverse);
-                    out[r][j] = Word<X>::pack(v);
+            for (int r = 0; r < 4; ++r) {
+                if (4 * q + r < left) {
+                    store_bytes<TC>(to + u64(u32(4 * q + r)) * u32(p.columns), out[r], valid, ALIGNED);
                 }
-                const i64 row = row0 + 4 * q + r;
-                if (row < p.rows) store_bytes<TC>(p.qy + row * p.columns + at, out[r], valid, ALIGNED);
             }
-#pragma unroll
-            for (int j = 0; j < TC / 4; ++j) {
-                const u32 four[4] = {out[0][j], out[1][j], out[2][j], out[3][j]};
-                u32 turned[4];
-                transpose_bytes(four, turned);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) column_words[4 * j + k][q] = turned[k];
-            }
-            if (q + 1 < TR / 4) quad = next;
+            turned.take(q, out);
         }
-#pragma unroll
-        for (int c = 0; c < TC; ++c) {
-            if (c < valid) store_column<TR, RUN>(p.qy_t, column_words[c], row0, p.rows, p.batch_rows, p.columns, at + c);
+        store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
+        if (!OWN && more) {
+            __syncwarp();
+            await_rows();
         }
     }
+    if (gridDim.x > 1) use.finish();
     if (!p.early_trigger) launch_dependents();
 }

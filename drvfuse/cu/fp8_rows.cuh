@@ -10,13 +10,15 @@ template <typename T>
 __device__ __forceinline__ void fp8_halves(u32 word, u32& low, u32& high);
 template <>
 __device__ __forceinline__ void fp8_halves<e4m3>(u32 word, u32& low, u32& high) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(low) : "h"(u16(word)));
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(high) : "h"(u16(word >> 16)));
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
 }
 template <>
 __device__ __forceinline__ void fp8_halves<e5m2>(u32 word, u32& low, u32& high) {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(low) : "h"(u16(word)));
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(high) : "h"(u16(word >> 16)));
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e5m2x2 %0, a; cvt.rn.f16x2.e5m2x2 %1, b; }"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
 }
 
 __device__ __forceinline__ void half_pair(u32 f16x2, float* v) {
@@ -31,15 +33,6 @@ __device__ __forceinline__ void fp8_floats(u32 word, float* v) {
     fp8_halves<T>(word, low, high);
     half_pair(low, v);
     half_pair(high, v + 2);
-}
-
-// The larger of two magnitudes in each half; a NaN loses to a number.
-__device__ __forceinline__ u32 max_magnitudes(u32 a, u32 b) {
-    u32 x, y, result;
-    asm("abs.f16x2 %0, %1;" : "=r"(x) : "r"(a));
-    asm("abs.f16x2 %0, %1;" : "=r"(y) : "r"(b));
-    asm("max.f16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
-    return result;
 }
 
 // `W` bytes at `address`, of which the first `valid` exist; others are 0. With `aligned` all exist, in one access.

@@ -91,10 +91,12 @@ template <>
 struct Word<e4m3> {
     static constexpr int per_word = 4;
     static __device__ __forceinline__ u32 pack(const float* v) {
-        u16 low, high;
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
-        return u32(low) | u32(high) << 16;
+        u32 word;  // in one piece, so that the second conversion merges with the first
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;"
+            " mov.b32 %0, {low, high}; }"
+            : "=r"(word)
+            : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+        return word;
     }
 };
 
@@ -102,10 +104,12 @@ template <>
 struct Word<e5m2> {
     static constexpr int per_word = 4;
     static __device__ __forceinline__ u32 pack(const float* v) {
-        u16 low, high;
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(v[1]), "f"(v[0]));
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(v[3]), "f"(v[2]));
-        return u32(low) | u32(high) << 16;
+        u32 word;  // in one piece, so that the second conversion merges with the first
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1; cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;"
+            " mov.b32 %0, {low, high}; }"
+            : "=r"(word)
+            : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
+        return word;
     }
 };
 

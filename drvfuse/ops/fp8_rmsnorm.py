@@ -14,16 +14,14 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
-from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
+from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, ForwardPlan
 from .options import PDLLevel, pdl_level, real
 from .scratch import ScratchParams
 
-MAX_FORWARD_COLUMNS = 32768
 COAT_WARPS = 8
-_OWN_ELEMENTS = 3 << 20
 
 
 class ForwardParams(ctypes.Structure):
@@ -33,8 +31,8 @@ class ForwardParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        ("columns", ctypes.c_int32),
-        ("resident_rows", ctypes.c_int32),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer")),
+        *((name, ctypes.c_int32) for name in ("resident_rows", "known_rows", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
     )
@@ -75,8 +73,8 @@ def fp8_rmsnorm_forward(
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
     device = call.one_device((xs, scales, weight))
     columns, count = shape[-1], math.prod(shape[:-1])
-    if columns > MAX_FORWARD_COLUMNS:
-        raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_FORWARD_COLUMNS} columns")
+    if columns > MAX_COLUMNS:
+        raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
     batched = len(shape) == 3 and not transpose_output_2d
     queue = call.resolve_stream(stream, xs)
     turned = (shape[0], columns, shape[1]) if batched else (columns, count)
@@ -87,12 +85,13 @@ def fp8_rmsnorm_forward(
     call.no_overlap(read, written)
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
-    space = call.scratch(device, queue, workspace, call.HEADER_BYTES)
+    space = call.scratch(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    plan = _ForwardPlan(device, count, columns, QB, aligned)
-    spec = plan.specialise(xs, weight, _run(plan.tile_rows, batch_rows, qy_t.ptr))
-    kernel = call.load(device, spec)
-    resident, smem = plan.residency(kernel.attributes(device).shared_bytes, weight.dtype.itemsize)
+    plan = ForwardPlan(device, count, columns, QB)
+    run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
+    defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
+    kernel = call.load(device, Specialisation("fp8_rmsnorm_forward", defines))
+    resident, known, smem = plan.memory(kernel.attributes(device).shared_bytes)
     parameters = ForwardParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -107,7 +106,11 @@ def fp8_rmsnorm_forward(
         x_stride=xs.stride,
         scale_stride=scales.stride,
         columns=columns,
+        groups=plan.groups,
+        longer=plan.longer,
         resident_rows=resident,
+        known_rows=known,
+        chunk_rows=plan.chunk_rows,
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
@@ -157,59 +160,3 @@ def _run(tile_rows: int, batch_rows: int, address: int) -> int:
     while run > 1 and (batch_rows % run or address % run):
         run //= 2
     return run if run >= 4 else 1
-
-
-class _ForwardPlan:
-    """Grid, tiles and which rows stay on the chip. Results do not depend on it."""
-
-    def __init__(self, device: Device, rows: int, columns: int, QB: int, aligned: bool) -> None:
-        self.device, self.rows, self.columns, self.QB, self.aligned = device, rows, columns, QB, aligned
-        multiprocessors = device.sm_count
-        self.warps = 16
-        self.own = rows * columns >= _OWN_ELEMENTS and rows >= 12 * multiprocessors
-        if self.own:
-            self.warps_a_row, self.tile_rows, self.tile_columns = 1, 16, 8
-            self.row_lanes = 2 if rows >= 28 * multiprocessors else 1
-            self.grid = min(multiprocessors, -(-rows // (self.row_lanes * self.tile_rows)))
-        else:
-            self.warps_a_row = 8 if rows < 16 * multiprocessors else 1
-            self.tile_rows, self.tile_columns, self.row_lanes = 4, 8, 8
-            if 2 < rows <= multiprocessors:
-                self.warps, self.tile_columns = 8, 4  # a block a row, and small tiles: latency counts
-            tiles = _ceil_div(rows, 32) * _ceil_div(columns, 4 * self.tile_columns)
-            teams = self.warps // self.warps_a_row
-            blocks = -(-rows // teams)
-            self.grid = max(1, min(multiprocessors, max(blocks, -(-tiles // self.warps) if blocks > 1 else 1)))
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    def specialise(self, x: Operand, weight: Operand, run: int) -> Specialisation:
-        return Specialisation(
-            "fp8_rmsnorm_forward",
-            (
-                *_types(x, weight, self.QB, self.aligned),
-                ("DRVFUSE_WARPS", self.warps),
-                ("DRVFUSE_WARPS_A_ROW", self.warps_a_row),
-                ("DRVFUSE_SLOTS", min(8 // self.warps_a_row, _ceil_div(self.columns, 512))),
-                ("DRVFUSE_TILE_ROWS", self.tile_rows),
-                ("DRVFUSE_TILE_COLUMNS", self.tile_columns),
-                ("DRVFUSE_ROW_LANES", self.row_lanes),
-                ("DRVFUSE_RUN", run),
-                ("DRVFUSE_OWN", int(self.own)),
-            ),
-        )
-
-    def residency(self, static_bytes: int, weight_bytes: int) -> tuple[int, int]:
-        """(rows of a block that stay in shared memory, dynamic shared memory)."""
-        packs = -(-self.columns // 16)
-        base = _ceil_div(packs * 4, 16) * 16 + packs * 16 * weight_bytes
-        if not self.own:
-            return 0, base
-        row = packs * 16 + 2 * ((packs * 16 // self.QB + 8) // 8 * 8)
-        room = self.device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - static_bytes - base
-        step = self.row_lanes * self.tile_rows
-        most = _ceil_div(_ceil_div(self.rows, step), self.grid) * step
-        resident = max(0, min(most, room // row))
-        return resident, base + resident * row

@@ -18,6 +18,11 @@ NO_SLOT = SourceEdit(
     "    if (threadIdx.x == 0) {\n        u64 word",
     "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
 )
+NO_MAXIMUM = SourceEdit(
+    "fp8_rmsnorm_forward.cu",
+    "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
+    "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
+)
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
     "if (at + j >= p.columns) continue;",
@@ -39,13 +44,15 @@ class Op:
     """One of the ops on some values: `run` queues it, `check` compares what it gave."""
 
     def __init__(self, name, device, values) -> None:
+        if name == "forward":  # of several blocks
+            values = values._replace(**{part: np.tile(getattr(values, part), (4, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)
         self.rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
         self.v = device.array(self.rstd)
         self.tall_host = np.tile(values.g, (16, 1))  # of several blocks
         self.tall = device.array(self.tall_host)
-        self.edit = NO_WORDS if name == "backward" else NO_SLOT
+        self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
     def run(self, **options):
         if self.name == "forward":

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward's ways of sharing out rows, its maximum, long rows and far offsets, and the bytes that it moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import Case, Strided, case, check_forward, place, same
+
+import drvfuse as df
+from drvfuse import reference_fp8
+from drvfuse.errors import ArgumentError
+from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, MAX_WORD_ROWS, ForwardPlan
+
+
+def many_rows(device: df.Device) -> int:
+    """So many that blocks keep their own rows; ragged."""
+    return min(20 * device.sm_count, MAX_WORD_ROWS) + 37
+
+
+@pytest.mark.parametrize("rows_short", [0, 8])
+def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, rows_short):
+    """The plan of many rows, with room for some of a block's rows only; results do not depend on it."""
+    whole = ForwardPlan.memory
+
+    def short(self, static_bytes):
+        resident, known, smem = whole(self, static_bytes)
+        assert self.own and known
+        return max(0, resident - rows_short), max(0, known - rows_short // 2), smem
+
+    monkeypatch.setattr(ForwardPlan, "memory", short)
+    values = case(rng, (many_rows(device), 640))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize(
+    "columns,QB,fp8,w",
+    [(160, 64, "float8_e5m2", "float32"), (100, 128, "float8_e4m3fn", "bfloat16")],
+)
+def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
+    values = case(rng, (many_rows(device), columns), QB, fp8, w)
+    x, s_x, weight, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
+
+
+@pytest.mark.parametrize("columns", [272, 4096])
+def test_rows_that_are_shared_out_twice(device, rng, columns):
+    """Fewer rows than are kept: tiles of 64 rows, of which other blocks have reduced some."""
+    values = case(rng, (8 * device.sm_count + 5, columns))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+def test_long_rows(device, rng):
+    values = case(rng, (3, 40000), 128)
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 128, 1e-5), 128)
+    wide = device.zeros((1, MAX_COLUMNS + 128), "float8_e4m3fn")
+    scales = device.zeros((1, wide.shape[1] // 128), "bfloat16")
+    with pytest.raises(ArgumentError, match=str(MAX_COLUMNS)):
+        df.fp8_rmsnorm_forward(wide, scales, device.zeros(wide.shape[1], "bfloat16"), 128, 1e-5)
+
+
+def test_rows_far_apart(device, rng):
+    """Offsets into x beyond 2^32."""
+    values, stride = case(rng, (3, 96)), (1 << 31) + 16
+    far = device.empty(2 * stride + 96, "float8_e4m3fn")
+    for row in range(3):
+        df.view(far.ptr + row * stride, (96,), "float8_e4m3fn", device, owner=far).copy_from(values.x[row])
+    _, s_x, w, _ = place(device, values)
+    with df.config.override(driver=device.driver):
+        results = df.fp8_rmsnorm_forward(Strided(far, (3, 96), (stride, 1)), s_x, w, 16, 1e-5)
+    check_forward(device, values, results)
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements(device, rng):
+    block, repeats, columns = 1024, 513, 4096
+    values = case(rng, (block, columns))
+    x = device.array(np.tile(values.x.view(np.uint8), (repeats, 1)).view(values.x.dtype))
+    s_x, w = device.array(np.tile(values.s_x, (repeats, 1))), device.array(values.w)
+    qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    small = df.fp8_rmsnorm_forward(device.array(values.x), device.array(values.s_x), w, 16, 1e-5)
+    check_forward(device, values, small)
+    same(s_y, small[1].numpy())
+    same(rstd, np.tile(small[3][1].numpy(), repeats))
+    expected = small[0].numpy().view(np.uint8)
+    assert (qy.numpy().view(np.uint8).reshape(repeats, block, columns) == expected).all()
+    assert (qy_t.numpy().view(np.uint8).reshape(columns, repeats, block) == expected.T[:, None]).all()
+
+
+def decided(rstd: np.ndarray, values: Case) -> bool:
+    """Whether estimates of the largest |y| leave one scale only, as the kernel finds it."""
+    products = np.abs(values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, 1)) * np.abs(values.w)
+    most = (products.max(1) * rstd).max()
+    low, high = (reference_fp8.scale_of(most * np.float32(1 + sign * 2**-21), values.x.dtype) for sign in (-1, 1))
+    return bool(low == high)
+
+
+def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
+    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+    values = case(rng, (40, 96), w="float32")
+    values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
+    values.x[7, 6:] = 0
+    rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5, reference_fp8.segment_tree)
+    # The boundary is between the bf16 scale 2 and the one above it.
+    weight = np.float32(448 * (2 + 2**-7) / (384 * np.float32(values.s_x[7, 0]) * np.float64(rstd[7])))
+    found, undecided, steps = set(), 0, range(-5, 6)
+    for step in steps:
+        values.w[5] = weight + step * np.spacing(weight)
+        x, s_x, w, _ = place(device, values)
+        results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        check_forward(device, values, results)
+        found.add(float(results[1].numpy()))
+        undecided += not decided(rstd, values)
+    assert undecided == len(steps)
+    assert driver == "cuda" or found == {2.0, 2 + 2**-6}
+
+
+@pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21])
+def test_weights_that_an_estimate_cannot_take(device, rng, weight):
+    values = case(rng, (many_rows(device), 96), w="float32")
+    values = values._replace(w=values.w * np.float32(weight))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.emu
+def test_bytes_of_rows_that_blocks_keep(rng, driver):
+    """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
+    rows, columns = 512, 640
+    with df.emu.Machine(devices=1, sm_count=16) as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, case(rng, (rows, columns)))
+        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        device.synchronize()
+        counted = list(machine.launches)[-1].counters.total
+        plan = ForwardPlan(device, rows, columns, 16)
+    elements = rows * columns
+    assert plan.own and plan.grid * plan.block_rows == rows
+    # Half of the warps hold the weights of 512 columns, half of 128; a tile's are loaded by both of its rows of lanes.
+    weights = 2 * (plan.warps // 2 * columns + columns * plan.row_lanes)
+    read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
+    assert read <= counted.local_read <= read + 512 * plan.grid
+    assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid
