@@ -17,7 +17,7 @@ from drvfuse import config, dtypes, errors
 ROOT = Path(df.__file__).parent
 
 # layer -> the layers that it may import; the base modules are open to all
-BASE = {"errors", "config", "dtypes", "reference", "reference_fp8"}
+BASE = {"errors", "config", "dtypes", *(path.stem for path in ROOT.glob("reference*.py"))}
 ALLOWED = {
     "emu": set(),
     "runtime": {"cu"},

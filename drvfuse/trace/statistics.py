@@ -19,13 +19,15 @@ _WAIT = "wait"
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a kernel's blocks on one rank: the mean and the largest of a block's total, and the mean's share."""
+    """A phase of a kernel's blocks on one rank: the mean of a block's total and its share of the block's time; the
+    largest total, and the block that has it."""
 
     rank: int
     role: str
     mean: float
-    longest: float
     share: float
+    longest: float
+    block: int
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ def phases(records: Records) -> list[Phase]:
         laps = own[~np.isin(own["role"], (BLOCK, _WAIT))]
         for role in dict.fromkeys(laps["role"][np.argsort(laps["start"], kind="stable")].tolist()):
             chosen = laps[laps["role"] == role]
-            _, which = np.unique(chosen[["launch", "block"]], return_inverse=True)
+            blocks, which = np.unique(chosen[["launch", "block"]], return_inverse=True)
             total = np.bincount(which, _duration(chosen))
             mean = float(total.sum()) / len(whole)
             share = float(total.sum()) / time if time else 0.0
-            found.append(Phase(rank, role, mean, float(total.max()), share))
+            most = int(total.argmax())
+            found.append(Phase(rank, role, mean, share, float(total[most]), int(blocks["block"][most])))
     return found
 
 

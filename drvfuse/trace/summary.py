@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Unsupported
 from . import statistics
+from .clocks import VIRTUAL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,9 @@ def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> Non
         return
     for kernel in statistics.kernels(records):
         _show_kernel(console, kernel, records[records["kernel"] == kernel])
+    if all(clock == VIRTUAL for clock in clocks.values()):
+        console.print("virtual clock: the order of events is meant, not their speed")
+        return
     for rank, clock in clocks.items():
         console.print(f"rank {rank}: {_clock(clock)}", highlight=False)
 
@@ -42,51 +46,52 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
     title = f"{kernel}: {launches} launch{'es' * (launches > 1)}, {blocks} block{'s' * (blocks > 1)} a rank"
     phases = statistics.phases(records)
     ranks = sorted({phase.rank for phase in phases})
-    cells = {(phase.rank, phase.role): phase for phase in phases}
     rows = []
     for role in dict.fromkeys(phase.role for phase in phases):
-        row = [role]
-        for rank in ranks:
-            phase = cells.get((rank, role))
-            row += [f"{phase.mean:.2f}", f"{phase.longest:.2f}", f"{phase.share:.0%}"] if phase else ["", "", ""]
-        rows.append(row)
-    _table(console, title, ["us in", *(f"{what} r{r}" for r in ranks for what in ("mean", "max", ""))], rows)
+        of_role = {phase.rank: phase for phase in phases if phase.role == role}
+        longest = max(of_role.values(), key=lambda phase: phase.longest)
+        share = sum(phase.share for phase in of_role.values()) / len(ranks)
+        means = [f"{of_role[rank].mean:.2f}" if rank in of_role else "" for rank in ranks]
+        rows.append([role, f"{share:.0%}", *means, f"{longest.longest:.2f}", f"r{longest.rank} b{longest.block}"])
+    _table(console, title, ["us a block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
     skews = statistics.skews(records)
     _table(
         console,
-        "ranks, us after the first block",
-        ["rank", "first block begins", "last block begins", "ends", "slowest block", "takes"],
+        "blocks of each rank, us after the first of all",
+        ["rank", "first begins", "last begins", "ends", "slowest block", "takes"],
         [
             [str(s.rank), *(f"{t:.2f}" for t in (s.first, s.last, s.end)), f"{s.block} (SM {s.sm})", f"{s.slowest:.2f}"]
             for s in skews
         ],
     )
-    waits = statistics.waits(records)
-    if waits:
-        _table(
-            console,
-            "who waited for whom, us",
-            ["rank", "for rank", "mean", "max", "came last"],
-            [[str(w.rank), str(w.peer), f"{w.mean:.2f}", f"{w.longest:.2f}", f"{w.last:.0%}"] for w in waits],
-        )
+    waits = {(wait.rank, wait.peer): wait for wait in statistics.waits(records)}
+    if not waits:
+        return
+    peers = sorted({peer for _, peer in waits})
+    rows = []
+    for rank in sorted({rank for rank, _ in waits}):
+        of_rank = [waits[rank, peer] for peer in peers if (rank, peer) in waits]
+        last, most = max(of_rank, key=lambda wait: wait.last), max(of_rank, key=lambda wait: wait.longest)
+        means = [f"{waits[rank, peer].mean:.2f}" if (rank, peer) in waits else "-" for peer in peers]
+        rows.append([str(rank), *means, f"{most.longest:.2f}", f"r{last.peer} ({last.last:.0%})"])
+    header = ["rank", *(f"for r{peer}" for peer in peers), "most", "mostly last"]
+    _table(console, "who waited for whom, us (mean)", header, rows)
 
 
 def _table(console: Console, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
     from rich.table import Table
 
     console.print(title, style="bold", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left")
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    console.print()
 
 
 def _clock(clock: Clock) -> str:
-    if not clock.resolution_ns:
-        return "virtual clock: the order of events is meant, not their speed"
     text = f"global timer in steps of {clock.resolution_ns:.0f} ns, SM clock {clock.cycles_per_ns * 1000:.0f} MHz"
     if math.isinf(clock.error_ns):
         return f"{text}, not compared with the first rank"

@@ -154,7 +154,7 @@ def test_phases_add_up_without_waits():
     found = {(phase.rank, phase.role): phase for phase in statistics.phases(SAMPLE)}
     assert list(found) == [(0, "load"), (0, "barrier"), (1, "barrier")]
     load = found[0, "load"]
-    assert (load.mean, load.longest, load.share) == pytest.approx((1.08 / 2, 0.58, 1.08 / 1.5))
+    assert (load.mean, load.longest, load.block, load.share) == pytest.approx((1.08 / 2, 0.58, 0, 1.08 / 1.5))
     assert found[1, "barrier"].mean == pytest.approx(0.4)
 
 
@@ -242,7 +242,7 @@ def test_tables_name_phases_ranks_and_who_was_waited_for():
     text = summary(SAMPLE, {0: EXACT, 1: Clock(32.0, 1.98, 5.0, 310.0)})
     assert "kernel: 1 launch, 2 blocks a rank" in text
     (load,) = [line.split() for line in text.splitlines() if line.strip().startswith("load")]
-    assert load == ["load", "0.54", "0.58", "72%"]
+    assert load == ["load", "36%", "0.54", "0.58", "r0", "b0"]
     assert "0 (SM 7)" in text and "who waited for whom" in text
     assert "steps of 32 ns, SM clock 1980 MHz, aligned to +- 310 ns (offset 5 ns)" in text
     assert summary(SAMPLE[:0], {}) == "nothing was recorded\n"

@@ -60,6 +60,18 @@ def test_every_op_and_algorithm_can_be_traced(tmp_path):
         assert f"allreduce_rmsnorm_fp8_{algo}: 1 launch" in result.stdout
 
 
+def test_the_gemv_is_traced_on_one_device(tmp_path):
+    options = ("--driver", "emu", "--shape", "40x256", "--warm", "1")
+    result = run(tmp_path, "-m", "drvfuse", "trace", "gemv", *options, "--out", "t.json")
+    assert result.returncode == 0, result.stderr
+    assert "gemv_partial_norm: 1 launch," in result.stdout
+    slices = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    for role in ("multiply", "apply_reduce", "apply_store"):
+        assert any(event["name"] == role for event in slices)
+    result = run(tmp_path, "-m", "drvfuse", "trace", "gemv", *options, "--devices", "2")
+    assert result.returncode == 2 and "--devices" in result.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [
