@@ -9,8 +9,9 @@
 //   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh). With OWN a block
 //            meets its own rows again, of which it has kept x (`resident_rows`), scales and rstd (`known_rows`) in
 //            shared memory as far as they fit; else tiles go round the grid and each row's rstd comes from its block.
-// Global bytes an element with groups of QB: read (1 + 2 / QB), and again what OWN has not kept (all of it without
-// OWN); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile in phase 2.
+// Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
+// its 16), and again what OWN has not kept (all of it without OWN); written 2. A row's rstd is 4 more. Weights: once a
+// warp and segment in phase 1, once a tile and row of lanes in phase 2.
 //
 // The sum of squares of a row is a tree on the columns alone: squares of 16 elements in order (they are exact), times
 // the scale twice; butterfly over a segment's 32; the segments in order. Numerics otherwise as COAT's: y =
