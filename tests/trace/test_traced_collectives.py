@@ -252,15 +252,18 @@ def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
 
 @pytest.mark.emu
 def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng):
-    machine = df.emu.Machine(devices=2, race=True)
+    machine = df.emu.Machine(devices=2, race="strict")
     with df.Group.local(2, driver=machine, max_blocks=2) as group:
         trace = df.Trace(group)
         xs = inputs(group, rng, 3000)
         ys = [rank.empty(3000, "bfloat16") for rank in group]
-        call = df.allreduce.prepare(
-            group, xs, ys, algo="two_stage", pdl_level=df.PDLLevel.OVERLAP_AT_BEGINNING, trace=trace
-        )
-        for _ in range(3):
+        rows, gammas = inputs(group, rng, (7, 136)), inputs(group, rng, 136)
+        options = {"algo": "two_stage", "pdl_level": df.PDLLevel.OVERLAP_AT_BEGINNING, "trace": trace}
+        calls = [
+            df.allreduce.prepare(group, xs, ys, **options),
+            df.allreduce_rmsnorm_fp8.prepare(group, rows, gammas, epsilon=1e-6, **options),
+        ]
+        for call in calls * 3:
             call.launch()
         group.synchronize()
         consistent(trace.records(), 2)
