@@ -336,13 +336,13 @@ MUTANTS: dict[str, Mutant] = {
         "blocks arrive at the barrier of a grid without releasing what they wrote",
         "hand-written grid barriers, split reductions",
         (grid_barrier("st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"),),
-        fp8.rmsnorm,
+        fp8.layernorm,
     ),
     "grid-barrier-no-fence": Mutant(
         "the slots of a grid barrier are polled relaxed, and no fence follows",
         "hand-written grid barriers, split reductions",
         (grid_barrier('        asm volatile("fence.acq_rel.gpu;" ::: "memory");\n', ""),),
-        fp8.rmsnorm,
+        fp8.layernorm,
     ),
     "no-block-barrier-after-grid-spin": Mutant(
         "threads go on from a grid barrier without waiting for the warps of their block that still poll",
