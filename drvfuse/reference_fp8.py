@@ -180,7 +180,6 @@ def fp8_rmsnorm_backward(
     order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its t-th on. The teams
     are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in turn.
     """
-    _, team_warps, teams, segments, strands = shape
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
     rows = values.shape[0]
@@ -190,13 +189,21 @@ def fp8_rmsnorm_backward(
     with np.errstate(all="ignore"):
         xhat = values * rstd
         wdy = np.asarray(w).astype(np.float32) * gradient
-        c1 = _row_sum(xhat * wdy, team_warps) * (np.float32(1) / np.float32(columns))
-        dx = round_to(fused(-xhat, np.broadcast_to(c1[:, None], xhat.shape), wdy) * rstd, "bfloat16")
+        c1 = backward_mean(xhat * wdy, shape)
+        dx = round_to(fused(-xhat, np.broadcast_to(c1, xhat.shape), wdy) * rstd, "bfloat16")
+    return dx.reshape(x.shape), round_to(column_sums(gradient, xhat, shape), w.dtype)
+
+
+def column_sums(a: Floats, b: Floats, shape: Sequence[int]) -> Floats:
+    """The sums of a * b over the rows, in the order of the backward kernel."""
+    _, _, teams, segments, strands = shape
+    rows, columns = a.shape
+    with np.errstate(all="ignore"):
         sums = np.zeros((segments, teams, columns), np.float32)
         for place in range(-(-rows // segments) if rows else 0):
             some = slice(place * segments, min((place + 1) * segments, rows))
             taken = some.stop - some.start
-            sums[:taken, place % teams] = fused(gradient[some], xhat[some], sums[:taken, place % teams])
+            sums[:taken, place % teams] = fused(a[some], b[some], sums[:taken, place % teams])
         partials = sums[:, 0].copy()
         for team in range(1, teams):
             partials += sums[:, team]
@@ -206,11 +213,16 @@ def fp8_rmsnorm_backward(
             for segment in range(strand, segments, strands):
                 own += partials[segment]
             total += own
-    return dx.reshape(x.shape), round_to(total, w.dtype)
+    return total
+
+
+def backward_mean(products: Floats, shape: Sequence[int]) -> Floats:
+    """The mean of each row [rows, 1], as the backward kernel adds it."""
+    with np.errstate(all="ignore"):
+        return (_row_sum(products, shape[1]) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
 
 
 def _row_sum(products: Floats, team_warps: int) -> Floats:
-    """Sum of each row as the backward kernel adds it."""
     rows, columns = products.shape
     width = 8
     span = team_warps * 32 * width
@@ -253,7 +265,9 @@ def fp8_division(
 __all__ = [
     "Forward",
     "add_gradients",
+    "backward_mean",
     "bits",
+    "column_sums",
     "dequantise",
     "fp8_division",
     "fp8_rmsnorm_backward",

@@ -13,9 +13,10 @@ import math
 from typing import Any
 
 from .. import dtypes
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Unsupported
 from ..runtime.array import Array
 from . import fp8_call as call
+from . import fp8_rmsnorm_backward as backward
 from .fp8_call import Specialisation
 from .fp8_operands import quantised_rows
 from .fp8_rmsnorm import COAT_WARPS, _run
@@ -92,6 +93,73 @@ def fp8_layernorm_noparam_forward(
     return qy, s_y, qy_t, (mean, rstd, COAT_WARPS)
 
 
+def fp8_layernorm_param_backward(
+    x: Any,
+    s_x: Any,
+    g: Any,
+    QB: int,
+    w: Any,
+    b: Any,
+    m: Any,
+    v: Any,
+    num_warps: int = COAT_WARPS,
+    *,
+    outputs: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+    pdl_level: PDLLevel = PDLLevel.OFF,
+) -> tuple[Any, Any, Any]:
+    """Gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
+
+    x, s_x, w, b and QB as in the forward, m and v its mean and rstd [M]; g as in `fp8_rmsnorm_backward`, so a list of
+    up to three arrays is their sum. dx is bfloat16 in x's shape, dw and db [N] in w's dtype: xhat = (x * s_x - m) * v,
+    c1 = mean(xhat * w * g), c2 = mean(w * g), dx = (w * g - (xhat * c1 + c2)) * v; dw = sum of g * xhat and db = sum of
+    g over the rows, in fp32, rounded once. The same bits in every run and on every device. `num_warps` and the values
+    of b have no effect.
+
+    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)`. Time-outs as of `fp8_rmsnorm_backward`.
+    """
+    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *backward.as_list(g), w, b, m, v)
+    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, (w, b), m, v)
+    dx, dw, db = backward.run(inputs, shape, QB, outputs, workspace, stream, level)
+    return dx, dw, db
+
+
+def fp8_layernorm_noparam_backward(
+    x: Any,
+    s_x: Any,
+    g: Any,
+    QB: int,
+    m: Any,
+    v: Any,
+    num_warps: int = COAT_WARPS,
+    stochastic: bool = False,
+    *,
+    outputs: Any = None,
+    stream: Any = None,
+    pdl_level: PDLLevel = PDLLevel.OFF,
+) -> Any:
+    """dx as of `fp8_layernorm_param_backward` without w and b: no sums over the rows, and no workspace.
+
+    stochastic=True is refused: COAT's does not compile. `outputs` is (dx,).
+    """
+    if stochastic:
+        raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")
+    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *backward.as_list(g), m, v)
+    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, None, m, v)
+    return backward.run(inputs, shape, QB, outputs, None, stream, level)[0]
+
+
+def _gradient_inputs(
+    driver: call.Driver, x: Any, s_x: Any, g: Any, QB: Any, affine: tuple[Any, Any] | None, m: Any, v: Any
+) -> tuple[backward.Inputs, tuple[int, ...]]:
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    gradients = backward.gradient_operands(driver, g, shape)
+    affines = _affine(driver, affine, shape[-1])
+    mean, rstd = (backward.row_values(name, value, driver, shape) for name, value in (("m", m), ("v", v)))
+    return backward.Inputs(xs, scales, gradients, affines[0] if affines else None, rstd, mean), shape
+
+
 def _forward(
     x: Any,
     s_x: Any,
@@ -109,7 +177,7 @@ def _forward(
     columns, count = shape[-1], math.prod(shape[:-1])
     if columns > MAX_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
-    affines = parameters_of(driver, affine, columns)
+    affines = _affine(driver, affine, columns)
     epsilon = real("eps", eps, least=0.0)
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
@@ -167,7 +235,7 @@ def _forward(
     return [o.span for o in written] if outputs is None else list(outputs)
 
 
-def parameters_of(driver: call.Driver, affine: tuple[Any, Any] | None, columns: int) -> list[call.Operand]:
+def _affine(driver: call.Driver, affine: tuple[Any, Any] | None, columns: int) -> list[call.Operand]:
     """w and b, checked, or neither."""
     if affine is None:
         return []
