@@ -22,8 +22,8 @@ from .reference_fp8 import (
     pack_scales,
     packs_of,
     quantise,
-    row_tree,
     scale_of,
+    segment_tree,
     transpose,
 )
 
@@ -44,7 +44,7 @@ def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        return row_tree(_in_order(packs) * scales) / np.float32(columns)
+        return segment_tree(_in_order(packs) * scales) / np.float32(columns)
 
 
 def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, mean: Floats) -> Floats:
@@ -52,7 +52,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, me
     values = dequantise(x, s_x, QB)
     with np.errstate(all="ignore"):
         away = values - mean[:, None]
-        variance = row_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
+        variance = segment_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
         return (np.float32(1) / np.sqrt(variance + np.float32(eps))).astype(np.float32)
 
 

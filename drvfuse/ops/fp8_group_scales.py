@@ -27,7 +27,7 @@ from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
-from .fp8_operands import group_size, matrix_shape, quantised_rows
+from .fp8_operands import column_weights, group_size, matrix_shape, quantised_rows
 from .fp8_rmsnorm import COAT_WARPS
 from .fp8_teams import MAX_COLUMNS, RowPlan
 from .options import PDLLevel, real
@@ -68,8 +68,7 @@ def fp8_rmsnorm_pg2pg_forward(
     """
     level, driver = checked_level(pdl_level), call.driver_of(x, s_x, w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, shape[-1:], "one for each column of x")
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     device = call.one_device((xs, scales, weight))
     queue = call.resolve_stream(stream, xs)
@@ -135,8 +134,7 @@ def fp8_add_rmsnorm_pg2pg_forward(
     level, driver = checked_level(pdl_level), call.driver_of(x1, x2, w)
     first, second, shape = _addends(driver, x1, x2, QB)
     target = call.fp8_dtype("fp8type", fp8type)
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, shape[-1:], "one for each column of x1")
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     device = call.one_device((first, second, weight))
     queue = call.resolve_stream(stream, first)
@@ -202,7 +200,7 @@ def _launch(
     if columns > MAX_COLUMNS:
         raise ArgumentError(read[0].name, f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
     call.no_overlap(read, written)
-    plan = RowPlan.of(device, rows, columns)
+    plan = RowPlan.of(device, rows, columns, 1 if add else 2)
     wide = [o for o in (*read, *written) if o.shape == shape]  # the scales, weights and rstd are read by the element
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
     spec = Specialisation(

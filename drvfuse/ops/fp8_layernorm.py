@@ -25,7 +25,7 @@ from .options import PDLLevel, real
 from .options import pdl_level as checked_level
 from .scratch import ScratchParams
 
-_TILE_ROWS, _TILE_COLUMNS = 32, 128
+_LARGE = 4 << 20
 _MAX_GRID = 512
 
 
@@ -194,7 +194,9 @@ def _forward(
     space = call.scratch(device, queue, workspace, call.HEADER_BYTES)
     batch_rows = shape[1] if batched else count
     aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
-    plan = RowPlan.of(device, count, columns)
+    plan = RowPlan.of(device, count, columns, 2)
+    tile_rows, row_lanes = _tile(count * columns)
+    lane_columns = 32 // row_lanes * 8
     spec = Specialisation(
         "fp8_layernorm_forward",
         (
@@ -203,13 +205,15 @@ def _forward(
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_PARAMETERS", int(bool(affines))),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", _run(16, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_RUN", _run(tile_rows, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_TILE_ROWS", tile_rows),
+            ("DRVFUSE_ROW_LANES", row_lanes),
             *plan.defines,
         ),
     )
     kernel = call.load(device, spec)
     resident = kernel.occupancy(device, plan.threads) * device.sm_count
-    tiles = -(-count // _TILE_ROWS) * -(-columns // _TILE_COLUMNS)
+    tiles = -(-count // (tile_rows * row_lanes)) * -(-columns // lane_columns)
     useful = max(-(-count // plan.teams), -(-tiles // (plan.threads // 32)))
     grid = max(1, min(useful, resident, _MAX_GRID))
     parameters = LayerNormParams(
@@ -233,6 +237,11 @@ def _forward(
     )
     call.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, space)
     return [o.span for o in written] if outputs is None else list(outputs)
+
+
+def _tile(elements: int) -> tuple[int, int]:
+    """Rows of a thread's part of a tile, and threads over one another: small ones where there is little to share."""
+    return (16, 2) if elements >= _LARGE else (4, 8)
 
 
 def _affine(driver: call.Driver, affine: tuple[Any, Any] | None, columns: int) -> list[call.Operand]:

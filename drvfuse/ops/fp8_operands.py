@@ -35,3 +35,10 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
     if scales.shape != wanted:
         raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
     return xs, scales, shape
+
+
+def column_weights(driver: Driver, w: Any, columns: int) -> Operand:
+    """w, one for each column of what is normalised."""
+    weight = call.whole("w", w, driver, call.WEIGHTS)
+    call.require_shape(weight, (columns,), "one for each column of x")
+    return weight

@@ -14,10 +14,10 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
-from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
 from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, ForwardPlan
+from .fp8_operands import column_weights, quantised_rows
 from .options import PDLLevel, pdl_level, real
 from .scratch import ScratchParams
 
@@ -69,7 +69,8 @@ def fp8_rmsnorm_forward(
     most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
     level, driver = _level(pdl_level), call.driver_of(x, s_x, w)
-    xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
@@ -136,24 +137,6 @@ def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[s
         ("DRVFUSE_GROUP", QB),
         ("DRVFUSE_ALIGNED", int(aligned)),
     )
-
-
-def _common(driver: Driver, x: Any, s_x: Any, w: Any, QB: Any) -> tuple[Operand, Operand, Operand, tuple[int, ...]]:
-    """x, s_x and w, checked against one another."""
-    if isinstance(QB, bool) or QB not in call.GROUPS:
-        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, call.GROUPS)))
-    xs = call.rows("x", x, driver, call.FP8)
-    shape = xs.shape
-    if len(shape) not in (2, 3) or not shape[-1]:
-        raise ArgumentError("x", f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
-    columns = shape[-1]
-    scales = call.rows("s_x", s_x, driver, ["bfloat16"])
-    wanted = (*shape[:-1], -(-columns // QB))
-    if scales.shape != wanted:
-        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, (columns,), "one for each column of x")
-    return xs, scales, weight, shape
 
 
 def _run(tile_rows: int, batch_rows: int, address: int) -> int:

@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from . import fp8_call as call
 from .fp8_call import Driver, Operand, Specialisation
 from .fp8_forward_plan import WORDS_BYTES
-from .fp8_operands import quantised_rows
+from .fp8_operands import column_weights, quantised_rows
 from .fp8_rmsnorm import COAT_WARPS, _ceil_div
 from .options import PDLLevel
 from .options import pdl_level as checked_level
@@ -117,8 +117,7 @@ def fp8_rmsnorm_backward(
     """
     level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *as_list(g), w, v)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, shape[-1:], "one for each column of x")
+    weight = column_weights(driver, w, shape[-1])
     gradients = gradient_operands(driver, g, shape)
     inputs = Inputs(xs, scales, gradients, weight, row_values("v", v, driver, shape), None)
     dx, dw = run(inputs, shape, QB, outputs, workspace, stream, level)

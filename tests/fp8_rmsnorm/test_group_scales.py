@@ -205,7 +205,7 @@ def test_a_graph_of_dependent_launches(device, rng, level):
 
 @pytest.mark.emu
 def test_bytes_that_a_call_moves(rng):
-    """Every byte is read and written once, but for the weights, which every block reads once."""
+    """Every byte is read and written once, but for the weights, which a thread reads once of its 16 or 32 columns."""
     rows, columns = 64, 4096
     elements, groups = rows * columns, rows * columns // 16
     with df.emu.Machine(devices=1, sm_count=4) as machine:
@@ -218,7 +218,8 @@ def test_bytes_that_a_call_moves(rng):
         device.synchronize()
         *_, add, norm, both = (record for record in machine.launches)
     count = [(record.counters.total.local_read, record.counters.total.local_written) for record in (add, norm, both)]
-    weights = [2 * columns * record.grid[0] for record in (add, norm, both)]
+    threads = [record.grid[0] * record.block[0] for record in (add, norm, both)]
+    weights = [2 * packs * 16 * count for packs, count in zip((0, 2, 1), threads, strict=True)]
     assert count[0] == (4 * elements, 3 * elements + 2 * groups)
     assert count[1] == (elements + 2 * groups + weights[1], elements + 2 * groups + 4 * rows)
     assert count[2] == (4 * elements + weights[2], 4 * elements + 4 * groups + 4 * rows)

@@ -26,7 +26,7 @@ NO_MAXIMUM = SourceEdit(
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
     "if (at + j >= p.columns) continue;",
-    "if (at + j >= p.columns || segment == 1) continue;",
+    "if (at + j >= p.columns || words == p.words + p.pitch) continue;",  # of segment 1
 )
 
 
