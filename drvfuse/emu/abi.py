@@ -209,6 +209,12 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     # rt_access for a plain load or store of that size: thread, addr, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_loop": ("i32", ("ptr", "i32")),  # thread, site: LOOP_SLICE rounds were made -> 0 ok, else return FAULT
+    "rt_copy": (
+        "i32",
+        ("ptr", "i64", "i64", "i32", "i32", "i32"),
+    ),  # thread, target, source, size, bytes read, site -> 0 ok, else return FAULT
+    "rt_copy_commit": ("i32", ("ptr",)),  # likewise
+    "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -15,6 +15,7 @@ from drvfuse.emu import (
     codegen_bits,
     codegen_control,
     codegen_convert,
+    codegen_copy,
     codegen_float,
     codegen_integer,
     codegen_memory,
@@ -31,6 +32,7 @@ OPCODE_MODULES = (
     codegen_bits,
     codegen_control,
     codegen_convert,
+    codegen_copy,
     codegen_float,
     codegen_integer,
     codegen_memory,
@@ -79,6 +81,7 @@ class KernelCode:
     sites: tuple[Site, ...]
     has_pdl_wait: bool
     has_pdl_trigger: bool
+    has_copies: bool
 
 
 @dataclass(frozen=True)
@@ -287,6 +290,7 @@ class Unit:
                 sites,
                 any(e.waits for e in (g, *reached)),
                 any(e.triggers for e in (g, *reached)),
+                any(e.copies for e in (g, *reached)),
             )
         return out
 

@@ -41,7 +41,7 @@ def _space(op: Opcode) -> tuple[str, int]:
     return name.split("::")[0], flags
 
 
-def _drop_hints(op: Opcode) -> None:
+def drop_hints(op: Opcode) -> None:
     """Cache hints change nothing here."""
     op.flag("ca", "cg", "cs", "lu", "cv", "wb", "wt")
     op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
@@ -66,7 +66,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
             flags = abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
     if op.flag("nc"):
         flags |= abi.ACC_NC
-    _drop_hints(op)
+    drop_hints(op)
     space, bits = _space(op)
     return space, flags | bits, bool(flags & abi.ACC_STRONG)
 
@@ -275,7 +275,7 @@ def atom(op: Opcode) -> Action:
     flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT
     flags |= 0 if returns else abi.ACC_REDUCTION
     flags |= _scope_flags(op, "gpu")
-    _drop_hints(op)
+    drop_hints(op)
     space, bits = _space(op)
     flags |= bits
     verb = op.pick("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
@@ -387,13 +387,13 @@ def isspacep(op: Opcode) -> Action:
 @opcode("prefetch", "prefetchu", "applypriority", "discard")
 def hint(op: Opcode) -> Action:
     op.flag("global", "local", "L1", "L2", "tensormap")
-    _drop_hints(op)
+    drop_hints(op)
     return Action(lambda g, ins: None)
 
 
 @opcode("createpolicy")
 def createpolicy(op: Opcode) -> Action:
     op.flag("fractional", "range", "global")
-    _drop_hints(op)
+    drop_hints(op)
     op.pick("b64")
     return Action(lambda g, ins: g.set_int(ins.operands[0], "0", 64))

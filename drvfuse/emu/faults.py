@@ -38,6 +38,7 @@ KINDS = (
     "barrier_left",
     "unsupported",
     "endless",
+    "copy_size",
 )
 """Fault kinds, in the order of `runtime.cu`."""
 
@@ -125,10 +126,18 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
         )
     if kind == "read_only":
         return f"{what}: device {launch.device} may only read this memory: {where}"
+    if kind == "uninitialised" and f.value:
+        _, line = _place(launch, f.value - 1)
+        return (
+            f"{what}: nobody has written there, but the cp.async at line {line} is to: "
+            "no cp.async.wait_group of its thread that covers it comes before"
+        )
     if kind == "uninitialised":
         return f"{what}: nobody has written there: {where}"
     if kind == "foreign_shared":
         return f"{what}: outside of the block's {launch._struct.shared_bytes} bytes of shared memory"
+    if kind == "copy_size":
+        return f"cp.async of {f.size} bytes with a src-size of {f.value}"
     if kind == "foreign_local":
         return f"{what}: outside of the thread's {launch._struct.local_bytes} bytes of local memory"
     if kind == "assert":

@@ -24,6 +24,7 @@
 //
 // Order depends on the seed and on the calls alone; the time budget is only looked at between passes.
 
+#include "runtime_copy.cuh"
 #include "runtime_wait.cuh"
 
 FAR void settle_writes(Engine* e) {
@@ -306,6 +307,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         t->launch = l;
         t->polls = 0;
         t->wake = 0;
+        if (l->copies) start_copies(t);
         if (++x == l->ntid[0]) {
             x = 0;
             if (++y == l->ntid[1]) {
@@ -323,6 +325,7 @@ FAR void finish_block(Launch* l, Block* b) {
     }
     if (l->state != RUNNING) return;
     if (l->engine->delay) delay_end_block(l->engine->delay, b);
+    if (l->copies) drop_copies(l, b);
     note(l, b, 0, V_END, NO_SITE, 0, 0, 0);
     if (l->engine->race) race_finish_block(l, b);
     b->active = 0;

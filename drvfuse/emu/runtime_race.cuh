@@ -94,6 +94,9 @@ static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) 
 
 // Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
 const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
+// Of a cp.async: between its issue and its thread's wait for it, the entry's block has the bit COPYING, so it counts as a
+// thread that nobody has heard of, the issuing one included; then it has the bit N_COPIED. Either way it is not merged.
+const u32 N_ASYNC = 0x80, N_COPIED = 0x10, COPYING = 1 << 25;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
@@ -102,7 +105,8 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
-       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES };
+       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
+       X_COPIED };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -111,6 +115,7 @@ struct Who {
     RaceBlock* rb;
     RaceThread* rt;
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
+    u32 agent;  // its block, with COPYING or without
     Ref clock, common;
     u64 addr, now;  // events so far
     u32 size, thread, log;  // log: Entry::size
@@ -165,7 +170,11 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
 // What would have ordered the current access behind an entry; its sites, if a flag was seen.
 FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
-    if (same_block(w, e->op, e->block)) return e->warp == w->warp ? X_WARP : X_BARRIER;
+    if (e->block & COPYING) {
+        u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
+        return own ? X_COPY_OWN : X_COPY;
+    }
+    if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
     if (!w->rt) return X_ORDER;
     // A flag that would have told of it, else any flag of that block.
     LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
@@ -208,7 +217,7 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->site = w->site;
     f->flags = w->kind;
     f->other_op = e->op;
-    f->other_block = e->block;
+    f->other_block = e->block & ~COPYING;
     f->other_warp = e->warp;
     f->other_site = e->site;
     f->other_flags = e->kind;
@@ -555,7 +564,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             Entry* e = (Entry*)at(r, ref);
             Ref* to = write ? cell : behind;
             e->op = w->op;
-            e->block = w->block;
+            e->block = w->agent;
             e->time = w->time;
             e->lanes = w->bit;
             e->bytes = (unsigned short)mask;
@@ -592,7 +601,7 @@ FN void who(Who* w, Thread* t) {
     w->rb = b->race;
     w->rt = race_thread(b, t->linear);
     w->op = l->op;
-    w->block = b->index;
+    w->block = w->agent = b->index;
     w->warp = t->warp;
     w->bit = 1u << t->lane;
     w->time = w->rt->time;
@@ -629,6 +638,40 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 each = size >> elements;
     LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
+}
+
+// A cp.async begins to read or write a range that lies in one line. If not `pending`, it is over at once.
+FAR void race_copy(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 pending) {
+    Who w;
+    who(&w, t);
+    if (w.r->off || !size) return;
+    w.site = site;
+    w.flags = write ? A_WRITE : 0;
+    w.addr = addr;
+    w.size = size;
+    w.scope = w.log = w.acquires = w.releases = 0;
+    w.kind = (write ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
+    if (pending) w.agent |= COPYING;
+    touch(&w, addr, line_mask(addr, addr + size));
+}
+
+// Its thread has waited for it: from now on it is an access that the thread has made by now.
+FAR void race_copied(Thread* t, u64 addr, u32 write, u32 site) {
+    Launch* l = t->launch;
+    Race* r = l->engine->race;
+    Ref* cell = cell_at(r, addr);
+    if (r->off || *cell & POLLED) return;
+    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC;
+    LOOP for (Ref ref = *cell; ref;) {
+        Entry* e = (Entry*)at(r, ref);
+        ref = e->next;
+        if (e->block != (t->block->index | COPYING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
+        if (e->kind != kind || e->site != site) continue;
+        e->block = t->block->index;
+        e->kind = (u8)(kind | N_COPIED);
+        e->time = race_thread(t->block, t->linear)->time;
+        return;
+    }
 }
 
 // A fence of `scope` that orders what came before it (releases) and after it (acquires).
@@ -804,7 +847,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;

@@ -120,7 +120,9 @@ class LaunchStruct(Structure):
         ("envreg1", u32),
         ("envreg2", u32),
         *((name, u32) for name in ("op", "start", "primary", "primary_op", "end")),
-        ("reserved", u32 * 8),
+        ("copies", u64),
+        ("copy_pool", u64),
+        ("reserved", u32 * 4),
         ("engine", u64),
         ("function", u64),
         ("slots", u64),
@@ -249,4 +251,5 @@ EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
 POLL_BYTES = 32 * 32
+COPY_QUEUE_BYTES = 16
 SITE_WORDS = 12
