@@ -18,6 +18,7 @@ from drvfuse.emu import (
     codegen_copy,
     codegen_float,
     codegen_integer,
+    codegen_mbarrier,
     codegen_memory,
     codegen_select,
 )
@@ -35,6 +36,7 @@ OPCODE_MODULES = (
     codegen_copy,
     codegen_float,
     codegen_integer,
+    codegen_mbarrier,
     codegen_memory,
     codegen_select,
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from drvfuse.emu.codegen_emitter import Emitter
+from drvfuse.emu.codegen_mbarrier import bulk
 from drvfuse.emu.codegen_memory import drop_hints
 from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, opcode
 from drvfuse.emu.ptx import Imm, Instruction, Reg
@@ -12,6 +13,8 @@ from drvfuse.emu.ptx import Imm, Instruction, Reg
 @opcode("cp")
 def cp(op: Opcode) -> Action:
     op.pick("async")
+    if "bulk" in op.rest and "mbarrier::complete_tx::bytes" in op.rest:
+        return bulk(op)
     if op.rest and op.rest[0] in ("bulk", "mbarrier", "reduce"):
         raise RefusedError(f"cp.async.{op.rest[0]} is not supported yet")
     if op.flag("commit_group"):

@@ -49,6 +49,7 @@ _EDGES = (
     "the copying thread has not waited for this copy: no cp.async.wait_group that covers it, and no cp.async.wait_all, "
     "followed by a barrier, comes before",
     "no barrier is between the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and this access",
+    "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
 )
 
 

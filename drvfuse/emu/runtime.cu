@@ -24,7 +24,7 @@
 //
 // Order depends on the seed and on the calls alone; the time budget is only looked at between passes.
 
-#include "runtime_copy.cuh"
+#include "runtime_mbarrier.cuh"
 #include "runtime_wait.cuh"
 
 FAR void settle_writes(Engine* e) {
@@ -251,6 +251,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
         force = 0;
         held = held_warps(l, b);
     } while (b->woken && ran < TURN);
+    if (b->bulks && b->live) ran += run_bulks(l, b, !ran);
     return ran;
 }
 
@@ -272,7 +273,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->leader = (Block*)(l->slots + (slot - rank) * l->slot_stride);
     b->active = 1;
     b->live = l->threads;
-    b->woken = b->triggered = 0;
+    b->woken = b->triggered = b->bulks = 0;
     if (rank == 0) {
         b->cluster_arrived = b->cluster_phase = 0;
         b->cluster_live = l->threads * l->cluster_size;

@@ -46,9 +46,20 @@ struct CopyQueue {
     u32 first, last, commits, issued;
 };
 
+// A bulk copy (runtime_mbarrier.cuh).
+struct Bulk {
+    u64 source, target, mbarrier;
+    u32 size, site, thread, moment;
+    u32 known;  // what its mbarrier will tell: a reference to a clock
+    u32 next;   // in its block's list, oldest first, or of the free ones
+};
+
+const u32 BULKS = 1 << 16;
+
 struct Copies {
-    u32 high, free;
+    u32 high, free, bulk_high, bulk_free;
     Copy pool[COPIES];  // the first is not used
+    Bulk bulk[BULKS];   // likewise
 };
 
 static_assert(sizeof(CopyQueue) == 16 && sizeof(Copy) == 40, "");  // structs.py
@@ -131,14 +142,6 @@ FN void start_copies(Thread* t) {
     q->first = q->last = q->commits = q->issued = 0;
 }
 
-// A block has ended, or is stopped: its shared memory is gone, and with it what was to be written there.
-FAR void drop_copies(Launch* l, Block* b) {
-    LOOP for (u32 i = 0; i < l->threads; i++) {
-        CopyQueue* q = queue_of(thread_at(l, b, i));
-        LOOP while (q->first) drop_first(l->copy_pool, q);
-    }
-}
-
 // cp.async of `size` bytes, of which the first `bytes` are read and the others are zero; 0, or 1 and a fault.
 API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site) {
     Launch* l = t->launch;
@@ -206,14 +209,4 @@ API u32 rt_copy_wait(Thread* t, u32 newest, u32 site) {
     if (q->first && t->launch->copy_pool->pool[q->first].group < group)
         note(t->launch, t->block, t->linear, V_COPY_WAIT, site, 0, newest, 0);
     return end_groups(t, q, group);
-}
-
-// For Python: of the pool, which begins as zeroes; and what a launch that ends, or is stopped, has pending is dropped.
-API u64 rt_copy_bytes() { return sizeof(Copies); }
-
-API void rt_copy_end(Launch* l) {
-    LOOP for (u32 slot = 0; slot < l->high; slot++) {
-        Block* b = (Block*)(l->slots + slot * l->slot_stride);
-        if (b->active) drop_copies(l, b);
-    }
 }

@@ -93,7 +93,7 @@ struct Block {
     u64 owner;     // of delayed stores: a number that no other block has had
     List pending;  // those that are seen by this block alone
     u32 epoch;     // barriers that it has completed
-    u32 pad;
+    u32 bulks;     // the first bulk copy that is pending
 };
 
 struct Site {
@@ -188,7 +188,7 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT,
-       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS, F_COPY_SIZE };
+       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS, F_COPY_SIZE, F_MBARRIER };
 enum { V_START, V_END, V_LOAD, V_STORE, V_ATOMIC, V_FENCE, V_BARRIER, V_GDC_WAIT, V_TRIGGER, V_COPY, V_COPY_WAIT };
 enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };

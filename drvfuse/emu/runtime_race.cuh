@@ -49,7 +49,7 @@ struct RaceBlock {
     u32 sync;  // all its accesses before this time are known to all its threads
     Ref end;   // known to its threads that have exited
     Ref arrived[16];
-    u32 misses, reserved;
+    u32 misses, bulks;
     Miss miss[MISSES];
 };
 
@@ -97,6 +97,9 @@ const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, 
 // Of a cp.async: between its issue and its thread's wait for it, the entry's block has the bit COPYING, so it counts as a
 // thread that nobody has heard of, the issuing one included; then it has the bit N_COPIED. Either way it is not merged.
 const u32 N_ASYNC = 0x80, N_COPIED = 0x10, COPYING = 1 << 25;
+// A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
+// which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
+const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
@@ -106,7 +109,7 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
        X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
-       X_COPIED };
+       X_COPIED, X_BULK };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -115,7 +118,8 @@ struct Who {
     RaceBlock* rb;
     RaceThread* rt;
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
-    u32 agent;  // its block, with COPYING or without
+    u32 agent;   // its block, with COPYING or BULK or without
+    u32 number;  // of a bulk copy
     Ref clock, common;
     u64 addr, now;  // events so far
     u32 size, thread, log;  // log: Entry::size
@@ -170,6 +174,7 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
 // What would have ordered the current access behind an entry; its sites, if a flag was seen.
 FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
+    if ((e->block & BULK) == BULK) return X_BULK;
     if (e->block & COPYING) {
         u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
         return own ? X_COPY_OWN : X_COPY;
@@ -217,8 +222,12 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->site = w->site;
     f->flags = w->kind;
     f->other_op = e->op;
-    f->other_block = e->block & ~COPYING;
+    f->other_block = e->block & ~BULK;
     f->other_warp = e->warp;
+    if ((e->block & BULK) == BULK) {
+        f->other_warp = e->serial >> 5;
+        f->other_lanes = 1u << (e->serial & 31);
+    }
     f->other_site = e->site;
     f->other_flags = e->kind;
 }
@@ -468,6 +477,14 @@ FN u32 stale(Who* w, Entry* e) {
     return knows(w->r, w->l->primary, e->op, e->block, e->warp, e->lanes, e->time) != 1;
 }
 
+FN void be_bulk(Who* w, Entry* e) {
+    if ((w->agent & BULK) != BULK) return;
+    e->warp = w->number % BULK_KINDS / 32;
+    e->lanes = 1u << w->number % 32;
+    e->time = 1 + w->number / BULK_KINDS;
+    e->serial = w->thread;
+}
+
 FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
     Ref* cell = cell_at(r, addr);
@@ -575,6 +592,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             e->size = w->log;
             e->serial = r->serial;
             *to = ref;
+            if (w->agent != w->block) be_bulk(w, e);
         }
     }
     if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
@@ -674,6 +692,41 @@ FAR void race_copied(Thread* t, u64 addr, u32 write, u32 site) {
     }
 }
 
+// A bulk copy begins: what its mbarrier can tell of it (a reference).
+FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+    Who w;
+    who(&w, t);
+    Race* r = w.r;
+    if (r->off) return 0;
+    w.site = site;
+    w.size = size;
+    w.scope = w.log = w.acquires = w.releases = 0;
+    w.agent |= BULK;
+    w.number = w.rb->bulks++;
+    LOOP for (u32 write = 0; write < 2; write++) {
+        w.addr = write ? target : source;
+        w.flags = write ? A_WRITE : 0;
+        w.kind = (write ? N_WRITE : 0) | N_ASYNC;
+        touch_range(&w, w.addr, w.addr + size);
+    }
+    u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
+    return with_items(r, 0, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
+}
+
+// It has ended, and its mbarrier tells of it those who acquire that. The thread that issued it learns nothing.
+FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
+    Who w;
+    who(&w, t);
+    Race* r = w.r;
+    if (r->off) return;
+    Ref* cell = cell_at(r, mbarrier);
+    u32 mask = line_mask(mbarrier, mbarrier + 8);
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+        Location* v = (Location*)at(r, ref);
+        if (v->kind & N_LOCATION && v->bytes == mask) publish(&w, v, 0, known);
+    }
+}
+
 // A fence of `scope` that orders what came before it (releases) and after it (acquires).
 FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     Who w;
@@ -708,7 +761,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
     rb->sync = 1;
     rb->end = 0;
-    rb->misses = 0;
+    rb->misses = rb->bulks = 0;
     LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
     LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
     LOOP for (u32 i = 0; i < l->threads; i++) {

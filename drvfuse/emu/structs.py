@@ -88,7 +88,7 @@ class BlockStruct(Structure):
         ("owner", u64),
         ("pending", u32 * 2),
         ("epoch", u32),
-        ("pad", u32),
+        ("bulks", u32),
     ]
 
 
