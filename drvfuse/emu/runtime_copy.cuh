@@ -51,7 +51,9 @@ struct Bulk {
     u64 source, target, mbarrier;
     u32 size, site, thread, moment;
     u32 known;  // what its mbarrier will tell: a reference to a clock
+    u32 turns;  // of its block that it has waited for
     u32 next;   // in its block's list, oldest first, or of the free ones
+    u32 pad;
 };
 
 const u32 BULKS = 1 << 16;

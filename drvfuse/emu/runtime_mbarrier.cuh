@@ -9,9 +9,9 @@
 //
 // A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step, at any moment after its issue: with
 // seed 0 not before no thread of its block can run, one copy at a time, oldest first; other seeds draw for each whether
-// that is at its issue, at the end of the block's turn, or as late as that, in any order. It waits until somebody has
-// arrived at the mbarrier or expected bytes there, without which no phase could complete. What is pending when the block
-// ends is dropped.
+// that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block run
+// on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes there,
+// without which no phase could complete. What is pending when the block ends is dropped.
 //
 // The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
 // tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread.
@@ -24,6 +24,8 @@
 const u64 COUNT_MASK = (1 << 20) - 1, BYTES_MASK = (1 << 21) - 1;
 const u32 AT_EXPECTED = 20, AT_BYTES = 40;  // shifts; the arrivals to come are the lowest bits
 const u64 PARITY = 1ull << 61, USED = 1ull << 62, VALID = 1ull << 63;
+
+const u32 LATEST_TURN = 64;
 
 enum { MB_INIT, MB_INVAL, MB_ARRIVE, MB_EXPECT, MB_TEST };              // abi.py
 enum { E_NONE, E_NO_BARRIER, E_COUNT, E_ARRIVALS, E_BYTES, E_PENDING };  // why F_MBARRIER: faults.py
@@ -116,7 +118,7 @@ FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     u32 ended = 0, waiting = 0;
     LOOP for (u32* link = &b->bulks; *link && l->state == RUNNING;) {
         Bulk* c = &pool[*link];
-        if (c->moment == M_WAIT || !can_end(c)) {
+        if ((c->moment == M_WAIT && c->turns++ < LATEST_TURN) || !can_end(c)) {
             waiting += can_end(c);
             link = &c->next;
             continue;
@@ -172,7 +174,7 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     c->size = size;
     c->site = site;
     c->thread = t->linear;
-    c->next = 0;
+    c->next = c->turns = 0;
     c->moment = e->seed ? (u32)hash(hash(e->seed) + (target ^ e->event_count << 32 ^ (u64)b->index << 20)) & 3 : M_WAIT;
     if (c->moment == M_MADE) c->moment = M_WAIT;
     c->known = e->race ? race_bulk(t, target, source, size, site) : 0;

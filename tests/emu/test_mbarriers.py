@@ -278,3 +278,34 @@ def test_a_stage_that_is_filled_too_early_is_found(rng: np.random.Generator) -> 
         ended = rig.finish(launch) and launch.fault is None
         assert not ended or rig.read(out, np.uint32, 256).tobytes() != rig.read(want, np.uint32, 256).tobytes()
         rig.close()
+
+
+def test_a_copy_ends_although_others_of_its_block_run_on(rng: np.random.Generator) -> None:
+    body = (
+        TOP
+        + """
+KERNEL k(const u32* in, u32* out, u32* count) {
+    __shared__ alignas(16) u32 s[64];
+    __shared__ u64 b;
+    __shared__ u32 stop;
+    u32 t = threadIdx.x;
+    if (t == 0) { INIT(&b, 1) stop = 0; }
+    __syncthreads();
+    if (t >= 64) {
+        while (!atomicAdd(&stop, 0)) atomicAdd(count, 1);
+        return;
+    }
+    if (t == 0) { ARRIVE_TX(&b, 256) BULK(s, in, 256, &b) }
+    AWAIT(&b, 0)
+    out[t] = s[t];
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+    if (t == 0) atomicExch(&stop, 1);
+}"""
+    )
+    source = rng.integers(0, 1 << 32, 64, np.uint32)
+    for seed in range(3):
+        rig = Rig(seed)
+        out = rig.empty(256)
+        rig.run(body, rig.array(source), out, rig.array(np.zeros(1, np.uint32)), block=96)
+        assert np.array_equal(rig.read(out, np.uint32, 64), source)
+        rig.close()
