@@ -221,6 +221,25 @@ KERNEL k(const u32* in, u32* out) {
     assert np.isin(rig.read(out, np.uint32, 1024), source).all()
 
 
+def test_functions_that_are_called_copy_for_their_thread(rig: Rig, rng: np.random.Generator) -> None:
+    body = (
+        TOP
+        + """
+__device__ __noinline__ void fetch(u32* s, const u32* in) { CP("ca.shared", s, in, 4) COMMIT }
+__device__ __noinline__ void finish() { WAIT(0) }
+KERNEL k(const u32* in, u32* out) {
+    __shared__ u32 s[32];
+    fetch(s + threadIdx.x, in + threadIdx.x);
+    finish();
+    out[threadIdx.x] = s[threadIdx.x];
+}"""
+    )
+    source = rng.integers(0, 1 << 32, 32, np.uint32)
+    out = rig.empty(128)
+    rig.run(body, rig.array(source), out)
+    assert np.array_equal(rig.read(out, np.uint32, 32), source)
+
+
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
