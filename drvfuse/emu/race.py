@@ -12,6 +12,7 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
@@ -38,7 +39,7 @@ _EDGES = (
     "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
     "the scope of the release at the flag{store} does not include the reader",
     "the scope of the acquire{load} does not include the writer",
-    "griddepcontrol.wait has not been executed before it",
+    "the dependent launch has not executed griddepcontrol.wait before its access",
     "neither stream order, an event, the host, nor a flag orders the two operations",
     "the read-only path (ld.global.nc) may hold what was there when the kernel began",
     "both are strong, but their scopes do not include each other",
@@ -118,7 +119,8 @@ class Detector:
             self.state.off = 1
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
-        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index)
+        overlapped = 0 if primary is None else primary.number
+        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index, overlapped)
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Op) -> None:
@@ -235,7 +237,7 @@ def _site(identity: Identity | None, site: int) -> Any:
 def _line(site: Any) -> str:
     if site is None:
         return "an unknown place"
-    return f"{site.file}:{site.line}" if site.file else f"PTX line {site.ptx_line}"
+    return f"{PurePath(site.file).name}:{site.line}" if site.file else f"PTX line {site.ptx_line}"
 
 
 def _place(identity: Identity | None, site: int, block: int, thread: int) -> Place:

@@ -7,10 +7,10 @@
 //
 //     release -> acquire  A strong write publishes at its location what its thread knows (release) or knew at its last
 //                         fence (relaxed), for the scope of both. Atomics keep what was published there before if the
-//                         write that they saw was morally strong; other writes drop it, except what the same thread released there. A strong read learns what is
-//                         published where the scopes of both sides include each other: at once (acquire), or at the
-//                         thread's next fence of a sufficient scope (relaxed). The read of a reduction does not, and a
-//                         compare-and-swap that fails is a read only.
+//                         write that they saw was morally strong; other writes drop it, except what the same thread
+//                         released there. A strong read learns what is published where the scopes of both sides include
+//                         each other: at once (acquire), or at the thread's next fence of a sufficient scope (relaxed).
+//                         The read of a reduction does not, and a compare-and-swap that fails is a read only.
 //     observation         A strong read saw the last strong write of its location, and those which that one continued
 //                         as an atomic: they, and nothing else of their threads, precede all that knows the read.
 //     barriers            of a block (sync, red; arrive contributes, but learns nothing) and of a warp (bar.warp.sync).
@@ -179,7 +179,8 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
             return m->edge;
         }
     }
-    if (w->l->primary_op && e->op == w->l->primary_op) return X_GDC_WAIT;
+    Op* ops = w->r->ops;
+    if (ops[w->op].primary == e->op || ops[e->op].primary == w->op) return X_GDC_WAIT;
     if (knows(w->r, w->clock, e->op, e->block, e->warp, e->lanes, e->time) == 2) return X_RELEASED_EARLIER;
     return e->op == w->op ? X_NONE : X_ORDER;
 }
