@@ -21,7 +21,7 @@ from . import interrupts, reports, timeline
 from .api.types import R
 from .objects import Context, Stream
 from .window import Kind, WindowError
-from .work import Command, HostCall, Launch, Op, Record
+from .work import Command, Free, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -281,7 +281,11 @@ class Progress:
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
-                    self.detector.touch(op, command.touches(), self.machine.engine.event_count)
+                    now = self.machine.engine.event_count
+                    if isinstance(command, Free):
+                        self.detector.free(op, command.address, command.nbytes, now)
+                    else:
+                        self.detector.touch(op, command.touches(), now)
                 command.run(self.machine)
             self._finish(op)
             if refusal is not None:

@@ -30,6 +30,7 @@ _OPS = 1 << 24
 _NO_SITE = 0xFFFFFFFF
 _POOL_SHIFT = 10
 _WRITE, _STRONG, _ATOMIC = 1, 2, 4
+_FREE = 2  # as the kind of access to a range
 _EDGES = (
     "no release and acquire lead from the one to the other",
     "no barrier of the block (__syncthreads) is between them",
@@ -144,6 +145,10 @@ class Detector:
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
                 self._range(self.address, op.number, op.started.ref, at.address, at.nbytes, at.write, now)
+
+    def free(self, op: Op, address: int, nbytes: int, now: int) -> None:
+        """Memory is given back, which conflicts with each access that was made there."""
+        self._range(self.address, op.number, op.started.ref, address, nbytes, _FREE, now)
 
     def host_learns(self, ops: Iterable[Op]) -> None:
         """The host has waited for these."""

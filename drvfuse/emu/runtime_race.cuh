@@ -796,7 +796,8 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
 
 // For Python ----------------------------------------------------------------------------------------------------------------
 
-// A copy or fill accesses a range of the window, knowing `clock`.
+// A copy or fill accesses a range of the window, knowing `clock`. `write`: 0, 1, or 2 if the memory is freed, which is a
+// write of what has been accessed.
 API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
     if (r->off) return;
     Who w;
@@ -814,6 +815,12 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.addr = addr;
     w.size = nbytes > 0xFFFFFFFFull ? 0xFFFFFFFFu : (u32)nbytes;
     w.now = now;
+    w.common = 0;
+    if (write == 2) {
+        LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16)
+            if (*cell_at(r, a)) touch(&w, a, 0xFFFF);
+        return;
+    }
     u32 klass;
     w.common = take(r, sizeof(Entry), &klass);
     Entry* e = (Entry*)at(r, w.common);
