@@ -34,7 +34,7 @@ GROUPS = (16, 32, 64, 128)
 HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
 VECTOR = 16
 scratch = acquire
-_MIN_CAPABILITY = (8, 9)
+_FP8_CAPABILITY = (8, 9)
 
 
 def driver_of(*arrays: Any) -> Driver:
@@ -149,16 +149,18 @@ def new_outputs(
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a kernel is compiled for: the file and kernel name, its definitions, and the folder of the `.cu` files."""
+    """What a kernel is compiled for: the file and kernel name, its definitions, whether it converts FP8, and the folder
+    of the `.cu` files."""
 
     name: str
     defines: tuple[tuple[str, str | int], ...]
+    fp8: bool = True
     sources: Path = field(default_factory=sources)
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel on `device`; compiled once a driver."""
-    if device.capability < _MIN_CAPABILITY:
+    """The kernel on `device`; compiled once a driver. Raises Unsupported for FP8 on a device that is too old for it."""
+    if spec.fp8 and device.capability < _FP8_CAPABILITY:
         raise Unsupported(f"{spec.name} needs compute capability 8.9 for FP8; {device!r} has {device.capability}")
     cache: dict[Any, Kernel] = device.driver.__dict__.setdefault("_fp8_kernels", {})
     kernel = cache.get((spec, device.arch))

@@ -21,6 +21,7 @@ from .gemv_plan import Shape, Shares
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
 from .scratch import STATE_BYTES, ScratchParams
+from .tracing import require_trace
 
 if TYPE_CHECKING:
     from ..trace.buffer import Section, Trace
@@ -29,9 +30,8 @@ MAX_ROWS = 8
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
-_MAX_PARTS, _MAX_STASH = 96 << 10, 96 << 10
 _USERS = 12  # of `struct ScratchState`
-_PHASES = 8  # of a block, and two for each step
+_PHASES = 6  # of a block, and two for each step
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -118,17 +118,18 @@ def gemv_partial_norm(
     shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
     parts, stash = -(-8 * shape.step * m * groups // 16) * 16, 4 * m * padded
-    if parts > _MAX_PARTS:
-        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
-    if stash > _MAX_STASH:
-        stash = 0
     space = call.scratch(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
     section = None
     if trace is not None:
         phases = _PHASES + 2 * (shares.most_rows // shape.step + 2)
-        (section,) = trace.sections([device], "gemv_partial_norm", shares.grid, phases)
+        (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
     kernel = call.load(device, spec)
+    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
+    if parts > room:
+        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
+    if parts + stash > room:
+        stash = 0
     parameters = GemvParams(
         weight=w.ptr,
         weight_step=w.stride * w.dtype.itemsize,
@@ -280,4 +281,5 @@ def _specialise(
             ("DRVFUSE_SCALES", kind),
             *traced.items(),
         ),
+        fp8=w.dtype.name not in FLOATS,
     )

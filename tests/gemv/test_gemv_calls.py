@@ -264,14 +264,16 @@ def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refu
     refused(op(finish_counter=device.zeros(1, "float32")), "finish_counter.dtype", "int32")
     refused(op(stream="mine"), "stream")
     refused(op(pdl_level=9), "pdl_level")
+    refused(op(trace=True), "trace", "bool")
+    refused(op(trace=df.Trace), "trace", "type")
     refused(op(normed_output=df.view(act.ptr, (M, NORMED), "bfloat16", device, owner=act)), "normed_output", "act")
     with pytest.raises(Unsupported):
         call(arrays, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
     with pytest.raises(ArgumentError):  # off the element size
         df.view(act.ptr + 1, (M, K - 1), "bfloat16", device, owner=act)
     with pytest.raises(Unsupported, match="do not fit"):
-        wide = device.zeros((1, 3_000_000), "bfloat16")
-        df.gemv_partial_norm(wide.reshape(3_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
+        wide = device.zeros((1, 6_000_000), "bfloat16")
+        df.gemv_partial_norm(wide.reshape(6_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
 
 
 def test_no_rows_of_the_weight(device):
