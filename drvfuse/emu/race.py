@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
 from . import native, pages
 from .reports import Place, Report
 from .structs import OpStruct, RaceStruct
@@ -65,8 +64,6 @@ class Detector:
     """The detector of one machine, with the profile "hardware" or "strict"."""
 
     def __init__(self, window: Window, profile: str) -> None:
-        if profile not in PROFILES:
-            raise ArgumentError("race", repr(profile), "False, True or one of " + ", ".join(map(repr, PROFILES)))
         runtime = native.runtime()
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
@@ -191,11 +188,9 @@ class Detector:
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Unordered accesses there are the protocol."""
-        if nbytes <= 0 or address % 16 or nbytes % 16 or not self._window.covers(address, nbytes):
-            must = "allocated memory in multiples of 16 bytes"
-            raise ArgumentError("address, nbytes", f"0x{address:x}, {nbytes}", must)
-        self._polled(self.address, address, nbytes)
+        """Unordered accesses in all multiples of 16 bytes that this touches are the protocol."""
+        first = address & ~15
+        self._polled(self.address, first, address + nbytes - first)
 
     # Findings --------------------------------------------------------------------------------------------------------
 
