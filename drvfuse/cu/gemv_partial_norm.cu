@@ -574,9 +574,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 const bool own = p.finish_counter == &p.scratch.state->users;
                 give_up(p.scratch, own ? IN_USE : COUNTER_HELD, blockIdx.x, 0, held);
             }
-            if (aborted != 0 && scratch_word(&p.scratch.report->magic) == 0) {
-                write_report(p.scratch, NOT_ZEROED, 0, 0, 0);
-            }
+            if (aborted != 0) report_abort(p.scratch);
         }
     }
     trace.exit();

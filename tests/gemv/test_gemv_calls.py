@@ -11,6 +11,7 @@ from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
+from drvfuse.ops import scratch
 from drvfuse.ops.scratch import check_device
 from drvfuse.reference import bits
 
@@ -182,6 +183,48 @@ def test_a_wait_without_an_end_is_reported(rng, values):
         with pytest.raises(GridTimeout, match="gave up waiting"):
             call(arrays)
         check(call(arrays), expected(values))
+
+
+@pytest.fixture
+def state(device, arrays):
+    """Sets a word of the state that the calls on the device's own stream keep: epoch 0, abort 1, users 3."""
+    call(arrays)
+
+    def set_(word: int, value: int) -> None:
+        words = scratch._of(device).own[device.stream.handle, "gemv"].array
+        host = words.numpy()
+        host[4 * word : 4 * word + 4] = np.array([value], np.uint32).view(np.uint8)
+        words.copy_from(host)
+
+    return set_
+
+
+def test_launch_numbers_wrap(device, rng, values, arrays, state):
+    more = case(rng, M, 9, K, 7)
+    state(0, 2**32 - 3)
+    for _ in range(3):
+        check(call(arrays), expected(values))
+        check(run(device, more), expected(more))
+    check_device(device)
+
+
+def test_a_call_that_finds_another_at_work_on_its_stream_says_so(device, values, arrays, state):
+    state(3, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
+        call(arrays)
+    check(call(arrays), expected(values))
+
+
+def test_a_launch_in_a_workspace_that_was_given_up_says_so(device, values, arrays, state):
+    """Of a launch that the host does not see: the first report was read, and the words were not zeroed."""
+    state(1, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="not zeroed after a time-out"):
+        call(arrays)
+    check(call(arrays), expected(values))
 
 
 def df_edited(old, new):
