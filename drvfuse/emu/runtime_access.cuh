@@ -3,7 +3,7 @@
 #pragma once
 
 #include "runtime_delay.cuh"
-#include "runtime_race.cuh"
+#include "runtime_race_blocks.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
