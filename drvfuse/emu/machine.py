@@ -177,6 +177,11 @@ class Machine:
         self.reports.append(report)
         log.error("%s", report)
 
+    def finding(self, device: int) -> Report | None:
+        """What ended the work on a device, if a context there is lost."""
+        contexts = (item for item in self.handles.values() if isinstance(item, Context) and item.device.index == device)
+        return next((context.finding for context in contexts if context.finding is not None), None)
+
     def note(self, command: Command, launch: EngineLaunch) -> None:
         """Keep what a kernel that ended has asked of memory."""
         assert isinstance(command, Launch)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from . import timeline
@@ -91,13 +92,15 @@ def from_fault(fault: Any) -> Report:
 
 
 def deadlock(
-    launches: Sequence[tuple[str, int, Any]], crowded: Iterable[tuple[str, int]], without_work: Sequence[int]
+    launches: Sequence[tuple[str, int, Any]],
+    crowded: Iterable[tuple[str, int]],
+    without_work: Mapping[int, Report | None],
 ) -> Report:
     """The report of launches of which none can go on.
 
     `launches` holds (kernel, device, engine launch); `crowded` the kernels (kernel, device) that find no room;
-    `without_work` the devices that have nothing queued. Threads that wait at the same place for the same thing are one
-    line.
+    `without_work` the devices that run nothing, with what ended their kernels, if that was a finding. Threads that wait
+    at the same place for the same thing are one line.
     """
     lines: list[str] = []
     first: Any = None
@@ -116,13 +119,16 @@ def deadlock(
             lines.append(f"device {device}, {kernel}: no block is resident")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
-    for device in without_work:
-        lines.append(f"device {device} has no launch queued")
+    idle = [
+        f"device {device} has no launch queued" if report is None else _ended(device, report)
+        for device, report in without_work.items()
+    ]
+    lines += idle
     text = "nothing can go on:\n  " + "\n  ".join(lines)
     if first is None:
         return Report("deadlock", text)
     engine = launches[0][2].engine
-    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, without_work)
+    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
     kernel, device, blocked = first
     return Report(
         "deadlock",
@@ -136,6 +142,13 @@ def deadlock(
         blocked.address,
         timeline=story,
     )
+
+
+def _ended(device: int, report: Report) -> str:
+    """How the kernels of a device came to their end."""
+    what = "kernel" if report.kernel else "work"
+    place = f" at {PurePath(report.file).name}:{report.line}" if report.file else ""
+    return f"device {device}'s {what} ended with {report.kind}{place}"
 
 
 def _who(members: Sequence[Any]) -> str:

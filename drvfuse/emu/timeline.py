@@ -26,6 +26,7 @@ Index = tuple[int, int, int]
 WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
+APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
 EVENT_DTYPE = np.dtype(EventStruct)
 KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger")
@@ -313,35 +314,42 @@ def of_deadlock(
     records: np.ndarray,
     identities: Mapping[int, Identity],
     window: Window | None = None,
-    without_work: Iterable[int] = (),
+    without_work: Iterable[str] = (),
     rows: int = ROWS,
 ) -> str:
     """What the threads of a deadlock wait for, who wrote there, and what their blocks did last.
 
-    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike the first stands for all.
+    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike (at the same places, and
+    for the same words unless there are too many of those) the first stands for all. `without_work` are lines on the
+    devices that run nothing.
     """
     names = Names(window)
     stood: dict[tuple[Any, ...], Participant] = {}
+    alike: dict[tuple[Any, ...], Participant] = {}  # but for the words
     words: dict[int, list[tuple[int, Any]]] = {}
     for kernel, device, blocked in waits:
         places: dict[Index, list[tuple[Any, ...]]] = {}
         for b in blocked:
-            places.setdefault(b.block, []).append((b.status, b.file, b.line))
+            places.setdefault(b.block, []).append((b.status, b.file, b.line, b.address))
             if b.address:
                 words.setdefault(b.address, []).append((device, b))
         for block, found in places.items():
-            stood.setdefault((kernel, device, *dict.fromkeys(found)), Participant(device, block))
+            key = (kernel, device, *dict.fromkeys(found))
+            stood.setdefault(key, Participant(device, block))
+            alike.setdefault((kernel, device, *dict.fromkeys(f[:3] for f in found)), stood[key])
     lines = []
     for address, pollers in list(words.items())[:rows]:
         lines += _word(address, pollers, records, identities, names, window)
     if len(words) > rows:
         lines.append(f"and {len(words) - rows} other words")
-    lines += [f"device {device} has no launch queued" for device in without_work]
-    participants = list(stood.values())
+    lines += without_work
+    fit = len(stood) <= APART
+    participants = list((stood if fit else alike).values())
     if participants:
         chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
         events = decode(chosen[-16 * rows :], identities)
-        lines += ["", "what they did last, of blocks that wait alike the first:"]
+        which = "alike" if fit else "at the same places, though for other words,"
+        lines += ["", f"what they did last, of blocks that wait {which} the first:"]
         lines.append(render(events, participants, names=names, rows=rows))
     return "\n".join(lines)
 
