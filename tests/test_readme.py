@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code and commands of the README, and of the page on checking, work as written."""
+"""The code and commands of the README, and of the pages that show output, work as written."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.emu
-def test_the_page_on_checking_shows_what_its_code_prints(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "checking.md").read_text()
+@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2)])
+def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
-    assert sum(bool(shown) for _, shown in blocks) >= 4
-    script = tmp_path / "checking.py"
+    assert sum(bool(shown) for _, shown in blocks) >= outputs
+    script = tmp_path / f"{name}.py"
     script.write_text("\nprint(chr(0))\n".join(code for code, _ in blocks))
     result = run(str(script))
     assert result.returncode == 0, result.stderr

@@ -255,4 +255,5 @@ def test_a_backward_of_more_than_two_to_the_31_elements(device, rng):
     same(df.view(dx.ptr + 2 * (rows - 1) * columns, (columns,), "bfloat16", device, owner=dx), small.numpy()[0])
     assert (dx.numpy().view(np.uint16) == small.numpy().view(np.uint16)).all()
     exact = rows * (one.g.astype(np.float64) * reference_fp8.dequantise(one.x, one.s_x, 16) * rstd)[0]
-    assert np.linalg.norm(dw.numpy() - exact) <= 1e-4 * np.linalg.norm(exact)
+    # About 4000 equal terms in turn, each sum rounded to fp32: up to 4000 * 2^-24.
+    assert np.linalg.norm(dw.numpy() - exact) <= 3e-4 * np.linalg.norm(exact)
