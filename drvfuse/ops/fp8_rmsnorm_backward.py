@@ -24,7 +24,7 @@ MAX_GRADIENTS = 3
 
 
 class BackwardParams(ctypes.Structure):
-    """`struct BackwardParams` of cu/fp8_rmsnorm_backward.cu."""
+    """`struct BackwardParams` of cu/fp8_backward_rows.cuh."""
 
     _fields_ = (
         ("x", ctypes.c_uint64),
