@@ -64,10 +64,16 @@ def test_norm(device, rng, shape, QB, fp8, w):
     x, s_x, weight, _ = place(device, values)
     results = df.fp8_rmsnorm_pg2pg_forward(x, s_x, weight, QB, 1e-6)
     check_norm(device, values.x, values.s_x, values.w, results, QB, 1e-6)
-    same(results[2][1], df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-6)[3][1].numpy(), "rstd of the other forward")
 
 
-@pytest.mark.parametrize("shape,QB,fp8,w", CASES)
+@pytest.mark.parametrize("shape", [(33, 96), pytest.param((300, 9000), marks=pytest.mark.gpu)])
+def test_rstd_is_that_of_the_other_forward(device, rng, shape):
+    x, s_x, w, _ = place(device, case(rng, shape))
+    rstd = df.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-6)[2][1]
+    same(rstd, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-6)[3][1].numpy())
+
+
+@pytest.mark.parametrize("shape,QB,fp8,w", [CASES[i] for i in (1, 2, 4, 6, 8)])
 def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     other = addend(rng, values)
