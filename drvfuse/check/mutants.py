@@ -81,10 +81,6 @@ def grid_barrier(old: str, new: str) -> SourceEdit:
     return SourceEdit("grid_barrier.cuh", old, new)
 
 
-def gemv_kernel(old: str, new: str) -> SourceEdit:
-    return SourceEdit("gemv_partial_norm.cu", old, new)
-
-
 MUTANTS: dict[str, Mutant] = {
     "start-barrier-only": Mutant(
         "one_stage ends without a barrier, and the next kernel of the stream writes the input",
@@ -366,14 +362,15 @@ MUTANTS: dict[str, Mutant] = {
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
-        (gemv_kernel("u32(w.word[i] >> 32) == tag", "u32(w.word[i] >> 32) != 0"),),
+        (SourceEdit("gemv_norm.cuh", "u32(w.word[i] >> 32) == tag", "u32(w.word[i] >> 32) != 0"),),
         gemv.partial_norm,
     ),
     "gemv-flag-before-value": Mutant(
         "a word that is its own flag is stored in two halves, the flag first",
         "messages that carry their own readiness, in stores that are split",
         (
-            gemv_kernel(
+            SourceEdit(
+                "gemv_rows.cuh",
                 '"st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory"',
                 '"st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;" ::"l"(to), "r"(tag), '
                 '"r"(u32(word)) : "memory"',
@@ -385,8 +382,12 @@ MUTANTS: dict[str, Mutant] = {
         "act is fetched with the weights, before the wait for the kernel that writes it",
         "matrix products launched with programmatic dependence",
         (
-            gemv_kernel("    if constexpr (!DEPENDENT) load_after_producer();", "    load_after_producer();"),
-            gemv_kernel("    if constexpr (DEPENDENT) load_after_producer();\n", ""),
+            SourceEdit(
+                "gemv_partial_norm.cu",
+                "    if constexpr (!DEPENDENT) load_after_producer();",
+                "    load_after_producer();",
+            ),
+            SourceEdit("gemv_partial_norm.cu", "    if constexpr (DEPENDENT) load_after_producer();\n", ""),
         ),
         partial(gemv.partial_norm, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS),
@@ -394,13 +395,13 @@ MUTANTS: dict[str, Mutant] = {
     "gemv-sums-not-doubled": Mutant(
         "one set of shared words serves every step, so warps write sums of the next one over those still to be added",
         "matrix products with a row loop",
-        (gemv_kernel("        parts += index % 2 ? -set : set;\n", ""),),
+        (SourceEdit("gemv_partial_norm.cu", "        parts += index % 2 ? -set : set;\n", ""),),
         gemv.partial_norm,
     ),
     "gemv-no-block-barrier-before-norm": Mutant(
         "the sum of squares is added up without waiting for the warps that still poll",
         "matrix products with a fused norm",
-        (gemv_kernel("    __syncthreads();\n    if (m >= M) return;", "    if (m >= M) return;"),),
+        (SourceEdit("gemv_norm.cuh", "    __syncthreads();\n    if (m >= M) return;", "    if (m >= M) return;"),),
         gemv.partial_norm,
     ),
 }

@@ -89,13 +89,16 @@ def gemv_partial_norm(
     `finish_counter` is an int32 array of one element, zero before its first use and after every launch; launches that
     share one must not run at the same time. By default it is the stream's own. If it was not zero when a launch began,
     the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a wait of more
-    than the `spin_timeout` setting. The words by which blocks meet are kept by stream: a captured call must not be
-    replayed while another call runs that was made on the stream of the capture.
+    than the `spin_timeout` setting. With `n_normed` 0 nothing waits and it is not used. The words by which blocks meet
+    are kept by stream: a captured call must not be replayed while another call runs that was made on the stream of the
+    capture.
 
     With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
-    it must not write them. `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
+    it must not write them. The kernel behind may start when every block has done its last act (ON) or its first
+    (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
     of act's framework, or a stream. The call does not block, and can be captured after a first one on the stream, with
-    both outputs given. ArgumentError for arguments that do not fit, before any launch.
+    both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels,
+    for an FP8 weight on a device before compute capability 8.9 and for a K whose sums overflow a multiprocessor.
     """
     level, driver = checked_level(pdl_level), call.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
