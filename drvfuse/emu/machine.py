@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .counters import Counters, Summary
     from .engine import Engine, EngineLaunch, EngineModule
 
-log = logging.getLogger("drvfuse")
+log = logging.getLogger("drvfuse.emu")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
@@ -173,9 +173,9 @@ class Machine:
         return f"<Machine of {len(self.devices)} x {self.arch}, seed {self.seed}{', closed' if self.closed else ''}>"
 
     def report(self, report: Report) -> None:
-        """Keep a finding and log it."""
+        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
         self.reports.append(report)
-        log.error("%s", report)
+        log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
     def finding(self, device: int) -> Report | None:
         """What ended the work on a device, if a context there is lost."""

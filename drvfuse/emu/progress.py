@@ -230,13 +230,13 @@ class Progress:
         return moved
 
     def _report_races(self) -> None:
-        """Each pair of places once."""
+        """Each pair of places once, in whichever order."""
         if self.detector is None:
             return
         engine = self.machine.engine
         for report, events in self.detector.drain(engine.identities):
             other = report.other
-            places = other and (other.kernel, other.file, other.line, report.kernel, report.file, report.line)
+            places = other and frozenset((p.kernel, p.file, p.line, p.callers) for p in (other, report))
             if places not in self._races:
                 self._races.add(places)
                 if other is not None:

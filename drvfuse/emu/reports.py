@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from . import timeline
-from .timeline import index_text
+from .timeline import called_at, index_text, short_place
 
 Index = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an access came from. A copy or fill has no line and no thread."""
+    """Where an access came from. A copy or fill has no line and no thread.
+
+    callers  where the functions that were inlined around it were called, (file, line), innermost first
+    """
 
     kernel: str
     file: str | None
@@ -25,13 +27,14 @@ class Place:
     device: int
     block: Index | None
     thread: Index | None
+    callers: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         if self.block is None or self.thread is None:
             return f"{self.kernel} of device {self.device}"
-        at = f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+        at = short_place(self.file, self.line) + called_at(self.callers)
         block, thread = index_text(self.block), index_text(self.thread)
-        return f"device {self.device} block {block} thread {thread} at {at} in {self.kernel}"
+        return f"{self.kernel} on device {self.device} block {block} thread {thread} at {at}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Report:
     device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
     other    of a race: the earlier access
     edge     of a race: what would have to order the two, in words
+    callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
     """
 
@@ -56,6 +60,7 @@ class Report:
     address: int | None = None
     other: Place | None = None
     edge: str | None = None
+    callers: tuple[tuple[str, int], ...] = ()
     timeline: str | None = None
 
     @property
@@ -64,6 +69,18 @@ class Report:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
+        return f"{place}{self.kind}: {self.message}{self._where()}"
+
+    def brief(self) -> str:
+        """One line, in which a file has its name alone."""
+        place = f" at {short_place(self.file, self.line)}" if self.line else ""
+        text = self.message.splitlines()[0].rstrip(":")
+        if self.other is not None:
+            earlier = short_place(self.other.file, self.other.line) if self.other.line else self.other.kernel
+            text = f"not ordered behind {earlier}: {self.edge}"
+        return f"{self.kind}{place}: {text}{self._where()}"
+
+    def _where(self) -> str:
         where = []
         if self.kernel:
             where.append(f"kernel {self.kernel}")
@@ -73,7 +90,7 @@ class Report:
             where.append(f"block {index_text(self.block)}")
         if self.thread is not None:
             where.append(f"thread {index_text(self.thread)}")
-        return f"{place}{self.kind}: {self.message}" + (f" ({', '.join(where)})" if where else "")
+        return f" ({', '.join(where)})" if where else ""
 
 
 def from_fault(fault: Any) -> Report:
@@ -112,7 +129,7 @@ def deadlock(
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen)
             groups.setdefault(key, []).append(blocked)
         for (status, file, line, address, seen), members in groups.items():
-            place = f"{file}:{line}" if file else f"PTX line {line}" if line else "an unknown place"
+            place = short_place(file, line) if line else "an unknown place"
             word = f" on 0x{address:x}, which holds {seen}" if address else ""
             lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
@@ -147,7 +164,7 @@ def deadlock(
 def _ended(device: int, report: Report) -> str:
     """How the kernels of a device came to their end."""
     what = "kernel" if report.kernel else "work"
-    place = f" at {PurePath(report.file).name}:{report.line}" if report.file else ""
+    place = f" at {short_place(report.file, report.line)}" if report.line else ""
     return f"device {device}'s {what} ended with {report.kind}{place}"
 
 

@@ -210,7 +210,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
 def _text(members: Sequence[Event], names: Names) -> str:
     """One cell: what was done, by whom, where."""
     e = members[0]
-    place = f"({PurePath(e.file).name}:{e.line})" if e.file else f"(PTX line {e.line})" if e.line else ""
+    place = f"({short_place(e.file, e.line)})" if e.line else ""
     if e.kind == "start":
         return f"starts {e.kernel}"
     if e.kind == "end":
@@ -258,6 +258,17 @@ def _cut(text: str, width: int) -> str:
     return text[: width - len(end) - 2] + ".." + end
 
 
+def short_place(file: str | None, line: int | None) -> str:
+    """A place in the source by the file's name alone; the PTX's line where there is no file."""
+    return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
+
+
+def called_at(callers: Iterable[tuple[str, int]]) -> str:
+    """Where the functions that were inlined around a place were called, innermost first."""
+    places = ", at ".join(short_place(*caller) for caller in callers)
+    return f", called at {places}" if places else ""
+
+
 def index_text(index: Index) -> str:
     """The index of a block or thread, as short as it goes."""
     x, y, z = index
@@ -298,15 +309,14 @@ def of_race(
     text = render(events, sides, names=names, last=last)
     who = f"{other.kernel} on device {other.device}"
     if other.block is not None and other.thread is not None:
-        who += f" block {index_text(other.block)} {_place_of(other)}"
-    return f"the earlier access: {who}\n{text}"
+        who += f" block {index_text(other.block)} {_place_of(other)}{called_at(other.callers)}"
+    called = called_at(report.callers).removeprefix(", ")
+    return "\n".join([f"the earlier access: {who}", *([f"the later access: {called}"] if called else []), text])
 
 
 def _place_of(found: Any) -> str:
     thread = "" if found.thread is None else f"t{index_text(found.thread)} "
-    if found.file:
-        return f"{thread}({PurePath(found.file).name}:{found.line})"
-    return thread + (f"(PTX line {found.line})" if found.line else "")
+    return thread + (f"({short_place(found.file, found.line)})" if found.line else "")
 
 
 def of_deadlock(
@@ -384,4 +394,4 @@ def _word(
 
 
 def _place_of_wait(blocked: Any) -> str:
-    return f"({PurePath(blocked.file).name}:{blocked.line})" if blocked.file else ""
+    return f"({short_place(blocked.file, blocked.line)})" if blocked.file else ""
