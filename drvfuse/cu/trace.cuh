@@ -49,8 +49,7 @@ enum class TraceRole : u32 {
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
-    elect,         // counted the block as one that is done
-    apply_load,    // the block that finishes the others' work: read it,
+    apply_load,    // the block that finishes the others' work: waited for it and read it,
     apply_reduce,  // reduced it,
     apply_store,   // stored the result
     finish,        // all that comes after the last lap
