@@ -14,13 +14,13 @@ from ..runtime.device import Device
 from ..runtime.driver import Driver
 from ..runtime.stream import Stream
 from ..trace import layout
-from . import fp8_call as call
-from . import gemv_plan
-from .fp8_call import Operand, Specialisation
+from . import gemv_plan, launching, operands
 from .gemv_plan import Shape, Shares
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
-from .scratch import STATE_BYTES, ScratchParams
+from .scratch import STATE_BYTES, ScratchParams, acquire
 from .tracing import require_trace
 
 if TYPE_CHECKING:
@@ -100,19 +100,19 @@ def gemv_partial_norm(
     both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels,
     for an FP8 weight on a device before compute capability 8.9 and for a K whose sums overflow a multiprocessor.
     """
-    level, driver = checked_level(pdl_level), call.driver_of(act, weight, gamma)
+    level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
     m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
     normed_count = _count(n_normed, n)
-    call.require_shape(g, (normed_count,), "one for each normed column")
+    operands.require_shape(g, (normed_count,), "one for each normed column")
     epsilon = real("eps", eps, least=0.0)
     read = [x, w, g] if scales is None else [x, w, g, scales]
-    device = call.one_device(read)
-    queue = call.resolve_stream(stream, x)
+    device = operands.one_device(read)
+    queue = operands.resolve_stream(stream, x)
     normed, unnormed = _outputs(device, queue, x, n, normed_count, normed_output, unnormed_output)
     counter = _counter(device, finish_counter)
     written = [normed, unnormed, *([] if counter is None else [counter])]
-    call.no_overlap(read, written)
+    operands.no_overlap(read, written)
     results = tuple(o.span if v is None else v for o, v in zip(written, (normed_output, unnormed_output), strict=False))
     if not n:
         return results[0], results[1]
@@ -121,13 +121,13 @@ def gemv_partial_norm(
     shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
     parts, stash = -(-8 * shape.step * m * groups // 16) * 16, 4 * m * padded
-    space = call.scratch(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
+    space = acquire(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
     section = None
     if trace is not None:
         phases = _PHASES + 2 * (shares.most_rows // shape.step + 2)
         (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
-    kernel = call.load(device, spec)
+    kernel = launching.load(device, spec)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
     if parts > room:
         raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
@@ -157,7 +157,7 @@ def gemv_partial_norm(
         eps=epsilon,
     )
     threads, smem = 32 * shape.warps, parts + stash
-    call.launch(
+    launching.launch(
         kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, False, section
     )
     return results[0], results[1]
@@ -166,8 +166,8 @@ def gemv_partial_norm(
 def _inputs(
     driver: Driver, act: Any, weight: Any, gamma: Any, weight_scales: Any
 ) -> tuple[Operand, Operand, Operand, Operand | None]:
-    x = call.rows("act", act, driver, FLOATS)
-    w = call.rows("weight", weight, driver, WEIGHTS)
+    x = operands.rows("act", act, driver, FLOATS)
+    w = operands.rows("weight", weight, driver, WEIGHTS)
     if len(w.shape) != 2 or not w.shape[1]:
         raise ArgumentError("weight", f"of shape {w.shape}", "of shape [N, K] with K of at least 1")
     if w.stride * w.dtype.itemsize >= 1 << 31:
@@ -177,12 +177,12 @@ def _inputs(
         raise ArgumentError(
             "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"
         )
-    g = call.whole("gamma", gamma, driver, FLOATS)
+    g = operands.whole("gamma", gamma, driver, FLOATS)
     if weight_scales is None:
         return x, w, g, None
     if w.dtype.name in FLOATS:
         raise ArgumentError("weight_scales", "given", f"None for a weight of {w.dtype}")
-    scales = call.whole("weight_scales", weight_scales, driver, ["float32"])
+    scales = operands.whole("weight_scales", weight_scales, driver, ["float32"])
     allowed = ((), (1,), (n,), (n, -(-k // SCALE_GROUP)))
     if scales.shape not in allowed:
         raise ArgumentError(
@@ -211,11 +211,11 @@ def _outputs(
     wanted = {"normed_output": (normed, n_normed), "unnormed_output": (unnormed, n - n_normed)}
     for name, (value, columns) in wanted.items():
         if value is not None:
-            found[name] = call.whole(
+            found[name] = operands.whole(
                 name, value, device.driver, FLOATS if dtype is None else [dtype.name], writable=True
             )
-            call.require_shape(found[name], (*lead, columns), "that of the result")
-            call.one_device((x, found[name]))
+            operands.require_shape(found[name], (*lead, columns), "that of the result")
+            operands.one_device((x, found[name]))
             dtype = found[name].dtype
     for name, (value, columns) in wanted.items():
         if value is None:
@@ -229,7 +229,7 @@ def _outputs(
 def _counter(device: Device, given: Any) -> Operand | None:
     if given is None:
         return None
-    counter = call.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
+    counter = operands.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
     if counter.span.size != 1:
         raise ArgumentError("finish_counter", f"of shape {counter.shape}", "of one element")
     if counter.span.device is not device:

@@ -143,7 +143,7 @@ def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
             df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
-            (kernel,) = device.driver.__dict__["_fp8_kernels"].values()
+            (kernel,) = device.driver.__dict__["_op_kernels"].values()
             return comparable(kernel.module.image.ptx, folder)
 
     assert code(CU) == code(tmp_path)
