@@ -10,6 +10,7 @@ from fp8_support import BF16, Strided, bits, guarded, same
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
+from drvfuse.runtime.kernel import Kernel
 
 
 def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
@@ -121,3 +122,17 @@ def test_what_is_refused(device):
         with pytest.raises(ArgumentError) as caught:
             call()
         assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_only_a_launch_whose_blocks_wait_is_cooperative(device, rng, monkeypatch, given):
+    asked, prepare = [], Kernel.prepare
+
+    def recorded(self, grid, *args, **options):
+        asked.append((grid > 1, options["cooperative"]))
+        return prepare(self, grid, *args, **options)
+
+    monkeypatch.setattr(Kernel, "prepare", recorded)
+    x = device.array(rng.standard_normal((528, 96)).astype(np.float32).astype(BF16))
+    df.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)
+    assert asked == [(True, not given)]
