@@ -15,7 +15,7 @@ from ..runtime.array import mark_used
 from ..runtime.device import Device
 from ..runtime.graph import capturing
 from ..runtime.kernel import Kernel, Module
-from ..runtime.nvrtc import compile_source
+from ..runtime.nvrtc import Image, compile_source
 from ..runtime.stream import Stream
 from .kernels import sources
 from .operands import Operand
@@ -39,6 +39,18 @@ class Specialisation:
     sources: Path = field(default_factory=sources)
 
 
+def build(spec: Specialisation, arch: str, options: Sequence[str] = ()) -> Image:
+    """The kernel compiled for an architecture, with further options of the compiler."""
+    return compile_source(
+        f'#include "{spec.name}.cu"\n',
+        name=f"{spec.name}_kernel.cu",  # not the included file's own name
+        arch=arch,
+        defines=dict(spec.defines),
+        options=("--fmad=false", *options),
+        include=(str(spec.sources),),
+    )
+
+
 def load(device: Device, spec: Specialisation) -> Kernel:
     """The kernel on `device`; compiled once a driver. Raises Unsupported for FP8 on a device that is too old for it."""
     if spec.fp8 and device.capability < _FP8_CAPABILITY:
@@ -46,15 +58,8 @@ def load(device: Device, spec: Specialisation) -> Kernel:
     cache: dict[Any, Kernel] = device.driver.__dict__.setdefault("_op_kernels", {})
     kernel = cache.get((spec, device.arch))
     if kernel is None:
-        image = compile_source(
-            f'#include "{spec.name}.cu"\n',
-            name=f"{spec.name}_kernel.cu",  # not the included file's own name
-            arch=device.arch,
-            defines=dict(spec.defines),
-            options=("--fmad=false",),
-            include=(str(spec.sources),),
-        )
-        kernel = cache[spec, device.arch] = Module(image, device.driver)[spec.name]
+        module = Module(build(spec, device.arch), device.driver)
+        kernel = cache[spec, device.arch] = module[spec.name]
     kernel.load(device)
     return kernel
 
