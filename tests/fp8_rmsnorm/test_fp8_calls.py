@@ -10,7 +10,7 @@ import pytest
 from fp8_support import Strided, case, check_backward, check_forward, place
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, CaptureError, Unsupported
+from drvfuse.errors import CaptureError, Unsupported
 from drvfuse.ops.fp8_forward_plan import WORDS_BYTES
 
 SHAPE = (33, 96)
@@ -121,17 +121,6 @@ def test_bytes_that_a_call_moves(rng, driver):
     assert forward.local_written >= 2 * elements + 4 * rows
     # qy, qy_t, rstd; beyond that s_y, the barrier's slots and the epoch: under 64 bytes a block.
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_shapes_that_do_not_fit(device, arrays, refused):

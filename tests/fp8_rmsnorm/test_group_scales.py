@@ -10,7 +10,7 @@ from group_support import arithmetic, near
 
 import drvfuse as df
 from drvfuse import reference_fp8, reference_fp8_groups
-from drvfuse.errors import ArgumentError, CaptureError
+from drvfuse.errors import CaptureError
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 CASES = [
@@ -229,17 +229,6 @@ def test_bytes_that_a_call_moves(rng):
     assert count[0] == (4 * elements, 3 * elements + 2 * groups)
     assert count[1] == (elements + 2 * groups + weights[1], elements + 2 * groups + 4 * rows)
     assert count[2] == (4 * elements + weights[2], 4 * elements + 4 * groups + 4 * rows)
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_arguments_that_do_not_fit(device, rng, refused):

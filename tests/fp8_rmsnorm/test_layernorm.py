@@ -12,7 +12,7 @@ from group_support import arithmetic, near
 
 import drvfuse as df
 from drvfuse import reference_fp8, reference_fp8_layernorm
-from drvfuse.errors import ArgumentError, CaptureError
+from drvfuse.errors import CaptureError
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 AFFINE = pytest.mark.parametrize("affine", [True, False], ids=["param", "noparam"])
@@ -234,17 +234,6 @@ def test_bytes_that_a_call_moves(rng):
     written, read = (sum(getattr(count, name) for count in lines) for name in ("local_written", "local_read"))
     assert written == 2 * elements + 8 * rows + 2
     assert read == elements + elements // 8 + elements + elements // 8 * 2 + columns // 32 * rows * 8
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_arguments_that_do_not_fit(device, rng, refused):

@@ -151,8 +151,14 @@ def test_finish_counter_is_zero_again(device, values, arrays):
     counter = device.zeros(1, "int32")
     for _ in range(3):
         results = call(arrays, finish_counter=counter)
+    out = outputs(device)
+    with df.Graph.capture(device.stream) as graph:
+        call(arrays, finish_counter=counter, **out)
+    for _ in range(100):
+        graph.launch(device.stream)
     assert counter.numpy()[0] == 0
     check(results, expected(values))
+    check(out.values(), expected(values))
 
 
 @pytest.mark.parametrize("held", [1, 5, -3, 2**31 - 1])
@@ -255,17 +261,6 @@ def test_traced_calls_have_the_same_bits(device, values, arrays):
             call(arrays, trace=small)
 
 
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
-
-
 def test_shapes_that_do_not_fit(device, arrays, refused):
     act, weight, gamma = arrays
     bf16 = "bfloat16"
@@ -312,11 +307,26 @@ def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refu
     refused(op(normed_output=df.view(act.ptr, (M, NORMED), "bfloat16", device, owner=act)), "normed_output", "act")
     with pytest.raises(Unsupported):
         call(arrays, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
-    with pytest.raises(ArgumentError):  # off the element size
-        df.view(act.ptr + 1, (M, K - 1), "bfloat16", device, owner=act)
     with pytest.raises(Unsupported, match="do not fit"):
         wide = device.zeros((1, 6_000_000), "bfloat16")
         df.gemv_partial_norm(wide.reshape(6_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
+
+
+@pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
+def test_bases_off_the_element_size(device, refused, argument):
+    """Of other libraries' arrays, half an element from where one may begin."""
+    shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
+    arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
+    arrays["finish_counter"] = device.zeros(1, "int32")
+    right = arrays[argument]
+    wide = device.zeros((4, 9), str(right.dtype))
+    shifted = Columns(wide, right.shape, 0)
+    step = right.dtype.itemsize // 2
+    shifted.__cuda_array_interface__ |= {"strides": None, "data": (wide.ptr + step, False)}
+    with df.config.override(driver=device.driver):
+        refused(
+            lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, eps=EPS), argument, "aligned to"
+        )
 
 
 def test_no_rows_of_the_weight(device):
