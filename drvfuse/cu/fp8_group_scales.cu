@@ -21,7 +21,7 @@ constexpr int QB = DRVFUSE_GROUP;
 constexpr bool ADD = DRVFUSE_ADD;
 constexpr bool NORM = DRVFUSE_NORM;
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
-constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers  // the weights stay in registers
+constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
 struct GroupParams {
     const u16* a;

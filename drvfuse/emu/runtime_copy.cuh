@@ -30,6 +30,7 @@
 #pragma once
 
 #include "runtime_access.cuh"
+#include "runtime_race_copies.cuh"
 
 const u32 COPIES = 1 << 20;
 

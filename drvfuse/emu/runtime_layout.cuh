@@ -112,9 +112,9 @@ struct Launch {
     u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static, cluster;
     u64 clock;
     u32 sm_count, envreg1, envreg2;
-    // Its number; what it knows from the start, and from its wait for `primary_op` on; what is known when it has ended.
-    u32 op, start, primary, primary_op, end;
-    struct CopyQueue* copies;  // a queue for each thread of each slot; null where the kernel has no cp.async
+    // Its number; what it knows from the start, and from griddepcontrol.wait on; what is known when it has ended.
+    u32 op, start, primary, end, pad0;
+    struct CopyQueue* copies;  // a queue for each thread of each slot; null where the kernel has no asynchronous copies
     struct Copies* copy_pool;
     u32 reserved[4];
     Engine* engine;  // 128

@@ -119,7 +119,7 @@ class LaunchStruct(Structure):
         ("sm_count", u32),
         ("envreg1", u32),
         ("envreg2", u32),
-        *((name, u32) for name in ("op", "start", "primary", "primary_op", "end")),
+        *((name, u32) for name in ("op", "start", "primary", "end", "pad0")),
         ("copies", u64),
         ("copy_pool", u64),
         ("reserved", u32 * 4),
@@ -218,7 +218,7 @@ class EngineStruct(Structure):
 class OpStruct(Structure):
     """An operation's place in the order of operations."""
 
-    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("reserved", u32)]
+    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("primary", u32)]
 
 
 class FoundStruct(Structure):

@@ -14,12 +14,13 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
-from . import fp8_call as call
-from .fp8_call import Operand, Specialisation
+from . import launching, operands
 from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, ForwardPlan
 from .fp8_operands import column_weights, quantised_rows
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel, pdl_level, real
-from .scratch import ScratchParams
+from .scratch import ScratchParams, acquire
 
 COAT_WARPS = 8
 
@@ -68,32 +69,32 @@ def fp8_rmsnorm_forward(
     `spin_timeout`: then the outputs are undefined, and the next call with that workspace raises GridTimeout. N is at
     most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
-    level, driver = _level(pdl_level), call.driver_of(x, s_x, w)
+    level, driver = _level(pdl_level), operands.driver_of(x, s_x, w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
-    device = call.one_device((xs, scales, weight))
+    device = operands.one_device((xs, scales, weight))
     columns, count = shape[-1], math.prod(shape[:-1])
     if columns > MAX_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
     batched = len(shape) == 3 and not transpose_output_2d
-    queue = call.resolve_stream(stream, xs)
+    queue = operands.resolve_stream(stream, xs)
     turned = (shape[0], columns, shape[1]) if batched else (columns, count)
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
-    written = call.new_outputs(device, queue, wanted, outputs)
+    written = operands.new_outputs(device, queue, wanted, outputs)
     read = [xs, scales, weight]
-    call.no_overlap(read, written)
+    operands.no_overlap(read, written)
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
-    space = call.scratch(device, queue, workspace, WORDS_BYTES)
+    space = acquire(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     plan = ForwardPlan(device, count, columns, QB)
     run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
-    kernel = call.load(device, Specialisation("fp8_rmsnorm_forward", defines))
+    kernel = launching.load(device, Specialisation("fp8_rmsnorm_forward", defines))
     resident, known, smem = plan.memory(kernel.attributes(device).shared_bytes)
     parameters = ForwardParams(
         x=xs.ptr,
@@ -117,17 +118,13 @@ def fp8_rmsnorm_forward(
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    call.launch(kernel, device, queue, plan.grid, plan.threads, smem, parameters, level, read, written, space)
+    launching.launch(kernel, device, queue, plan.grid, plan.threads, smem, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
 
 
 def _level(value: Any) -> PDLLevel:
     return pdl_level(value)
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import ArgumentError
-from . import fp8_call as call
-from .fp8_call import Driver, Operand, Specialisation
+from ..runtime.driver import Driver
+from . import launching, operands
 from .fp8_forward_plan import WORDS_BYTES
 from .fp8_operands import column_weights, quantised_rows
-from .fp8_rmsnorm import COAT_WARPS, _ceil_div
+from .fp8_rmsnorm import COAT_WARPS
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel
 from .options import pdl_level as checked_level
-from .scratch import ScratchParams
+from .scratch import HEADER_BYTES, ScratchParams, acquire
 
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
@@ -24,7 +26,7 @@ MAX_GRADIENTS = 3
 
 
 class BackwardParams(ctypes.Structure):
-    """`struct BackwardParams` of cu/fp8_rmsnorm_backward.cu."""
+    """`struct BackwardParams` of cu/fp8_backward_rows.cuh."""
 
     _fields_ = (
         ("x", ctypes.c_uint64),
@@ -55,9 +57,9 @@ class BackwardShape(NamedTuple):
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
         segments = min(rows, DW_SEGMENTS)
-        row_packs = _ceil_div(columns, 8)
-        packs = max(1 if rows <= DW_SEGMENTS else 2, _ceil_div(row_packs, 512))
-        team_warps = _ceil_div(_ceil_div(row_packs, packs), 32)
+        row_packs = -(-columns // 8)
+        packs = max(1 if rows <= DW_SEGMENTS else 2, -(-row_packs // 512))
+        team_warps = -(-row_packs // (32 * packs))
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         if rows <= DW_SEGMENTS:  # a row a segment
             teams = 1
@@ -78,11 +80,11 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return max(WORDS_BYTES, call.HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
+    return max(WORDS_BYTES, HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
 
 
 def _pitch(columns: int) -> int:
-    return _ceil_div(columns, 16) * 16
+    return -(-columns // 16) * 16
 
 
 def fp8_rmsnorm_backward(
@@ -115,7 +117,7 @@ def fp8_rmsnorm_backward(
     time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
     is not written, and the next call with that workspace raises GridTimeout, as do `check_device` and `Graph.launch()`.
     """
-    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *as_list(g), w, v)
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *as_list(g), w, v)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
     gradients = gradient_operands(driver, g, shape)
@@ -150,16 +152,16 @@ def gradient_operands(driver: Driver, g: Any, shape: tuple[int, ...]) -> list[Op
     if not 1 <= len(values) <= MAX_GRADIENTS:
         raise ArgumentError("g", f"{len(values)} arrays", f"1 to {MAX_GRADIENTS} arrays")
     names = ["g"] if len(values) == 1 else [f"g[{i}]" for i in range(len(values))]
-    found = [call.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, values, strict=True)]
+    found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, values, strict=True)]
     for gradient in found:
-        call.require_shape(gradient, shape, "that of x")
+        operands.require_shape(gradient, shape, "that of x")
     return found
 
 
 def row_values(name: str, value: Any, driver: Driver, shape: tuple[int, ...]) -> Operand:
     """What the forward has saved of each row."""
-    saved = call.whole(name, value, driver, ["float32"])
-    call.require_shape(saved, (math.prod(shape[:-1]),), "one for each row of x")
+    saved = operands.whole(name, value, driver, ["float32"])
+    operands.require_shape(saved, (math.prod(shape[:-1]),), "one for each row of x")
     return saved
 
 
@@ -169,19 +171,19 @@ def run(
     """The launch: dx, then with a weight dw, and for LayerNorm db."""
     xs, weight, mean = inputs.x, inputs.weight, inputs.mean
     columns, count = shape[-1], math.prod(shape[:-1])
-    device = call.one_device(inputs.all)
+    device = operands.one_device(inputs.all)
     if columns > MAX_BACKWARD_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_BACKWARD_COLUMNS} columns")
-    queue = call.resolve_stream(stream, xs)
+    queue = operands.resolve_stream(stream, xs)
     names = () if weight is None else ("dw",) if mean is None else ("dw", "db")
     sums = [(name, (columns,), weight.dtype) for name in names if weight is not None]
     wanted = [("dx", shape, dtypes.get("bfloat16")), *sums]
-    written = call.new_outputs(device, queue, wanted, outputs)
-    call.no_overlap(inputs.all, written)
+    written = operands.new_outputs(device, queue, wanted, outputs)
+    operands.no_overlap(inputs.all, written)
     plan = BackwardShape.of(count, columns)
     wide = (xs, *inputs.gradients, written[0])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    kernel = call.load(device, _specialise(plan, inputs, QB, columns, aligned))
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -201,17 +203,19 @@ def run(
     space, smem = None, 0
     if weight is not None:
         row = columns * len(sums)
-        space = call.scratch(device, queue, workspace, fp8_workspace_bytes(row))
+        space = acquire(device, queue, workspace, fp8_workspace_bytes(row))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
-        parameters.db = written[-1].ptr
-        parameters.words, parameters.pitch = space.ptr + call.HEADER_BYTES, _pitch(row)
+        parameters.db = 0 if mean is None else written[2].ptr
+        parameters.words, parameters.pitch = space.ptr + HEADER_BYTES, _pitch(row)
         parameters.scratch = space.params
         exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
         smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
     grid = max(1, min(plan.segments, device.sm_count))
     waits = space is not None
     read, threads = inputs.all, plan.threads
-    call.launch(kernel, device, queue, grid, threads, smem, parameters, level, read, written, space, cooperative=waits)
+    launching.launch(
+        kernel, device, queue, grid, threads, smem, parameters, level, read, written, space, cooperative=waits
+    )
     return [o.span for o in written] if outputs is None else list(outputs)
 
 

@@ -10,7 +10,7 @@ from group_support import arithmetic, near
 
 import drvfuse as df
 from drvfuse import reference_fp8, reference_fp8_groups
-from drvfuse.errors import ArgumentError, CaptureError
+from drvfuse.errors import CaptureError
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 CASES = [
@@ -64,10 +64,16 @@ def test_norm(device, rng, shape, QB, fp8, w):
     x, s_x, weight, _ = place(device, values)
     results = df.fp8_rmsnorm_pg2pg_forward(x, s_x, weight, QB, 1e-6)
     check_norm(device, values.x, values.s_x, values.w, results, QB, 1e-6)
-    same(results[2][1], df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-6)[3][1].numpy(), "rstd of the other forward")
 
 
-@pytest.mark.parametrize("shape,QB,fp8,w", CASES)
+@pytest.mark.parametrize("shape", [(33, 96), pytest.param((300, 9000), marks=pytest.mark.gpu)])
+def test_rstd_is_that_of_the_other_forward(device, rng, shape):
+    x, s_x, w, _ = place(device, case(rng, shape))
+    rstd = df.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-6)[2][1]
+    same(rstd, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-6)[3][1].numpy())
+
+
+@pytest.mark.parametrize("shape,QB,fp8,w", [CASES[i] for i in (1, 2, 4, 6, 8)])
 def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     other = addend(rng, values)
@@ -223,17 +229,6 @@ def test_bytes_that_a_call_moves(rng):
     assert count[0] == (4 * elements, 3 * elements + 2 * groups)
     assert count[1] == (elements + 2 * groups + weights[1], elements + 2 * groups + 4 * rows)
     assert count[2] == (4 * elements + weights[2], 4 * elements + 4 * groups + 4 * rows)
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_arguments_that_do_not_fit(device, rng, refused):

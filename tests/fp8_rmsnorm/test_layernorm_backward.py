@@ -48,7 +48,7 @@ def test_with_parameters(device, rng, shape, QB, fp8, w):
     check(values, True, saves, backward(device, values, True, saves, QB), QB)
 
 
-@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:8:2])
+@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:6:4])
 def test_without_parameters(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     saves = saved(rng, shape[0])
@@ -69,7 +69,7 @@ def test_batches_and_sums_of_gradients(device, rng, affine):
 @pytest.mark.parametrize("columns", [80, 160])
 def test_gradient_of_the_forward_against_float64(device, rng, affine, columns):
     """Forward and backward in turn on rows whose mean is far from 0, of lengths that are no powers of two."""
-    values = case(rng, (9, columns))
+    values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     values = values._replace(x=x, s_x=np.full(values.s_x.shape, 0.25, BF16))
     *_, mean, rstd, _ = df.fp8_layernorm_noparam_forward(device.array(x), device.array(values.s_x), 16, 1e-5)[3]
