@@ -352,13 +352,13 @@ def test_with_seed_0_a_mistake_leaves_what_was_in_shared_memory_before(rng: np.r
 def test_a_race_report_has_the_copy_and_the_wait_in_its_timeline(rng: np.random.Generator) -> None:
     words = rng.integers(8, 1 << 32, 64, np.uint32)
     with Machine(devices=1, race=True) as machine:
-        run_on(machine, STALE.replace("%s", "WAIT(0) if (t >= 32)"), words, block=64)
+        run_on(machine, STALE.replace("%s", "WAIT(0) if (t < 32)"), words, block=64)
     line = line_of((PRELUDE + TOP + STALE).replace("    COMMIT\n    %s", "// commit"), "commit") - 1
     (report,) = machine.reports
     assert report.other is not None and report.other.line == line and report.timeline is not None
     assert "between the copying thread's wait" in (report.edge or "")
-    assert f"cp.async.ca.shared t0 (test.cu:{line})" in report.timeline
-    assert f"cp.async.wait_group t0 (test.cu:{line + 2})" in report.timeline
+    assert f"cp.async.ca.shared t32 (test.cu:{line})" in report.timeline
+    assert f"cp.async.wait_group t32 (test.cu:{line + 2})" in report.timeline
 
 
 @pytest.mark.parametrize("seed", range(6))
