@@ -29,7 +29,8 @@
 // All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
 // launch and no free multiprocessors. CUDA does not promise that order. In another one the last block would keep a place
 // for itself, which stops the others only where the device has no second one for them; that ends as every wait does,
-// bounded as scratch.cuh says. After it the epoch advances all the same.
+// bounded as scratch.cuh says; its report names block 0 whichever block is missing (finding it costs registers that
+// spill). After it the epoch advances all the same.
 //
 // The finish counter is zero unless a launch is under way: the last block adds 1 after the wait for the producer, and
 // stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported. Without
