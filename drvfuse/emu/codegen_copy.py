@@ -13,6 +13,8 @@ from drvfuse.emu.ptx import Imm, Instruction, Reg
 @opcode("cp")
 def cp(op: Opcode) -> Action:
     op.pick("async")
+    if op.rest[:2] == ["bulk", "prefetch"]:
+        return _prefetch(op)
     if "bulk" in op.rest and "mbarrier::complete_tx::bytes" in op.rest:
         return bulk(op)
     if op.rest and op.rest[0] in ("bulk", "mbarrier", "reduce"):
@@ -43,6 +45,19 @@ def cp(op: Opcode) -> Action:
         g.leave_if(g.runtime("rt_copy", "%t", *where, str(size.value), count, str(g.site(ins))))
 
     return Action(emit, pure=False)
+
+
+def _prefetch(op: Opcode) -> Action:
+    for part in ("bulk", "prefetch", "L2", "global"):
+        op.pick(part)
+    operands = 2 + ("L2::cache_hint" in op.rest)
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if len(ins.operands) != operands:
+            raise RefusedError(f"{operands} operands are expected")
+
+    return Action(emit)
 
 
 def _commit(g: Emitter, ins: Instruction) -> None:

@@ -85,8 +85,8 @@ class Emitter(Registers):
     @staticmethod
     def _accesses(ins: Instruction) -> bool:
         """Does the runtime check and count it?"""
-        if ins.base == "cp" and len(ins.operands) > 1:
-            return True
+        if ins.base == "cp":
+            return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
         if ins.base not in ("ld", "ldu", "st", "atom", "red"):
             return False
         place = next((o for o in ins.operands if isinstance(o, Addr)), None)

@@ -104,6 +104,26 @@ template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 wr
     return 0;
 }
 
+// The engine's Python code knows whether an interrupt waits; the launch ends then.
+FAR u32 interrupted(Thread* t, u32 site) {
+    if (!rt_call(t->launch->engine->print, 0)) return 0;
+    fault(t->launch, t, F_INTERRUPTED, site, 0, 0, 0, 0);
+    return 1;
+}
+
+// A thread has made the accesses that it was given; 0 if it may make more.
+FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Engine* e = t->launch->engine;
+    u64 rest = e->loop_limit - e->tank;
+    if (!rest) {
+        fault(t->launch, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
+        return 1;
+    }
+    e->fuel = rest < FUEL ? rest : FUEL;
+    e->tank += e->fuel;
+    return interrupted(t, site);
+}
+
 // 1, and a fault, if this thread must not make this access. *found: the access word of its granule. An access to local
 // memory or a parameter may be made, and is none of ours.
 FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
@@ -140,10 +160,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 type = word >> 24 & 0x3F, write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
     if (type > K_SHARED) return 0;
     Engine* e = l->engine;
-    if (!--e->fuel) {
-        fault(l, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
-        return 1;
-    }
+    if (!--e->fuel && refuel(t, addr, size, flags, site)) return 1;
     Site* c = &l->sites[site];
     u32 owner = l->owner_class[word >> 16 & 0xFF];
     c->size = size;
@@ -182,7 +199,7 @@ API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
-    if (e->rounds < e->loop_limit) return 0;
+    if (e->rounds < e->loop_limit) return e->rounds % FUEL ? 0 : interrupted(t, site);
     fault(t->launch, t, F_ENDLESS, site, 0, 0, 0, e->loop_limit);
     return 1;
 }

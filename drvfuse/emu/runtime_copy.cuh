@@ -152,12 +152,12 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     u64 off = target - t->block->shared_base;
     u32 kind = bytes > size ? F_COPY_SIZE : (target | source) & (size - 1) ? F_MISALIGNED : F_NONE;
     if (!kind && (off >= l->shared_bytes || off + size > l->shared_bytes)) kind = F_FOREIGN_SHARED;
-    if (!kind && !--e->fuel) kind = F_ENDLESS;
     if (kind) {
         u32 reads = kind == F_MISALIGNED && source & (size - 1);
-        fault(l, t, kind, site, reads ? source : target, size, reads ? 0 : A_WRITE, kind == F_ENDLESS ? e->loop_limit : bytes);
+        fault(l, t, kind, site, reads ? source : target, size, reads ? 0 : A_WRITE, bytes);
         return 1;
     }
+    if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
     u32 word = 0;
     if (unreadable(t, source, bytes, site, &word)) return 1;
     Site* count = &l->sites[site];

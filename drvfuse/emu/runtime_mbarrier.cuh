@@ -147,12 +147,12 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     u64 off = target - b->shared_base;
     u32 kind = size & 15 || !size ? F_COPY_SIZE : (target | source) & 15 ? F_MISALIGNED : F_NONE, word = 0;
     if (!kind && (off >= l->shared_bytes || off + size > l->shared_bytes)) kind = F_FOREIGN_SHARED;
-    if (!kind && !--e->fuel) kind = F_ENDLESS;
     if (kind) {
         u32 reads = kind == F_MISALIGNED && source & 15, bytes = kind == F_MISALIGNED ? 16 : size;
-        fault(l, t, kind, site, reads ? source : target, bytes, reads ? 0 : A_WRITE, kind == F_ENDLESS ? e->loop_limit : size);
+        fault(l, t, kind, site, reads ? source : target, bytes, reads ? 0 : A_WRITE, size);
         return 1;
     }
+    if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
     if (unreadable_range(t, source, size, site, &word) || refused(t, mbarrier, 8, 0, site, &word)) return 1;
     u32 i = pool->bulk_free;
     if (i) pool->bulk_free = pool->bulk[i].next;

@@ -75,7 +75,7 @@ class ForwardPlan:
         """(rows of a block of which x stays, rows of which scales and rstd stay, dynamic shared memory)."""
         sums = 8 * self.segments * self.chunk_rows
         if not self.own:
-            return 0, 0, sums + 4 * self.chunk_rows + 4 * self.warps * self.tile_rows * self.row_lanes
+            return 0, 0, sums + 4 * self._most + 4 * self.warps * self.tile_rows * self.row_lanes
         room = self._shared_bytes - static_bytes - sums
         factors = 2 * _ceil_div(self.columns, self.QB) + 4
         known = min(self._most, room // factors // 4 * 4)

@@ -158,7 +158,19 @@ def gemv_partial_norm(
     )
     threads, smem = 32 * shape.warps, parts + stash
     launching.launch(
-        kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, False, section
+        kernel,
+        device,
+        queue,
+        shares.grid,
+        threads,
+        smem,
+        parameters,
+        level,
+        read,
+        written,
+        space,
+        cooperative=False,
+        section=section,
     )
     return results[0], results[1]
 

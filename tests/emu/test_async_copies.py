@@ -118,6 +118,15 @@ def test_a_guard_keeps_a_copy_from_being_issued(rig: Rig, rng: np.random.Generat
     assert copied(rig, copy, source, p=1)[:32].tolist() == [*source, *[0xEE] * 16]
 
 
+def test_a_prefetch_changes_nothing_wherever_it_points(rig: Rig, rng: np.random.Generator) -> None:
+    source = data(rng, 64)
+    copy = """asm volatile("{ .reg .b64 c; createpolicy.fractional.L2::evict_first.b64 c, 1.0;"
+        "cp.async.bulk.prefetch.L2.global [%1], 64; cp.async.bulk.prefetch.L2.global.L2::cache_hint [%2], 32, c;"
+        "prefetch.global.L2 [%1+32]; prefetch.global.L2::evict_last [%2];"
+        "cp.async.cg.shared.global [%0], [%1], 16; }" :: "r"(at(s)), "l"(in), "l"(in + 4096)); WAIT_ALL"""
+    assert copied(rig, copy, source)[:32].tolist() == [*source[:16], *[0xEE] * 16]
+
+
 # Groups --------------------------------------------------------------------------------------------------------------
 
 LAST = 8 * 16
@@ -284,6 +293,12 @@ def test_a_source_size_above_the_size_is_refused(rig: Rig) -> None:
     copy = 'asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" :: "r"(at(s)), "l"(in), "r"(n));'
     fault = fault_of(rig, copy, rig.array(np.ones(64, np.uint8)), 9)
     assert fault.kind == "copy_size" and "8 bytes with a src-size of 9" in fault.message
+
+
+def test_copies_without_an_end_meet_the_limit_of_accesses() -> None:
+    rig = Rig(loop_limit=1000)
+    assert fault_of(rig, 'while (true) CP("ca.shared", s, in, 4)').kind == "endless"
+    rig.close()
 
 
 MISSING = (

@@ -213,6 +213,12 @@ def test_bytes_that_never_come_are_a_deadlock_at_the_wait(rig: Rig) -> None:
     assert len(blocked) == 64 and {(b.status, b.line) for b in blocked} == {("polling", line_of(body, "wait"))}
 
 
+def test_copies_without_an_end_meet_the_limit_of_accesses() -> None:
+    rig = Rig(loop_limit=1000)
+    assert fault_of(rig, "INIT(b, 1) while (true) BULK(s, in, 16, b)").kind == "endless"
+    rig.close()
+
+
 PIPELINE = (
     TOP
     + """

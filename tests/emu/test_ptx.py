@@ -126,6 +126,8 @@ def test_sites_name_their_source_line():
         ("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%d0], [%r1];", "tensor"),
         ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r0], [%r1], 16, [%r2];", ".global"),
         ("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r0], [%d0], 16;", "unsupported operands"),
+        ("cp.async.bulk.prefetch.L2.global [%d0];", "2 operands are expected"),
+        ("cp.async.bulk.prefetch.tensor.1d.L2.global.tile [%d0];", "unsupported modifier .tensor"),
         ("mbarrier.arrive.noComplete.shared.b64 %d0, [%r0], 1;", ".noComplete are not supported yet"),
         ("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r0];", "clusters and"),
         ("mbarrier.arrive_drop.shared.b64 %d0, [%r0];", "mbarrier.arrive_drop is not supported yet"),

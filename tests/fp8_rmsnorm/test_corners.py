@@ -225,6 +225,35 @@ def test_a_backward_of_few_long_rows(device, rng):
     check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
 
 
+@pytest.mark.parametrize("shape", [(133, 96), pytest.param((8192, 2048), marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("level", [df.PDLLevel.OFF, df.PDLLevel.OVERLAP_AT_BEGINNING])
+def test_whole_grids_on_two_streams_at_once_with_two_workspaces(device, rng, shape, level):
+    both = [case(rng, shape) for _ in range(2)]
+    placed = [place(device, values) for values in both]
+    spaces = [device.zeros(df.fp8_workspace_bytes(shape[1]), "uint8") for _ in range(2)]
+    streams = [df.Stream(device) for _ in range(2)]
+    device.synchronize()
+    found = []
+    for _ in range(3):
+        for (x, s_x, w, g), workspace, stream in zip(placed, spaces, streams, strict=True):
+            rest = {"workspace": workspace, "stream": stream, "pdl_level": level}
+            forward = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, **rest)
+            found.append((forward, df.fp8_rmsnorm_backward(x, s_x, g, w, forward[3][1], 16, **rest)))
+    device.synchronize()
+    df.check_device(device)
+    for number, (forward, backward) in enumerate(found[-2:]):
+        check_forward(device, both[number], forward)
+        check_backward(both[number], forward[3][1].numpy(), backward)
+    for number, (forward, backward) in enumerate(found):
+        last = found[-2 + number % 2]
+        for array, expected in (
+            (forward[0], last[0][0]),
+            (forward[2], last[0][2]),
+            *zip(backward, last[1], strict=True),
+        ):
+            same(array, expected.numpy())
+
+
 COLUMNS = (16, 32, 48, 80, 96, 272, 896, 1536, 2048, 3584, 4096, 5120, 6656, 8192, 11008, 16384, 32768)
 
 

@@ -10,7 +10,7 @@ from test_layernorm import AFFINE, SHAPES, bias_of
 
 import drvfuse as df
 from drvfuse import reference_fp8, reference_fp8_layernorm
-from drvfuse.errors import ArgumentError, CaptureError, Unsupported
+from drvfuse.errors import CaptureError, Unsupported
 from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
 
 
@@ -191,17 +191,6 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
         graph.launch(device.stream)
         device.synchronize()
         check(values._replace(g=again), affine, saves, outputs)
-
-
-@pytest.fixture
-def refused():
-    def check_refused(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check_refused
 
 
 @AFFINE
