@@ -12,15 +12,15 @@
 //         trace.exit();                          // last, by all threads
 //     }
 //
-// Who writes. The thread with threadIdx.x == Writer; laps of other threads do nothing, so a call needs no `if`. A phase
-// is the writer's: where it must last until values have arrived or are computed, call `need(values)` before the lap, or
-// the clock is read while loads are in flight.
+// Who writes. The thread with threadIdx.x == Writer, whose warp must be whole; laps of other threads do nothing, so a
+// call needs no `if`. A phase is the writer's: where it must last until values have arrived or are computed, call
+// `need(values)` before the lap, or the clock is read while loads are in flight.
 //
 // Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
-// kernel's next fence. There are DRVFUSE_TRACE_WORDS, which the host counts; phases beyond them go to the last one.
+// kernel's next fence. There is room for DRVFUSE_TRACE_WORDS, and the host counts what it takes; phases beyond that go
+// to the last word.
 //
-// What it costs. The code of a block that runs once is cold, and each instruction takes some five cycles, so this header
-// counts instructions: a lap has four.
+// What it costs is instructions: in a short kernel each runs once, and takes the writer's warp some five cycles.
 //
 // Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
 // blockIdx.x + gridDim.x * blockIdx.y, each `words` words long, an even number:
@@ -91,14 +91,19 @@ template <u32 Writer>
 class BlockTrace {
 public:
     __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
-        : params_(params), buffer_(buffer()), next_(buffer_ + 8 * (HEADER + params.waits)) {
-        const u64 entered_ns = nanoseconds(), entered = clock();
+        : params_(params),
+          buffer_(buffer()),
+          last_(buffer_ + 8 * (params.words - 1)),
+          next_(buffer_ + 8 * (HEADER + params.waits)) {
+        u64 entered_ns = 0, entered = 0;
+        if (writes()) entered_ns = nanoseconds(), entered = clock();
+        if (in_warp()) {  // the writer's lane comes first, the others zero what is behind
+            const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
+            to_buffer(own, entered_ns, entered);
 #pragma unroll 1
-        for (u32 first = 0; first < WORDS; first += 64) {
-            if (in_warp()) to_buffer(buffer_ + 8 * first + 16 * (threadIdx.x % 32), 0, 0);
+            for (u32 first = 64; first < WORDS; first += 64) to_buffer(own + 8 * first, 0, 0);
         }
         __syncwarp();
-        if (writes()) to_buffer(buffer_, entered_ns, entered);
     }
 
     // After the wait for the producer, before any lap.
@@ -110,7 +115,7 @@ public:
             asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
                          " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(next_), "l"(clock()), "r"((u32(role) + 1) << 16)
                          : "memory");
-            next_ = min(next_ + 8, buffer_ + 8 * (WORDS - 1));
+            next_ = min(next_ + 8, last_);
         }
     }
 
@@ -140,9 +145,9 @@ public:
             to_buffer(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
     }
 
-    // The phase `finish` ends; nothing may follow. All threads, in every block: those of other warps, which often come
-    // here long before the writer, store nothing, but then its warp finds the instructions in the cache.
+    // The phase `finish` ends; nothing may follow. All threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
+        if (!in_warp()) return;
         u32 sm, x, y;  // read before the clocks, as they take longer
         asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
         asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
@@ -155,10 +160,10 @@ public:
         const u32 block = (x + gridDim.x * y) * params_.words;
 #pragma unroll 1
         for (u32 first = 0; first < WORDS; first += 64) {
-            const u32 i = first + 2 * (threadIdx.x - Writer / 32 * 32);
-            asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.ne.u32 p, %0, 0;"
-                         " @p ld.shared.v4.u32 {a, b, c, d}, [%1]; add.u32 b, b, %2;"
-                         " @p st.global.v4.u32 [%3], {a, b, c, d}; }" ::"r"(u32(in_warp() && i < params_.words)),
+            const u32 i = first + 2 * (threadIdx.x % 32);
+            asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
+                         " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
+                         " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(i), "r"(params_.words),
                          "r"(buffer_ + 8 * i), "r"(i == 2 ? sm << 16 : 0), "l"(params_.section + (block + i))
                          : "memory");
         }
@@ -197,8 +202,8 @@ private:
     }
 
     const TraceParams& params_;
-    const u32 buffer_;
-    u32 next_;  // where the next phase goes in the buffer
+    const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
+    u32 next_;                 // where the next phase goes
 };
 
 #else
