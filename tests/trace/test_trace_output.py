@@ -196,6 +196,7 @@ def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
     assert len(slices) == len(SAMPLE)
     (wait,) = [s for s in slices if s["name"] == "wait for rank 1"]
     assert (wait["ts"], wait["dur"], wait["args"]) == (0.3, 0.4, {"cycles": 400, "peer": 1})
+    assert [s["pid"] for s in slices if s["name"] == "wait for itself"] == [1]
     assert found["otherData"]["clocks"]["1"]["error_ns"] is None
     assert found["otherData"]["clocks"]["0"] == {
         "resolution_ns": 1.0, "cycles_per_ns": 2.0, "offset_ns": 0.0, "error_ns": 0.0,
