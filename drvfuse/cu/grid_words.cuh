@@ -4,13 +4,14 @@
 #pragma once
 #include "scratch.cuh"
 
-constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048;
+constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 15;
 
 // ops/fp8_forward_plan.py has its size.
 struct GridWords {
     ScratchState state;
     u64 maxima[2][MAX_WORD_BLOCKS];  // of each block, in two rounds
     u64 rows[MAX_WORD_ROWS];
+    u64 sums[MAX_WORD_SUMS];
 };
 
 __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {

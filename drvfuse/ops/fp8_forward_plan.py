@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernel shares out its rows and tiles: the host's side of cu/fp8_rmsnorm_forward.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/fp8_rmsnorm_forward*.cu."""
 
 from __future__ import annotations
 
@@ -9,51 +9,101 @@ from .scratch import STATE_BYTES
 MAX_COLUMNS = 1 << 18
 MAX_BLOCKS = 256
 MAX_WORD_ROWS = 2048
-WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS)  # `struct GridWords` of cu/grid_words.cuh
+MAX_WORD_SUMS = 1 << 15
+WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 _SEGMENT = 512
 _SUMS_BYTES = 16384
 _ALONE = 8192
+_FEW_ROWS = 8  # a multiprocessor
 
 
-class ForwardPlan:
-    """Grid, tiles and what stays on the chip. Results do not depend on it.
+def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
+    if rows > min(_FEW_ROWS * min(device.sm_count, MAX_BLOCKS), MAX_WORD_ROWS):
+        return ManyRows(device, rows, columns, QB)
+    return FewRows(device, rows, columns)
 
-    With many rows a block takes groups of 32 or 64 rows, keeps and quantises them itself (`own`); with groups of 16
-    qy_t would be written in half sectors, which is dear. With fewer rows the tiles are shared out by themselves.
+
+class FewRows:
+    """Rows and tiles are shared out by themselves: x is read twice."""
+
+    kernel = "fp8_rmsnorm_forward"
+    parts = 1
+
+    def __init__(self, device: Device, rows: int, columns: int) -> None:
+        multiprocessors = min(device.sm_count, MAX_BLOCKS)
+        self.part_columns = columns
+        self.block_rows = 1
+        self.warps = 8 if 2 < rows <= multiprocessors else 16
+        lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
+        for shape in ((16, 8, 4), (16, 4, 4), (4, 4, lanes)):
+            self.tile_rows, self.tile_columns, self.row_lanes = shape
+            down = _ceil_div(rows, self.tile_rows * self.row_lanes)
+            tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
+            if rows >= 64 and tiles >= 15 * multiprocessors:
+                break
+        blocks = 1 if rows * columns <= _ALONE else max(rows, _ceil_div(tiles, self.warps))
+        self.grid = max(1, min(multiprocessors, blocks))
+        self.groups, self.longer = divmod(rows, self.grid)
+        segments = _ceil_div(columns, _SEGMENT)
+        self.chunk_rows = max(1, min(_ceil_div(rows, self.grid), _SUMS_BYTES // (8 * segments)))
+        rstds = self.chunk_rows + self.warps * self.tile_rows * self.row_lanes
+        self.shared_bytes = 8 * segments * self.chunk_rows + 4 * rstds
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def defines(self) -> tuple[tuple[str, str | int], ...]:
+        return _tile_defines(self, 1)
+
+
+class ManyRows:
+    """A block takes groups of 32 or 64 rows, or some of their columns, which it keeps as far as they fit and quantises.
+
+    With groups of 16 rows qy_t would be written in half sectors, which is dear.
     """
 
+    kernel = "fp8_rmsnorm_forward_rows"
+    tile_rows, tile_columns = 16, 8
+
     def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
-        self.rows, self.columns, self.QB = rows, columns, QB
-        self.segments = _ceil_div(columns, _SEGMENT)
-        self._shared_bytes = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
-        self.warps = 16
-        self.own = rows > min(20 * multiprocessors, MAX_WORD_ROWS)
-        if self.own:
-            self.batch, self.tile_rows, self.tile_columns = 4, 16, 8
-            busiest = {size: _ceil_div(_ceil_div(rows, size), multiprocessors) * size for size in (64, 32)}
-            self.block_rows = min(busiest, key=lambda size: busiest[size])
-            self.row_lanes = self.block_rows // 16
-            blocks = _ceil_div(rows, self.block_rows)
-        else:
-            self.batch = self.block_rows = 4 if rows >= 8 * multiprocessors else 1
-            self.warps = 8 if 2 < rows <= multiprocessors else 16
-            lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-            for shape in ((16, 8, 4), (16, 4, 4), (4, 4, lanes)):
-                self.tile_rows, self.tile_columns, self.row_lanes = shape
-                down = _ceil_div(rows, self.tile_rows * self.row_lanes)
-                tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
-                if rows >= 64 and tiles >= 15 * multiprocessors:
-                    break
-            blocks = max(_ceil_div(rows, self.block_rows), _ceil_div(tiles, self.warps))
-            if rows * columns <= _ALONE:
-                blocks = 1
-        self.grid = max(1, min(multiprocessors, blocks))
-        self.groups, self.longer = divmod(_ceil_div(rows, self.block_rows), self.grid)
-        most = (self.groups + (self.longer > 0)) * self.block_rows
-        step = self.block_rows
-        self.chunk_rows = max(step, min(most, _SUMS_BYTES // (8 * self.segments) // step * step))
-        self._most = most
+        segments = _ceil_div(columns, _SEGMENT)
+        self._all_segments, self._QB = segments, QB
+        self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        splits = [n for n in (1, 2, 4, 8) if n <= segments and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
+        self.block_rows, self.parts = min(
+            ((size, parts) for size in (64, 32) for parts in splits),
+            key=lambda way: (_busiest(rows, segments, multiprocessors, *way), way[1] > 1),
+        )
+        self._take(rows, columns, multiprocessors)
+
+    def _take(self, rows: int, columns: int, multiprocessors: int) -> None:
+        each = _ceil_div(self._all_segments, self.parts)
+        self.parts = _ceil_div(self._all_segments, each)
+        self.part_columns = each * _SEGMENT
+        self.row_lanes = self.block_rows // 16
+        groups = _ceil_div(rows, self.block_rows)
+        teams = max(1, min(multiprocessors // self.parts, groups))
+        self.grid = teams * self.parts
+        self.groups, self.longer = divmod(groups, teams)
+        self._width = min(self.part_columns, columns)
+        self._most = (self.groups + (self.longer > 0)) * self.block_rows
+        per_row = 4 * (self._all_segments + 1)
+        self.chunk_rows = max(4, min(self._most, _SUMS_BYTES // per_row // 4 * 4))
+        self.warps = next((n for n in (24, 22, 20, 18, 16) if n % each == 0 or each % n == 0), 24)
+        self.ahead, self.park = 1, 0
+        known_bytes = self._most * (2 * _ceil_div(self._width, self._QB) + 4)
+        self.shared_bytes = 16 + per_row * self.chunk_rows
+        self.known = self.shared_bytes + known_bytes <= self._room
+        self.resident = 0
+        if self.known:
+            self.shared_bytes += known_bytes
+            quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
+            self.resident = min(4, (self._room - self.shared_bytes) // quarter)
+            self.shared_bytes += self.resident * quarter
 
     @property
     def threads(self) -> int:
@@ -62,26 +112,29 @@ class ForwardPlan:
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
         return (
-            ("DRVFUSE_WARPS", self.warps),
-            ("DRVFUSE_BATCH", self.batch),
-            ("DRVFUSE_BLOCK_ROWS", self.block_rows),
-            ("DRVFUSE_TILE_ROWS", self.tile_rows),
-            ("DRVFUSE_TILE_COLUMNS", self.tile_columns),
-            ("DRVFUSE_ROW_LANES", self.row_lanes),
-            ("DRVFUSE_OWN", int(self.own)),
+            *_tile_defines(self, 4),
+            ("DRVFUSE_AHEAD", self.ahead),
+            ("DRVFUSE_RESIDENT", self.resident),
+            ("DRVFUSE_KNOWN", int(self.known)),
+            ("DRVFUSE_PARK", self.park),
         )
 
-    def memory(self, static_bytes: int) -> tuple[int, int, int]:
-        """(rows of a block of which x stays, rows of which scales and rstd stay, dynamic shared memory)."""
-        sums = 8 * self.segments * self.chunk_rows
-        if not self.own:
-            return 0, 0, sums + 4 * self.chunk_rows + 4 * self.warps * self.tile_rows * self.row_lanes
-        room = self._shared_bytes - static_bytes - sums
-        factors = 2 * _ceil_div(self.columns, self.QB) + 4
-        known = min(self._most, room // factors // 4 * 4)
-        pitch = _ceil_div(self.columns, 128) * 128
-        resident = min(known, (room - known * factors) // pitch // 4 * 4)
-        return resident, known, sums + known * factors + resident * pitch
+
+def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str | int], ...]:
+    return (
+        ("DRVFUSE_WARPS", plan.warps),
+        ("DRVFUSE_BATCH", batch),
+        ("DRVFUSE_BLOCK_ROWS", plan.block_rows),
+        ("DRVFUSE_TILE_ROWS", plan.tile_rows),
+        ("DRVFUSE_TILE_COLUMNS", plan.tile_columns),
+        ("DRVFUSE_ROW_LANES", plan.row_lanes),
+    )
+
+
+def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
+    """Rows times segments of the block that has most."""
+    groups = _ceil_div(_ceil_div(rows, size), max(1, multiprocessors // parts))
+    return groups * size * _ceil_div(segments, parts)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from ..runtime.driver import Driver
 from . import fp8_call as call
 from .fp8_call import Operand, Specialisation
-from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, ForwardPlan
+from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, forward_plan
 from .options import PDLLevel, pdl_level, real
 from .scratch import ScratchParams
 
@@ -25,14 +25,13 @@ COAT_WARPS = 8
 
 
 class ForwardParams(ctypes.Structure):
-    """`struct ForwardParams` of cu/fp8_rmsnorm_forward.cu."""
+    """`struct ForwardParams` of cu/fp8_forward.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer")),
-        *((name, ctypes.c_int32) for name in ("resident_rows", "known_rows", "chunk_rows")),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "parts", "part_columns", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
     )
@@ -89,11 +88,10 @@ def fp8_rmsnorm_forward(
     batch_rows = shape[1] if batched else count
     space = call.scratch(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    plan = ForwardPlan(device, count, columns, QB)
+    plan = forward_plan(device, count, columns, QB)
     run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
-    kernel = call.load(device, Specialisation("fp8_rmsnorm_forward", defines))
-    resident, known, smem = plan.memory(kernel.attributes(device).shared_bytes)
+    kernel = call.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -110,13 +108,14 @@ def fp8_rmsnorm_forward(
         columns=columns,
         groups=plan.groups,
         longer=plan.longer,
-        resident_rows=resident,
-        known_rows=known,
+        parts=plan.parts,
+        part_columns=plan.part_columns,
         chunk_rows=plan.chunk_rows,
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    call.launch(kernel, device, queue, plan.grid, plan.threads, smem, parameters, level, read, written, space)
+    launched = (plan.grid, plan.threads, plan.shared_bytes)
+    call.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
 

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP8 RMSNorm forward of many rows in one launch: a block quantises the very part of the tensor that it has reduced. What
+// it shares with fp8_rmsnorm_forward.cu, with the numerics: fp8_forward.cuh.
+//
+// Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
+// Grid: cooperative, one block a multiprocessor at most. `parts` blocks are a team; groups of BLOCK_ROWS rows go round the
+// teams, and each block of a team has `part_columns` columns, whole segments, of its rows.
+//   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Blocks of a
+//            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
+//            |y|. RESIDENT of each 4 quads of rows stay in shared memory; with KNOWN scales and rstd of all rows do.
+//   Meeting  the grid's maximum, from which every block computes the one scale.
+//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh), its quads from
+//            shared memory or, asked for a tile ahead, from memory.
+// Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
+// its 16), and again what is not RESIDENT or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
+// segment in phase 1, once a tile and row of lanes in phase 2.
+#include "fp8_forward.cuh"
+
+constexpr int AHEAD = DRVFUSE_AHEAD;        // batches asked for before one is reduced, 0 or 1
+constexpr int RESIDENT = DRVFUSE_RESIDENT;  // quads of TR rows of which x is kept
+constexpr bool KNOWN = DRVFUSE_KNOWN;
+constexpr bool PARK = DRVFUSE_PARK;  // turned quads wait for their tile's last in the place of their x, not in registers
+constexpr int QUADS = TR / 4, FAR = QUADS - RESIDENT;
+static_assert(BLOCK_ROWS % TILE_ROWS == 0 && BATCH == 4 && TR == 16 && TC == 8, "whole tiles of whole batches");
+static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0 && (KNOWN || RESIDENT == 0), "known_scales(), near()");
+
+// The rows of a block, counted from 0, and what it keeps of them.
+struct Rows {
+    const ForwardParams& p;
+    int team, teams;
+    int first, width, count;  // columns from `first` on
+    float* rstd;              // [count]
+    u8* x;                    // [count * RESIDENT / QUADS, pitch], swizzled
+    bf16* scales;             // [groups of QB, count], swizzled
+    int pitch;
+
+    __device__ __forceinline__ i64 global(int local) const {
+        return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
+    }
+    __device__ __forceinline__ bool near(int local) const { return u32(local) % TR < 4 * RESIDENT; }
+    // Lanes TR rows apart read the same columns at once: every other TR rows have the halves of 128 bytes changed over.
+    __device__ __forceinline__ u8* near_x(int local, int at) const {
+        const u32 turn = u32(local) / TR;
+        return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + ((at - first) ^ (turn % 2 * 64));
+    }
+    // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
+    __device__ __forceinline__ uint2* known_scales(int local, int at) const {
+        const int group = (at - first) / QB;
+        return reinterpret_cast<uint2*>(scales + group * count + (local ^ (4 * group & (BLOCK_ROWS - 1))));
+    }
+};
+
+__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
+    if (RESIDENT > 0 && rows.near(local)) {
+        u8* x = rows.near_x(local, at);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            *reinterpret_cast<uint4*>(x + r * rows.pitch) =
+                make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
+        }
+    }
+    if (KNOWN && at % QB == 0) {
+        *rows.known_scales(local, at) = make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16,
+                                                   batch.scale[2] | u32(batch.scale[3]) << 16);
+    }
+}
+
+using QuadWords = u32[4][TC / 4];  // TC columns of four rows; what does not exist is 0
+
+__device__ __forceinline__ void load_far_quad(QuadWords& word, const ForwardParams& p, i64 row, int at) {
+    const u8* x = p.x + row * p.x_stride + at;
+    const bool all = row + 4 <= p.rows;
+#pragma unroll
+    for (int r = 0; r < 4; ++r, x += p.x_stride) {
+#pragma unroll
+        for (int j = 0; j < TC / 4; ++j) word[r][j] = 0;
+        if (all || row + r < p.rows) load_bytes<TC>(word[r], x, p.columns - at, ALIGNED);
+    }
+}
+
+struct Factors {
+    u32 scale[2];
+    float rstd[4];
+};
+
+// Of four rows.
+__device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows, int local, int at) {
+    const ForwardParams& p = rows.p;
+    if constexpr (KNOWN) {
+        const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local);
+        const uint2 pair = *rows.known_scales(local, at);
+        factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
+        factors.scale[0] = pair.x, factors.scale[1] = pair.y;
+    } else {
+        const i64 row = rows.global(local);
+        load_scales(factors.scale, p, row, at);
+#pragma unroll
+        for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_rows(const ForwardParams p) {
+    extern __shared__ __align__(16) u8 dynamic[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int part = blockIdx.x % p.parts, team = blockIdx.x / p.parts, teams = gridDim.x / p.parts;
+    const int all_segments = (p.columns + SEGMENT - 1) / SEGMENT;
+    const int first_column = part * p.part_columns, width = min(p.part_columns, p.columns - first_column);
+    const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
+    const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS, pitch = (width + 127) / 128 * 128;
+    Largest* largest = reinterpret_cast<Largest*>(dynamic);
+    Largest &estimate = largest[0], &exact = largest[1];
+    u8* x = dynamic + 2 * sizeof(Largest);
+    float* rstds = reinterpret_cast<float*>(x + count * RESIDENT / QUADS * pitch);
+    u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
+    float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
+    bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
+    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch};
+    GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
+
+    // Tiles of one strip of columns after one another.
+    const int passes = count / TILE_ROWS, tiles = (width + TILE_COLUMNS - 1) / TILE_COLUMNS * passes;
+    int tile = warp;
+    const auto lane_row = [&] { return tile % passes * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
+    const auto lane_column = [&] {
+        return first_column + tile / passes * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+    };
+    QuadWords far[FAR > 0 ? FAR : 1];
+    Pack<Weight, TC> weights;
+    const auto ask_for_tile = [&] {
+        if (tile >= tiles) return;
+        const int at = lane_column(), from = at < p.columns ? at : first_column;
+        const i64 row = rows.global(lane_row());
+#pragma unroll
+        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(far[q - RESIDENT], p, row + 4 * q, from);
+        load_weight_pack(weights, p, at);
+    };
+
+    // Phase 1.
+    const Place step{WARPS % segments, WARPS / segments * BATCH};
+    const auto next_place = [&](const Place& place) {
+        Place after{place.across + step.across, place.down + step.down};
+        if (after.across >= segments) after.across -= segments, after.down += BATCH;
+        return after;
+    };
+    const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
+    const auto load = [&](Batch& batch, const Place& place) {
+        load_batch(batch, p, rows.global(place.down), column_of(place));
+    };
+    Place place{warp % segments, warp / segments * BATCH};
+    int end = min(p.chunk_rows, count);
+    Batch one, other;
+    wait_for_producer();
+    if (place.down < end) load(one, place);
+    if (p.early_trigger) launch_dependents();
+    ScratchUse use(p.scratch, gridDim.x > 1);
+    if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
+    for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
+    __syncthreads();
+
+    u32 best = 0;
+    bool strange = false, given_up = use.aborted();
+    float w[PACK];
+    int held = -1;
+    for (int first = 0; first < count; first = end, end = min(end + p.chunk_rows, count)) {
+        const auto reduce = [&](const Batch& batch, const Place& from) {
+            const int at = column_of(from), row = from.down - first;
+            if (from.across != held) {
+                held = from.across;
+                load_magnitudes(w, strange, p, at);
+            }
+            if (at < p.columns) keep_batch(batch, rows, from.down, at);
+            u32 most[BATCH];
+            const float sum = reduce_batch(batch, w, most);
+            if (lane % (32 / BATCH) == 0) {
+                const int r = lane / (32 / BATCH), segment = first_segment + from.across;
+                sums[segment * p.chunk_rows + row + r] = sum;
+                atomicMax(products + row + r, r < 2 ? (r < 1 ? most[0] : most[1]) : (r < 3 ? most[2] : most[3]));
+                if (p.parts > 1) {
+                    const i64 word = (rows.global(from.down) + r) * all_segments + segment;
+                    if (word < p.rows * all_segments) leave_word(words->sums + word, use.epoch(), __float_as_uint(sum));
+                }
+            }
+        };
+        if (first > 0) {
+            place = {warp % segments, first + warp / segments * BATCH};
+            if (place.down < end) load(one, place);
+        }
+        if constexpr (AHEAD > 0) {
+            const auto reduce_one = [&](const Batch& batch, Batch& next) {
+                if (place.down >= end) return false;
+                const Place from = place;
+                place = next_place(from);
+                if (place.down < end) load(next, place);
+                reduce(batch, from);
+                return true;
+            };
+            while (reduce_one(one, other) && reduce_one(other, one)) {
+            }
+        } else {
+            while (place.down < end) {
+                reduce(one, place);
+                place = next_place(place);
+                if (place.down < end) load(one, place);
+            }
+        }
+        if (p.parts > 1) {
+            Patience patience(p.scratch);
+            for (int i = threadIdx.x; i < (end - first) * all_segments; i += THREADS) {
+                const int segment = i % all_segments, row = i / all_segments;
+                const int from = segment * SEGMENT / p.part_columns;
+                const i64 word = rows.global(first + row) * all_segments + segment;
+                if (from == part || word >= p.rows * all_segments || given_up) continue;
+                const u32 bits =
+                    await_word(words->sums + word, use.epoch(), team * p.parts + from, patience, given_up);
+                sums[segment * p.chunk_rows + row] = __uint_as_float(bits);
+            }
+        }
+        __syncthreads();
+        for (int local = first + threadIdx.x; local < end; local += THREADS) {
+            const i64 row = rows.global(local);
+            float rstd = 0.0f;
+            if (row < p.rows) {
+                float total = 0.0f;
+                for (int s = 0; s < all_segments; ++s) total = __fadd_rn(total, sums[s * p.chunk_rows + local - first]);
+                rstd = finish_row(p, total, products[local - first], best);
+                if (part == 0) p.rstd[row] = rstd;
+            }
+            if (KNOWN) rstds[local] = rstd;
+            products[local - first] = 0;
+        }
+        if (end < count) __syncthreads();
+    }
+    best = warp_max(strange ? UNDECIDED : best);
+    if (lane == 0) atomicMax(&estimate.own, best);
+
+    ask_for_tile();
+    tell(words, 0, estimate, use);
+    if (!hear(words, 0, estimate, use, p.scratch, given_up)) return;
+    u32 scale_bits = decided_scale(estimate.all);
+    if (scale_bits == UNDECIDED) {
+        // Whole rows, since only of those it matters whether all y are NaN.
+        for (int local = part + warp * p.parts; local < count; local += WARPS * p.parts) {
+            const i64 row = rows.global(local);
+            if (row >= p.rows) break;
+            const u32 most = exact_row_maximum(p, row, KNOWN ? rstds[local] : p.rstd[row], 0, p.columns);
+            if (lane == 0) atomicMax(&exact.own, most);
+        }
+        tell(words, 1, exact, use);
+        if (!hear(words, 1, exact, use, p.scratch, false)) return;
+        scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
+    const float inverse = reciprocal(bf16{u16(scale_bits)});
+
+    // Phase 2.
+    while (tile < tiles) {
+        const int at = lane_column(), own = lane_row(), valid = p.columns - at, from = valid > 0 ? at : first_column;
+        const i64 row0 = rows.global(own);
+        const int left = valid > 0 ? int(min(p.rows - row0, i64(TR))) : 0;
+        float weight[TC];
+        to_float(weight, weights);
+        Turned<TR, TC> turned;
+        u8* to = p.qy + row0 * p.columns + at;
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            u8* near = rows.near_x(own + 4 * q, from);
+            QuadWords word;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                if (q < RESIDENT) {
+                    if (!PARK || valid > 0) load_bytes<TC>(word[r], near + r * pitch, TC, true);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < TC / 4; ++j) word[r][j] = far[q < RESIDENT ? 0 : q - RESIDENT][r][j];
+                }
+            }
+            Factors factors;
+            load_factors(factors, rows, own + 4 * q, from);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const u32 pair = factors.scale[r / 2];
+                const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
+                float v[TC];
+#pragma unroll
+                for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
+#pragma unroll
+                for (int i = 0; i < TC; ++i) {
+                    v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
+                }
+                quantise<X, TC>(word[r], v, inverse);
+                if (4 * q + r < left) store_bytes<TC>(to, word[r], valid, ALIGNED);
+                to += p.columns;
+            }
+            turned.take(q, word);
+            if (PARK && q < RESIDENT && valid > 0) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    *reinterpret_cast<uint2*>(near + r * pitch) =
+                        make_uint2(turned.word[2 * r][q], turned.word[2 * r + 1][q]);
+                }
+            }
+        }
+        // The next tile's bytes are asked for before this one's columns, which nothing can be moved across.
+        tile += WARPS;
+        ask_for_tile();
+        if (PARK && valid > 0) {
+#pragma unroll
+            for (int q = 0; q < RESIDENT; ++q) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    const uint2 pair = *reinterpret_cast<const uint2*>(rows.near_x(own + 4 * q, at) + r * pitch);
+                    turned.word[2 * r][q] = pair.x, turned.word[2 * r + 1][q] = pair.y;
+                }
+            }
+        }
+        store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
+    }
+    if (gridDim.x > 1) use.finish();
+    if (!p.early_trigger) launch_dependents();
+}
