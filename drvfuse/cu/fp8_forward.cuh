@@ -36,6 +36,7 @@ constexpr int SEGMENT = 32 * PACK;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
 constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
 constexpr u32 NAN_BITS = 0x7fffffffu;
+constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
 
 // ops/fp8_rmsnorm.py has the same layout.
 struct ForwardParams {
@@ -124,22 +125,18 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
     }
 }
 
-// Magnitudes of a pack's weights; `strange` if one is beyond what an estimate of the maximum can take.
-__device__ __forceinline__ void load_magnitudes(float (&w)[PACK], bool& strange, const ForwardParams& p, int at) {
+// A pack's weights; `largest` grows to their largest magnitude, a NaN if one is.
+__device__ __forceinline__ void load_phase1_weights(float (&w)[PACK], float& largest, const ForwardParams& p, int at) {
     Pack<Weight, PACK> raw;
     load_weight_pack(raw, p, at);
     to_float(w, raw);
 #pragma unroll
-    for (int i = 0; i < PACK; ++i) {
-        w[i] = fabsf(w[i]);
-        strange |= !(w[i] <= 0x1p20f);
-    }
+    for (int i = 0; i < PACK; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(w[i])));
 }
 
-// Of each row of a batch over the warp's segment: in lane l the sum of squares of row l / (32 / BATCH), in all lanes the
-// largest |x * s * w| as bits.
-__device__ __forceinline__ float reduce_batch(const Batch& batch, const float (&w)[PACK], u32 (&most)[BATCH]) {
-    float squares[BATCH];
+// Of each row of a batch: the lane's sum of squares and largest |x * s * w|, as bits.
+__device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w)[PACK], float (&squares)[BATCH],
+                                             u32 (&most)[BATCH]) {
 #pragma unroll
     for (int r = 0; r < BATCH; ++r) {
         squares[r] = 0.0f, most[r] = 0;
@@ -151,7 +148,7 @@ __device__ __forceinline__ float reduce_batch(const Batch& batch, const float (&
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
-                product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), w[4 * j + k]));
+                product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), fabsf(w[4 * j + k])));
             }
             most[r] = max(max(most[r], product[0]), product[1]);  // of three, in one instruction
             most[r] = max(max(most[r], product[2]), product[3]);
@@ -160,10 +157,6 @@ __device__ __forceinline__ float reduce_batch(const Batch& batch, const float (&
         squares[r] = __fmul_rn(__fmul_rn(squares[r], scale), scale);
         most[r] = __float_as_uint(__fmul_rn(__uint_as_float(most[r]), fabsf(scale)));
     }
-    const float sum = sum_lanes(squares);
-#pragma unroll
-    for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
-    return sum;
 }
 
 // The scales of four rows at a column; of rows that do not exist 0.

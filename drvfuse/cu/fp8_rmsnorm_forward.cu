@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
 
     // Phase 1.
     u32 best = 0;
-    bool strange = false;
+    float largest = 0.0f;
     float w[PACK];
     int held = -1;
     const Place step{WARPS % segments, WARPS / segments * BATCH};
@@ -94,10 +94,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             const int at = place.across * SEGMENT + lane * PACK;
             if (place.across != held) {
                 held = place.across;
-                load_magnitudes(w, strange, p, at);
+                load_phase1_weights(w, largest, p, at);
             }
+            float squares[BATCH];
             u32 most[BATCH];
-            const float sum = reduce_batch(batch, w, most);
+            reduce_packs(batch, w, squares, most);
+            const float sum = sum_lanes(squares);
+#pragma unroll
+            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
             const int to = place.across * p.chunk_rows + place.down - first;
             if (lane % (32 / BATCH) == 0) sums[to + lane / (32 / BATCH)] = sum;
             if (lane == 0) {
@@ -126,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         if (end < count) __syncthreads();
     }
-    best = warp_max(strange ? UNDECIDED : best);
+    best = warp_max(largest <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&estimate.own, best);
 
     // The rstd of a tile's rows, of which other blocks have reduced some.

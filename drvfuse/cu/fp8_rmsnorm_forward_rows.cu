@@ -19,9 +19,8 @@
 constexpr int AHEAD = DRVFUSE_AHEAD;        // batches asked for before one is reduced, 0 or 1
 constexpr int RESIDENT = DRVFUSE_RESIDENT;  // quads of TR rows of which x is kept
 constexpr bool KNOWN = DRVFUSE_KNOWN;
-constexpr bool PARK = DRVFUSE_PARK;  // turned quads wait for their tile's last in the place of their x, not in registers
 constexpr int QUADS = TR / 4, FAR = QUADS - RESIDENT;
-static_assert(BLOCK_ROWS % TILE_ROWS == 0 && BATCH == 4 && TR == 16 && TC == 8, "whole tiles of whole batches");
+static_assert(BLOCK_ROWS % TILE_ROWS == 0 && BATCH == 4 && TR == 16, "whole tiles of whole batches");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0 && (KNOWN || RESIDENT == 0), "known_scales(), near()");
 
 // The rows of a block, counted from 0, and what it keeps of them.
@@ -37,16 +36,17 @@ struct Rows {
     __device__ __forceinline__ i64 global(int local) const {
         return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
     }
-    __device__ __forceinline__ bool near(int local) const { return u32(local) % TR < 4 * RESIDENT; }
-    // Lanes TR rows apart read the same columns at once: every other TR rows have the halves of 128 bytes changed over.
+    __device__ __forceinline__ bool near(int local) const { return (local & (TR - 1)) < 4 * RESIDENT; }
+    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
     __device__ __forceinline__ u8* near_x(int local, int at) const {
         const u32 turn = u32(local) / TR;
-        return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + ((at - first) ^ (turn % 2 * 64));
+        return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + ((at - first) ^ (turn * TILE_COLUMNS % 128));
     }
-    // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
-    __device__ __forceinline__ uint2* known_scales(int local, int at) const {
-        const int group = (at - first) / QB;
-        return reinterpret_cast<uint2*>(scales + group * count + (local ^ (4 * group & (BLOCK_ROWS - 1))));
+    // Of a row and the next three, `quad` quads down. Lanes of several groups write, and read, one row's at once.
+    __device__ __forceinline__ uint2* known_scales(int local, int at, int quad = 0) const {
+        const int group = u32(at - first) / QB;
+        const int row = local ^ (4 * group & (BLOCK_ROWS - 1)) ^ 4 * quad;
+        return reinterpret_cast<uint2*>(scales + group * count + row);
     }
 };
 
@@ -59,7 +59,7 @@ __device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows,
                 make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
         }
     }
-    if (KNOWN && at % QB == 0) {
+    if (KNOWN && (QB == PACK || at % QB == 0)) {
         *rows.known_scales(local, at) = make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16,
                                                    batch.scale[2] | u32(batch.scale[3]) << 16);
     }
@@ -83,16 +83,16 @@ struct Factors {
     float rstd[4];
 };
 
-// Of four rows.
-__device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows, int local, int at) {
+// Of quad `quad` of a lane's rows, which begin at `own`.
+__device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows, int own, int quad, int at) {
     const ForwardParams& p = rows.p;
     if constexpr (KNOWN) {
-        const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local);
-        const uint2 pair = *rows.known_scales(local, at);
+        const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + own + 4 * quad);
+        const uint2 pair = *rows.known_scales(own, at, quad);
         factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
         factors.scale[0] = pair.x, factors.scale[1] = pair.y;
     } else {
-        const i64 row = rows.global(local);
+        const i64 row = rows.global(own) + 4 * quad;
         load_scales(factors.scale, p, row, at);
 #pragma unroll
         for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
@@ -118,16 +118,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
     // Tiles of one strip of columns after one another.
-    const int passes = count / TILE_ROWS, tiles = (width + TILE_COLUMNS - 1) / TILE_COLUMNS * passes;
-    int tile = warp;
-    const auto lane_row = [&] { return tile % passes * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
+    const int passes = count / TILE_ROWS, strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    Place tile{warp / passes, warp % passes};
+    const Place tile_step{WARPS / passes, WARPS % passes};
+    const auto lane_row = [&] { return tile.down * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
     const auto lane_column = [&] {
-        return first_column + tile / passes * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
     };
     QuadWords far[FAR > 0 ? FAR : 1];
     Pack<Weight, TC> weights;
     const auto ask_for_tile = [&] {
-        if (tile >= tiles) return;
+        if (tile.across >= strips) return;
         const int at = lane_column(), from = at < p.columns ? at : first_column;
         const i64 row = rows.global(lane_row());
 #pragma unroll
@@ -158,19 +159,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     __syncthreads();
 
     u32 best = 0;
-    bool strange = false, given_up = use.aborted();
+    float largest_weight = 0.0f;
+    bool given_up = use.aborted();
     float w[PACK];
     int held = -1;
     for (int first = 0; first < count; first = end, end = min(end + p.chunk_rows, count)) {
-        const auto reduce = [&](const Batch& batch, const Place& from) {
+        // Asks for the batch at `place` in the place of `next`: `batch` itself, or before it is reduced another.
+        const auto reduce = [&](const Batch& batch, Batch& next) {
+            const Place from = place;
+            place = next_place(from);
+            if (AHEAD && place.down < end) load(next, place);
             const int at = column_of(from), row = from.down - first;
             if (from.across != held) {
                 held = from.across;
-                load_magnitudes(w, strange, p, at);
+                load_phase1_weights(w, largest_weight, p, at);
             }
             if (at < p.columns) keep_batch(batch, rows, from.down, at);
+            float squares[BATCH];
             u32 most[BATCH];
-            const float sum = reduce_batch(batch, w, most);
+            reduce_packs(batch, w, squares, most);
+            if (!AHEAD && place.down < end) load(next, place);
+            const float sum = sum_lanes(squares);
+#pragma unroll
+            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
             if (lane % (32 / BATCH) == 0) {
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
@@ -185,23 +196,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             place = {warp % segments, first + warp / segments * BATCH};
             if (place.down < end) load(one, place);
         }
-        if constexpr (AHEAD > 0) {
-            const auto reduce_one = [&](const Batch& batch, Batch& next) {
-                if (place.down >= end) return false;
-                const Place from = place;
-                place = next_place(from);
-                if (place.down < end) load(next, place);
-                reduce(batch, from);
-                return true;
-            };
-            while (reduce_one(one, other) && reduce_one(other, one)) {
-            }
-        } else {
-            while (place.down < end) {
-                reduce(one, place);
-                place = next_place(place);
-                if (place.down < end) load(one, place);
-            }
+        while (place.down < end) {
+            reduce(one, AHEAD ? other : one);
+            if (AHEAD && place.down < end) reduce(other, one);
         }
         if (p.parts > 1) {
             Patience patience(p.scratch);
@@ -230,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         }
         if (end < count) __syncthreads();
     }
-    best = warp_max(strange ? UNDECIDED : best);
+    best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&estimate.own, best);
 
     ask_for_tile();
@@ -253,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const float inverse = reciprocal(bf16{u16(scale_bits)});
 
     // Phase 2.
-    while (tile < tiles) {
+    while (tile.across < strips) {
         const int at = lane_column(), own = lane_row(), valid = p.columns - at, from = valid > 0 ? at : first_column;
         const i64 row0 = rows.global(own);
         const int left = valid > 0 ? int(min(p.rows - row0, i64(TR))) : 0;
@@ -261,21 +258,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         to_float(weight, weights);
         Turned<TR, TC> turned;
         u8* to = p.qy + row0 * p.columns + at;
+        const u8* const near = rows.near_x(own, from);
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
-            u8* near = rows.near_x(own + 4 * q, from);
             QuadWords word;
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 if (q < RESIDENT) {
-                    if (!PARK || valid > 0) load_bytes<TC>(word[r], near + r * pitch, TC, true);
+                    load_bytes<TC>(word[r], near + (4 * q + r) * pitch, TC, true);
                 } else {
 #pragma unroll
                     for (int j = 0; j < TC / 4; ++j) word[r][j] = far[q < RESIDENT ? 0 : q - RESIDENT][r][j];
                 }
             }
             Factors factors;
-            load_factors(factors, rows, own + 4 * q, from);
+            load_factors(factors, rows, own, q, from);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 const u32 pair = factors.scale[r / 2];
@@ -292,27 +289,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 to += p.columns;
             }
             turned.take(q, word);
-            if (PARK && q < RESIDENT && valid > 0) {
-#pragma unroll
-                for (int r = 0; r < 4; ++r) {
-                    *reinterpret_cast<uint2*>(near + r * pitch) =
-                        make_uint2(turned.word[2 * r][q], turned.word[2 * r + 1][q]);
-                }
-            }
         }
         // The next tile's bytes are asked for before this one's columns, which nothing can be moved across.
-        tile += WARPS;
+        tile.across += tile_step.across, tile.down += tile_step.down;
+        if (tile.down >= passes) tile.down -= passes, ++tile.across;
         ask_for_tile();
-        if (PARK && valid > 0) {
-#pragma unroll
-            for (int q = 0; q < RESIDENT; ++q) {
-#pragma unroll
-                for (int r = 0; r < 4; ++r) {
-                    const uint2 pair = *reinterpret_cast<const uint2*>(rows.near_x(own + 4 * q, at) + r * pitch);
-                    turned.word[2 * r][q] = pair.x, turned.word[2 * r + 1][q] = pair.y;
-                }
-            }
-        }
         store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
     }
     if (gridDim.x > 1) use.finish();

@@ -15,6 +15,7 @@ _SEGMENT = 512
 _SUMS_BYTES = 16384
 _ALONE = 8192
 _FEW_ROWS = 8  # a multiprocessor
+_EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
 def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
@@ -66,7 +67,7 @@ class ManyRows:
     """
 
     kernel = "fp8_rmsnorm_forward_rows"
-    tile_rows, tile_columns = 16, 8
+    tile_rows = 16
 
     def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
@@ -76,7 +77,7 @@ class ManyRows:
         splits = [n for n in (1, 2, 4, 8) if n <= segments and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
         self.block_rows, self.parts = min(
             ((size, parts) for size in (64, 32) for parts in splits),
-            key=lambda way: (_busiest(rows, segments, multiprocessors, *way), way[1] > 1),
+            key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
         )
         self._take(rows, columns, multiprocessors)
 
@@ -93,8 +94,6 @@ class ManyRows:
         self._most = (self.groups + (self.longer > 0)) * self.block_rows
         per_row = 4 * (self._all_segments + 1)
         self.chunk_rows = max(4, min(self._most, _SUMS_BYTES // per_row // 4 * 4))
-        self.warps = next((n for n in (24, 22, 20, 18, 16) if n % each == 0 or each % n == 0), 24)
-        self.ahead, self.park = 1, 0
         known_bytes = self._most * (2 * _ceil_div(self._width, self._QB) + 4)
         self.shared_bytes = 16 + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= self._room
@@ -104,6 +103,14 @@ class ManyRows:
             quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
             self.resident = min(4, (self._room - self.shared_bytes) // quarter)
             self.shared_bytes += self.resident * quarter
+        # Warps that stay in a segment have its weights. What is not resident takes registers, of which 24 warps have 80;
+        # 16 have enough to ask for two batches at once, which is all that a small block has.
+        small = self._most // 4 * each <= 32
+        most = 24 if self.resident >= 3 and not small else 20 if self.known and not small else 16
+        self.warps = next((n for n in range(most, 15, -2) if n % each == 0 or each % n == 0), most)
+        self.ahead = int(most < 24)
+        tiles = self._most // self.block_rows * _ceil_div(self._width * self.row_lanes, 256)
+        self.tile_columns = 8 if tiles >= self.warps else 4
 
     @property
     def threads(self) -> int:
@@ -116,7 +123,6 @@ class ManyRows:
             ("DRVFUSE_AHEAD", self.ahead),
             ("DRVFUSE_RESIDENT", self.resident),
             ("DRVFUSE_KNOWN", int(self.known)),
-            ("DRVFUSE_PARK", self.park),
         )
 
 

@@ -10,26 +10,56 @@ from fp8_support import Case, Strided, case, check_forward, place, same
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, MAX_WORD_ROWS, ForwardPlan
+from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, ManyRows, forward_plan
 
 
 def many_rows(device: df.Device) -> int:
     """So many that blocks keep their own rows; ragged."""
-    return min(20 * device.sm_count, MAX_WORD_ROWS) + 37
+    return 8 * device.sm_count + 37
 
 
-@pytest.mark.parametrize("rows_short", [0, 8])
-def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, rows_short):
-    """The plan of many rows, with room for some of a block's rows only; results do not depend on it."""
-    whole = ForwardPlan.memory
+def altered(monkeypatch, **changes):
+    """Plans of many rows with `changes`; results do not depend on them."""
+    whole = ManyRows.__init__
 
-    def short(self, static_bytes):
-        resident, known, smem = whole(self, static_bytes)
-        assert self.own and known
-        return max(0, resident - rows_short), max(0, known - rows_short // 2), smem
+    def init(self, *arguments):
+        whole(self, *arguments)
+        for name, value in changes.items():
+            assert getattr(self, name) != value
+            setattr(self, name, value)
 
-    monkeypatch.setattr(ForwardPlan, "memory", short)
+    monkeypatch.setattr(ManyRows, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"resident": 3}, {"resident": 1, "warps": 18}, {"resident": 0, "known": False}, {"ahead": 0}],
+    ids=["all", "three-quads", "one-quad", "nothing", "none-ahead"],
+)
+def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, changes):
+    altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), 640))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
+@pytest.mark.parametrize("columns", [3000, 4096])
+def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
+    """The blocks of a team leave one another their sums of squares."""
+    altered(monkeypatch, **changes)
+    values = case(rng, (many_rows(device), columns))
+    assert forward_plan(device, *values.x.shape, 16).parts > 1
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+def test_weights_of_shared_columns_that_are_nan(device, rng):
+    """One block's columns are all NaN, but no row is."""
+    values = case(rng, (many_rows(device), 3072))
+    plan = forward_plan(device, *values.x.shape, 16)
+    assert plan.parts > 1
+    values.w[: plan.part_columns] = np.nan
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -46,8 +76,8 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
 
 @pytest.mark.parametrize("columns", [272, 4096])
 def test_rows_that_are_shared_out_twice(device, rng, columns):
-    """Fewer rows than are kept: tiles of 64 rows, of which other blocks have reduced some."""
-    values = case(rng, (8 * device.sm_count + 5, columns))
+    """Fewer rows than are kept: tiles of rows of which other blocks have reduced some."""
+    values = case(rng, (8 * device.sm_count - 3, columns))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -136,11 +166,12 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
         df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         counted = list(machine.launches)[-1].counters.total
-        plan = ForwardPlan(device, rows, columns, 16)
+        plan = forward_plan(device, rows, columns, 16)
     elements = rows * columns
-    assert plan.own and plan.grid * plan.block_rows == rows
-    # Half of the warps hold the weights of 512 columns, half of 128; a tile's are loaded by both of its rows of lanes.
-    weights = 2 * (plan.warps // 2 * columns + columns * plan.row_lanes)
+    assert (plan.parts, plan.resident, plan.grid * plan.block_rows) == (1, 4, rows)
+    # Warps come to a segment of 512 columns, then to one of 128, and back; a tile's weights are loaded by all its rows.
+    turns = plan.block_rows // plan.tile_rows_a_pass
+    weights = 0
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
     assert read <= counted.local_read <= read + 512 * plan.grid
     assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid
