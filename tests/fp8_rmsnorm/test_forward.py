@@ -33,7 +33,7 @@ def altered(monkeypatch, **changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"resident": 3}, {"resident": 1, "warps": 18}, {"resident": 0, "known": False}, {"ahead": 0}],
+    [{}, {"resident": 3, "tile_columns": 8}, {"resident": 1, "warps": 18}, {"resident": 0, "known": False}, {"ahead": 0}],
     ids=["all", "three-quads", "one-quad", "nothing", "none-ahead"],
 )
 def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, changes):
@@ -169,9 +169,8 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
         plan = forward_plan(device, rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident, plan.grid * plan.block_rows) == (1, 4, rows)
-    # Warps come to a segment of 512 columns, then to one of 128, and back; a tile's weights are loaded by all its rows.
-    turns = plan.block_rows // plan.tile_rows_a_pass
-    weights = 0
+    # Half of the warps hold the weights of 512 columns, half of 128; a tile's are loaded by both of its rows of lanes.
+    weights = 2 * (plan.warps // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
     assert read <= counted.local_read <= read + 512 * plan.grid
     assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid
