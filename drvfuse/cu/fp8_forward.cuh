@@ -214,22 +214,23 @@ __device__ __forceinline__ void tell(GridWords* words, int round, const Largest&
     if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, use.epoch(), largest.own);
 }
 
-// Hears what all blocks have told; false, for all threads, if this block has given up, now or, by `given_up`, before.
+// Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
+// threads, if this block has given up, now or, by `given_up`, before.
+template <int N>
 __device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, ScratchUse& use,
-                                     const Scratch& scratch, bool given_up) {
+                                     const Scratch& scratch, bool given_up, Awaited (&all)[N]) {
+    static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
     if (gridDim.x == 1) {
         if (threadIdx.x == 0) largest.all = largest.own;
         __syncthreads();
         return true;
     }
-    u32 most = 0;
     given_up |= use.aborted();
+    all[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
     Patience patience(scratch);
-    for (u32 block = threadIdx.x; block < gridDim.x && !given_up; block += THREADS) {
-        most = max(most, await_word(words->maxima[round] + block, use.epoch(), block, patience, given_up));
-    }
+    if (!given_up) await_words(all, use.epoch(), patience, given_up);
     __syncwarp();
-    most = warp_max(most);
+    const u32 most = warp_max(given_up ? 0 : all[0].value);
     if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
     return use.met(given_up);
 }

@@ -134,25 +134,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     if (lane == 0) atomicMax(&estimate.own, best);
 
     // The rstd of a tile's rows, of which other blocks have reduced some.
+    constexpr int LOOKS = (TILE_ROWS + 31) / 32;
+    Awaited awaited[1 + LOOKS] = {};
     const auto await_rows = [&] {
-        Patience patience(p.scratch);
-        bool given_up = use.aborted();
-        for (int r = lane; r < TILE_ROWS; r += 32) {
-            const int row = tile.down * TILE_ROWS + r;
-            u32 bits = 0;
-            if (row < p.rows && gridDim.x == 1) {
-                bits = __float_as_uint(alone[row]);
-            } else if (row < p.rows && !given_up) {
-                const u32 block = u32(row / BLOCK_ROWS) % gridDim.x;
-                bits = await_word(words->rows + row, use.epoch(), block, patience, given_up);
-            }
-            rstds[r] = __uint_as_float(bits);
+#pragma unroll
+        for (int i = 0; i < LOOKS; ++i) {
+            const int r = lane + 32 * i, row = tile.down * TILE_ROWS + r;
+            const bool wanted = r < TILE_ROWS && row < p.rows && tile.down < tiles_down && gridDim.x > 1;
+            awaited[1 + i] = {wanted ? words->rows + row : nullptr, u32(row / BLOCK_ROWS) % gridDim.x, 0};
+        }
+    };
+    const auto take_rows = [&] {
+#pragma unroll
+        for (int i = 0; i < LOOKS; ++i) {
+            const int r = lane + 32 * i, row = tile.down * TILE_ROWS + r;
+            const bool own = row < p.rows && gridDim.x == 1;
+            if (r < TILE_ROWS) rstds[r] = own ? alone[row] : __uint_as_float(awaited[1 + i].value);
         }
         __syncwarp();
     };
     tell(words, 0, estimate, use);
-    if (tile.down < tiles_down) await_rows();
-    if (!hear(words, 0, estimate, use, p.scratch, false)) return;
+    await_rows();
+    if (!hear(words, 0, estimate, use, p.scratch, false, awaited)) return;
+    take_rows();
     u32 scale_bits = decided_scale(estimate.all);
     if (scale_bits == UNDECIDED) {
         for (int local = warp; local < count && global(local) < p.rows; local += WARPS) {
@@ -161,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             if (lane == 0) atomicMax(&exact.own, most);
         }
         tell(words, 1, exact, use);
-        if (!hear(words, 1, exact, use, p.scratch, false)) return;
+        Awaited again[1];
+        if (!hear(words, 1, exact, use, p.scratch, false, again)) return;
         scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
@@ -207,8 +212,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         store_turned<RUN, ALIGNED>(p.qy_t, turned, own, p.rows, p.batch_rows, p.columns, at);
         if (more) {
-            __syncwarp();
+            Patience patience(p.scratch);
+            bool given_up = false;
             await_rows();
+            awaited[0] = {};
+            await_words(awaited, use.epoch(), patience, given_up);
+            __syncwarp();
+            take_rows();
         }
     }
     if (gridDim.x > 1) use.finish();

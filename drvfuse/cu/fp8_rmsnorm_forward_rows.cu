@@ -117,25 +117,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
-    // Tiles of one strip of columns after one another.
-    const int passes = count / TILE_ROWS, strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    Place tile{warp / passes, warp % passes};
-    const Place tile_step{WARPS / passes, WARPS % passes};
-    const auto lane_row = [&] { return tile.down * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
-    const auto lane_column = [&] {
-        return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
-    };
-    QuadWords far[FAR > 0 ? FAR : 1];
-    Pack<Weight, TC> weights;
-    const auto ask_for_tile = [&] {
-        if (tile.across >= strips) return;
-        const int at = lane_column(), from = at < p.columns ? at : first_column;
-        const i64 row = rows.global(lane_row());
-#pragma unroll
-        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(far[q - RESIDENT], p, row + 4 * q, from);
-        load_weight_pack(weights, p, at);
-    };
-
     // Phase 1.
     const Place step{WARPS % segments, WARPS / segments * BATCH};
     const auto next_place = [&](const Place& place) {
@@ -207,9 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int from = segment * SEGMENT / p.part_columns;
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 if (from == part || word >= p.rows * all_segments || given_up) continue;
-                const u32 bits =
-                    await_word(words->sums + word, use.epoch(), team * p.parts + from, patience, given_up);
-                sums[segment * p.chunk_rows + row] = __uint_as_float(bits);
+                Awaited sum[1] = {{words->sums + word, u32(team * p.parts + from), 0}};
+                await_words(sum, use.epoch(), patience, given_up);
+                sums[segment * p.chunk_rows + row] = __uint_as_float(sum[0].value);
             }
         }
         __syncthreads();
@@ -230,9 +211,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&estimate.own, best);
 
+    // Tiles of one strip of columns after one another.
+    const int passes = count / TILE_ROWS, strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    Place tile{warp / passes, warp % passes};
+    const Place tile_step{WARPS / passes, WARPS % passes};
+    const auto lane_row = [&] { return tile.down * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
+    const auto lane_column = [&] {
+        return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+    };
+    QuadWords far[FAR > 0 ? FAR : 1];
+    Pack<Weight, TC> weights;
+    const auto ask_for_tile = [&] {
+        if (tile.across >= strips) return;
+        const int at = lane_column(), from = at < p.columns ? at : first_column;
+        const i64 row = rows.global(lane_row());
+#pragma unroll
+        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(far[q - RESIDENT], p, row + 4 * q, from);
+        load_weight_pack(weights, p, at);
+    };
     ask_for_tile();
     tell(words, 0, estimate, use);
-    if (!hear(words, 0, estimate, use, p.scratch, given_up)) return;
+    Awaited awaited[1];
+    if (!hear(words, 0, estimate, use, p.scratch, given_up, awaited)) return;
     u32 scale_bits = decided_scale(estimate.all);
     if (scale_bits == UNDECIDED) {
         // Whole rows, since only of those it matters whether all y are NaN.
@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             if (lane == 0) atomicMax(&exact.own, most);
         }
         tell(words, 1, exact, use);
-        if (!hear(words, 1, exact, use, p.scratch, false)) return;
+        if (!hear(words, 1, exact, use, p.scratch, false, awaited)) return;
         scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);

@@ -103,8 +103,8 @@ class ManyRows:
             quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
             self.resident = min(4, (self._room - self.shared_bytes) // quarter)
             self.shared_bytes += self.resident * quarter
-        # Warps that stay in a segment have its weights. What is not resident takes registers, of which 24 warps have 80;
-        # 16 have enough to ask for two batches at once, which is all that a small block has.
+        # Warps that stay in a segment have its weights. What is not resident takes registers, and 24 warps have 80; 16
+        # have enough to ask for two batches at once, which is all that a small block has.
         small = self._most // 4 * each <= 32
         most = 24 if self.resident >= 3 and not small else 20 if self.known and not small else 16
         self.warps = next((n for n in range(most, 15, -2) if n % each == 0 or each % n == 0), most)

@@ -33,7 +33,13 @@ def altered(monkeypatch, **changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"resident": 3, "tile_columns": 8}, {"resident": 1, "warps": 18}, {"resident": 0, "known": False}, {"ahead": 0}],
+    [
+        {},
+        {"resident": 3, "tile_columns": 8},
+        {"resident": 1, "warps": 18},
+        {"resident": 0, "known": False},
+        {"ahead": 0},
+    ],
     ids=["all", "three-quads", "one-quad", "nothing", "none-ahead"],
 )
 def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, changes):
