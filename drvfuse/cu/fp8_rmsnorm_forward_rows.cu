@@ -285,8 +285,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                     v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
                 }
                 quantise<X, TC>(word[r], v, inverse);
-                if (4 * q + r < left) store_bytes<TC>(to, word[r], valid, ALIGNED);
-                to += p.columns;
+            }
+            // A branch, or the compiler defers the stores of the whole tile.
+            if (4 * q + 4 <= left) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r, to += p.columns) store_bytes<TC>(to, word[r], valid, ALIGNED);
+            } else {
+#pragma unroll
+                for (int r = 0; r < 4; ++r, to += p.columns) {
+                    if (4 * q + r < left) store_bytes<TC>(to, word[r], valid, ALIGNED);
+                }
             }
             turned.take(q, word);
         }
