@@ -36,7 +36,9 @@ _HOME = {
     "fp8_add_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
     "fp8_division": "ops.fp8_division",
     "fp8_division_transpose": "ops.fp8_division",
+    "fp8_layernorm_noparam_backward": "ops.fp8_layernorm",
     "fp8_layernorm_noparam_forward": "ops.fp8_layernorm",
+    "fp8_layernorm_param_backward": "ops.fp8_layernorm",
     "fp8_layernorm_param_forward": "ops.fp8_layernorm",
     "fp8_rmsnorm_backward": "ops.fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward": "ops.fp8_rmsnorm",
@@ -90,7 +92,9 @@ __all__ = [
     "fp8_add_rmsnorm_pg2pg_forward",
     "fp8_division",
     "fp8_division_transpose",
+    "fp8_layernorm_noparam_backward",
     "fp8_layernorm_noparam_forward",
+    "fp8_layernorm_param_backward",
     "fp8_layernorm_param_forward",
     "fp8_rmsnorm_backward",
     "fp8_rmsnorm_forward",
@@ -129,7 +133,12 @@ if TYPE_CHECKING:
         fp8_add_rmsnorm_pg2pg_forward,
         fp8_rmsnorm_pg2pg_forward,
     )
-    from .ops.fp8_layernorm import fp8_layernorm_noparam_forward, fp8_layernorm_param_forward
+    from .ops.fp8_layernorm import (
+        fp8_layernorm_noparam_backward,
+        fp8_layernorm_noparam_forward,
+        fp8_layernorm_param_backward,
+        fp8_layernorm_param_forward,
+    )
     from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
     from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
     from .ops.gemv_partial_norm import gemv_partial_norm

@@ -8,7 +8,7 @@ can be given as the GPU has them, and then all other bits are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
 
 
 def packs_of(values: Floats) -> Floats:
-    """Rows as packs [rows, packs, 16], ended with packs of zeros up to what `row_tree` takes."""
+    """Rows as packs [rows, packs, 16], ended with packs of zeros up to a multiple of 4096 columns."""
     rows, columns = values.shape
     packs = -(-columns // (SEGMENTS * SEGMENT)) * SEGMENTS * SEGMENT // PACK
     padded = np.zeros((rows, packs * PACK), np.float32)
@@ -59,33 +59,17 @@ def pack_scales(s_x: npt.NDArray[Any], QB: int, columns: int, packs: int) -> Flo
     return result
 
 
-def row_tree(packs: Floats) -> Floats:
-    """The sum of each row of pack sums [rows, packs], in the kernels' order."""
-    rows, count = packs.shape
-    rounds = packs.reshape(rows, count // (SEGMENTS * 32), SEGMENTS, 32)
-    lanes = np.zeros((rows, SEGMENTS, 32), np.float32)
-    for k in range(rounds.shape[1]):
-        lanes += rounds[:, k]
-    total = _butterfly(lanes)
-    for width in (4, 2, 1):
-        total = total[:, :width] + total[:, width : 2 * width]
-    return total[:, 0]
-
-
 def segment_tree(packs: Floats) -> Floats:
-    """The sum of each row of pack sums [rows, packs] as the forward adds it: segments of 32 packs, then in order."""
-    rows, count = packs.shape
-    segments = _butterfly(packs.reshape(rows, count // 32, 32))
-    total = np.zeros(rows, np.float32)
+    """The sum of each row of pack sums [rows, packs]: a butterfly over each segment of 32, the segments in order."""
+    segments = _butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32))
+    total = np.zeros(len(packs), np.float32)
     for k in range(segments.shape[1]):
         total += segments[:, k]
     return total
 
 
-def row_rstd(
-    x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, tree: Callable[[Floats], Floats] = row_tree
-) -> Floats:
-    """1 / sqrt(mean of squares + eps) of each row, in the order of additions of `tree`."""
+def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
+    """1 / sqrt(mean of squares + eps) of each row, in the kernels' order of additions."""
     columns = x.shape[-1]
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
@@ -93,7 +77,7 @@ def row_rstd(
         squares = np.zeros(packs.shape[:2], np.float32)
         for k in range(PACK):
             squares += packs[..., k] * packs[..., k]  # exact products: the same as the kernel's fma
-        mean = tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
+        mean = segment_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
 
@@ -131,7 +115,7 @@ def fp8_rmsnorm_forward(
     """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
-        rstd = row_rstd(x, s_x, QB, eps, segment_tree)
+        rstd = row_rstd(x, s_x, QB, eps)
     with np.errstate(all="ignore"):
         y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
         empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
@@ -180,7 +164,6 @@ def fp8_rmsnorm_backward(
     order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its t-th on. The teams
     are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in turn.
     """
-    _, team_warps, teams, segments, strands = shape
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
     rows = values.shape[0]
@@ -190,13 +173,21 @@ def fp8_rmsnorm_backward(
     with np.errstate(all="ignore"):
         xhat = values * rstd
         wdy = np.asarray(w).astype(np.float32) * gradient
-        c1 = _row_sum(xhat * wdy, team_warps) * (np.float32(1) / np.float32(columns))
-        dx = round_to(fused(-xhat, np.broadcast_to(c1[:, None], xhat.shape), wdy) * rstd, "bfloat16")
+        c1 = backward_mean(xhat * wdy, shape)
+        dx = round_to(fused(-xhat, np.broadcast_to(c1, xhat.shape), wdy) * rstd, "bfloat16")
+    return dx.reshape(x.shape), round_to(column_sums(gradient, xhat, shape), w.dtype)
+
+
+def column_sums(a: Floats, b: Floats, shape: Sequence[int]) -> Floats:
+    """The sums of a * b over the rows, in the order of the backward kernel."""
+    _, _, teams, segments, strands = shape
+    rows, columns = a.shape
+    with np.errstate(all="ignore"):
         sums = np.zeros((segments, teams, columns), np.float32)
         for place in range(-(-rows // segments) if rows else 0):
             some = slice(place * segments, min((place + 1) * segments, rows))
             taken = some.stop - some.start
-            sums[:taken, place % teams] = fused(gradient[some], xhat[some], sums[:taken, place % teams])
+            sums[:taken, place % teams] = fused(a[some], b[some], sums[:taken, place % teams])
         partials = sums[:, 0].copy()
         for team in range(1, teams):
             partials += sums[:, team]
@@ -206,11 +197,16 @@ def fp8_rmsnorm_backward(
             for segment in range(strand, segments, strands):
                 own += partials[segment]
             total += own
-    return dx.reshape(x.shape), round_to(total, w.dtype)
+    return total
+
+
+def backward_mean(products: Floats, shape: Sequence[int]) -> Floats:
+    """The mean of each row [rows, 1], as the backward kernel adds it."""
+    with np.errstate(all="ignore"):
+        return (_row_sum(products, shape[1]) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
 
 
 def _row_sum(products: Floats, team_warps: int) -> Floats:
-    """Sum of each row as the backward kernel adds it."""
     rows, columns = products.shape
     width = 8
     span = team_warps * 32 * width
@@ -253,7 +249,9 @@ def fp8_division(
 __all__ = [
     "Forward",
     "add_gradients",
+    "backward_mean",
     "bits",
+    "column_sums",
     "dequantise",
     "fp8_division",
     "fp8_rmsnorm_backward",
@@ -263,7 +261,6 @@ __all__ = [
     "packs_of",
     "quantise",
     "row_rstd",
-    "row_tree",
     "scale_of",
     "segment_tree",
     "transpose",

@@ -6,13 +6,26 @@ As in `reference_fp8`, approximate instructions are correctly rounded here, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .reference import Floats
-from .reference_fp8 import dequantise, pack_scales, packs_of, quantise, row_tree, scale_of, transpose
+from .reference import Floats, round_to
+from .reference_fp8 import (
+    add_gradients,
+    backward_mean,
+    column_sums,
+    dequantise,
+    fused,
+    pack_scales,
+    packs_of,
+    quantise,
+    scale_of,
+    segment_tree,
+    transpose,
+)
 
 
 class Forward(NamedTuple):
@@ -31,7 +44,7 @@ def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        return row_tree(_in_order(packs) * scales) / np.float32(columns)
+        return segment_tree(_in_order(packs) * scales) / np.float32(columns)
 
 
 def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, mean: Floats) -> Floats:
@@ -39,7 +52,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, me
     values = dequantise(x, s_x, QB)
     with np.errstate(all="ignore"):
         away = values - mean[:, None]
-        variance = row_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
+        variance = segment_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
         return (np.float32(1) / np.sqrt(variance + np.float32(eps))).astype(np.float32)
 
 
@@ -77,3 +90,29 @@ def fp8_layernorm_forward(
         s_y = scale_of(maximum, x.dtype)
         qy = quantise(y, s_y, x.dtype, reciprocal).reshape(x.shape)
     return Forward(qy, s_y, transpose(qy, transpose_output_2d), mean, rstd)
+
+
+def fp8_layernorm_backward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
+    w: npt.NDArray[Any] | None,
+    m: Floats,
+    v: Floats,
+    QB: int,
+    shape: Sequence[int],
+) -> tuple[npt.NDArray[Any], ...]:
+    """(dx, dw, db), or (dx,) without a weight; `shape` as of `reference_fp8.fp8_rmsnorm_backward`."""
+    values = dequantise(x, s_x, QB)
+    total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
+    gradient = total_g.astype(np.float32).reshape(values.shape)
+    mean, rstd = (np.asarray(saved, np.float32)[:, None] for saved in (m, v))
+    with np.errstate(all="ignore"):
+        xhat = (values - mean) * rstd
+        wdy = gradient if w is None else np.asarray(w).astype(np.float32) * gradient
+        c1, c2 = (np.broadcast_to(backward_mean(terms, shape), xhat.shape) for terms in (xhat * wdy, wdy))
+        dx = round_to((wdy - fused(xhat, c1, c2)) * rstd, "bfloat16").reshape(x.shape)
+    if w is None:
+        return (dx,)
+    ones = np.ones_like(gradient)
+    return dx, *(round_to(column_sums(gradient, factor, shape), w.dtype) for factor in (xhat, ones))

@@ -51,8 +51,8 @@ def row_products(
     size = dtypes.get(weight.dtype).itemsize
     width = PACK_BYTES // size
     n, k = weight.shape
-    rounds = -(-k * size // (PACK_BYTES * GROUP * GROUP))
-    padded = rounds * GROUP * GROUP * width
+    groups = -(-k * size // (PACK_BYTES * GROUP))
+    padded = groups * GROUP * width
     exact = size < 4 and dtypes.get(act.dtype).itemsize < 4
 
     def packs(values: npt.NDArray[Any]) -> Floats:
@@ -74,10 +74,11 @@ def row_products(
                 repeated = np.repeat(weight_scales, SCALE_GROUP // width, axis=1)[:, :count]
                 of_pack[:, : repeated.shape[1]] = repeated
                 sums = sums * of_pack
-            groups = _butterfly(sums.reshape(n, rounds, GROUP, GROUP))
+            of_group = _butterfly(sums.reshape(n, groups, GROUP))
             lanes = np.zeros((n, GROUP), np.float32)
-            for turn in range(rounds):
-                lanes += groups[:, turn]
+            for first in range(0, groups, GROUP):
+                turn = of_group[:, first : first + GROUP]
+                lanes[:, : turn.shape[1]] += turn
             total = _butterfly(lanes)
             if weight_scales is not None and weight_scales.ndim < 2:
                 total = total * weight_scales.astype(np.float32)

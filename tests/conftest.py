@@ -7,9 +7,12 @@ The driver under test is the emulated one unless DRVFUSE_TEST_DRIVER=cuda; the s
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+
+from drvfuse.errors import ArgumentError
 
 DRIVER = os.environ.get("DRVFUSE_TEST_DRIVER", "emu")
 
@@ -32,6 +35,19 @@ def driver() -> str:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on the test's name alone."""
     return np.random.default_rng(list(request.node.nodeid.encode()))
+
+
+@pytest.fixture
+def refused() -> Callable[..., None]:
+    """`refused(call, argument, text)`: the call raises an ArgumentError of that argument that contains the text."""
+
+    def check(call: Callable[[], object], argument: str, text: str = "") -> None:
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert caught.value.argument == argument
+        assert text in str(caught.value)
+
+    return check
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

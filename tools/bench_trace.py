@@ -3,8 +3,9 @@
 
     python tools/bench_trace.py --gpus 2 --out trace.json
 
-Microseconds a call inside a CUDA graph of back-to-back calls over four sets of inputs in turn, without and with a
-trace, measured in turn; the medians over `ROUNDS` such pairs. Then the clocks, measured several times.
+Microseconds a call inside a CUDA graph of back-to-back calls over some sets of inputs in turn, without and with a
+trace, measured in turn; the medians over `ROUNDS` such pairs. The GEMV runs on the first GPU, with weights that L2 does
+not hold. Then the clocks, measured several times.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,49 @@ from drvfuse.bench.timing import microseconds_per_call
 
 SHAPES = [(1, 4096), (128, 4096), (512, 4096), (2048, 4096)]
 SETS = 4
+GEMV = (2112, 7168, 1536)  # N, K, normed columns
+GEMV_SETS = 8
 ROUNDS = 3
+Calls = Sequence[Callable[[], object]]
 
 
-def overhead(group: df.Group, op: str, rows: int, cols: int, algo: str) -> dict[str, Any]:
-    """Time of one op without and with tracing."""
+def compared(where: df.Group | df.Device, calls: Callable[[df.Trace | None], Calls], per_graph: int) -> dict[str, Any]:
+    """Time of the calls without and with a trace."""
+    trace = df.Trace(where, nbytes=32 << 20)
+    variants = {"off": calls(None), "on": calls(trace)}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(ROUNDS):
+        for name, variant in variants.items():
+            times[name].append(microseconds_per_call(where, variant, per_graph).median)
+    off, on = (statistics.median(times[name]) for name in ("off", "on"))
+    return {
+        "off_us": off, "on_us": on, "overhead": on / off - 1, "times": times, "events": int(trace.records().size),
+    }  # fmt: skip
+
+
+def gemv(device: df.Device, n: int, k: int, n_normed: int) -> dict[str, Any]:
+    """The GEMV with partial norm."""
+    bf16, random = dtypes.get("bfloat16").numpy, np.random.default_rng(n)
+    weights = [device.array(random.standard_normal((n, k), np.float32).astype(bf16)) for _ in range(GEMV_SETS)]
+    act, gamma = (device.array(random.standard_normal(length).astype(bf16)) for length in (k, n_normed))
+    out = {
+        "normed_output": device.empty(n_normed, "bfloat16"),
+        "unnormed_output": device.empty(n - n_normed, "bfloat16"),
+    }
+
+    def calls(trace: df.Trace | None) -> Calls:
+        return [
+            lambda weight=weight: df.gemv_partial_norm(
+                act, weight, gamma, n_normed=n_normed, eps=1e-6, trace=trace, **out
+            )
+            for weight in weights
+        ]
+
+    return {"op": "gemv_partial_norm", "algo": "", "rows": n, "cols": k} | compared(device, calls, 64)
+
+
+def collective(group: df.Group, op: str, rows: int, cols: int, algo: str) -> dict[str, Any]:
+    """A collective."""
     random = np.random.default_rng(rows)
     bf16 = dtypes.get("bfloat16").numpy
     sets = [
@@ -41,9 +81,8 @@ def overhead(group: df.Group, op: str, rows: int, cols: int, algo: str) -> dict[
         for _ in range(SETS)
     ]
     gammas = [rank.array(np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)) for rank in group]
-    trace = df.Trace(group, nbytes=32 << 20)
 
-    def calls(trace: df.Trace | None) -> list[Any]:
+    def calls(trace: df.Trace | None) -> Calls:
         if op == "allreduce":
             return [df.allreduce.prepare(group, xs, algo=algo, trace=trace).launch for xs in sets]
         return [
@@ -51,17 +90,8 @@ def overhead(group: df.Group, op: str, rows: int, cols: int, algo: str) -> dict[
             for xs in sets
         ]
 
-    variants = {"off": calls(None), "on": calls(trace)}
-    times: dict[str, list[float]] = {name: [] for name in variants}
     per_graph = 50 if rows <= 128 else 12
-    for _ in range(ROUNDS):
-        for name, variant in variants.items():
-            times[name].append(microseconds_per_call(group, variant, per_graph)[0])
-    off, on = (statistics.median(times[name]) for name in ("off", "on"))
-    return {
-        "op": op, "algo": algo, "rows": rows, "cols": cols, "off_us": off, "on_us": on, "overhead": on / off - 1,
-        "times": times, "events": int(trace.records().size),
-    }  # fmt: skip
+    return {"op": op, "algo": algo, "rows": rows, "cols": cols} | compared(group, calls, per_graph)
 
 
 def main() -> None:
@@ -79,7 +109,8 @@ def main() -> None:
         for rows, cols in SHAPES:
             for op in ("allreduce", "allreduce_rmsnorm_fp8"):
                 for algo in ("one_stage", "two_stage"):
-                    found["overhead"].append(overhead(group, op, rows, cols, algo))
+                    found["overhead"].append(collective(group, op, rows, cols, algo))
+    found["overhead"].append(gemv(df.device(0, driver=arguments.driver), *GEMV))
     if arguments.out:
         arguments.out.write_text(json.dumps(found, indent=1))
     for clocks in found["clocks"]:

@@ -23,6 +23,7 @@ CASES: dict[str, Case] = {
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-division": fp8.division,
     "fp8-layernorm": fp8.layernorm,
+    "fp8-layernorm-gradient": fp8.layernorm_gradient,
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,

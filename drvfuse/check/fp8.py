@@ -16,7 +16,12 @@ from ..ops.fp8_group_scales import (
     fp8_add_rmsnorm_pg2pg_forward,
     fp8_rmsnorm_pg2pg_forward,
 )
-from ..ops.fp8_layernorm import fp8_layernorm_noparam_forward, fp8_layernorm_param_forward
+from ..ops.fp8_layernorm import (
+    fp8_layernorm_noparam_backward,
+    fp8_layernorm_noparam_forward,
+    fp8_layernorm_param_backward,
+    fp8_layernorm_param_forward,
+)
 from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
 from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
@@ -30,6 +35,7 @@ EPSILON = 1e-6
 GROUP = 16
 E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
+ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
@@ -109,6 +115,47 @@ def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: 
     fp8_layernorm_noparam_forward(x, scales, GROUP, EPSILON, outputs=plain, **options)
 
 
+@functools.lru_cache(maxsize=STEPS)
+def _layernorm_gradient(number: int) -> Step:
+    rows, columns = ODD_SHAPE
+    x = random(number, ODD_SHAPE, E4M3, 64)
+    scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
+    gradients = [random(2 * number + i, ODD_SHAPE, "bfloat16") for i in range(2)]
+    weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
+    mean = reference_fp8_layernorm.row_mean(x, scales, GROUP)
+    rstd = reference_fp8_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
+
+    def gradient(g: Any, w: Any) -> tuple[Any, ...]:
+        shape = BackwardShape.of(rows, columns)
+        return reference_fp8_layernorm.fp8_layernorm_backward(x, scales, g, w, mean, rstd, GROUP, shape)
+
+    results = dict(zip(("dx", "dw", "db"), gradient(gradients, weight), strict=True))
+    (results["dx without parameters"],) = gradient(gradients[0], None)
+    return Step((x, scales, *gradients, weight, bias, mean, rstd), results)
+
+
+def _launch_layernorm_gradient(
+    x: Array, scales: Array, first: Array, second: Array, *rest: Any, workspace: Array, **options: Any
+) -> None:
+    weight, bias, mean, rstd, out = rest
+    affine = tuple(out[name] for name in ("dx", "dw", "db"))
+    fp8_layernorm_param_backward(
+        x,
+        scales,
+        [first, second],
+        GROUP,
+        weight,
+        bias,
+        mean,
+        rstd,
+        outputs=affine,
+        workspace=workspace,
+        **options,
+    )
+    plain = (out["dx without parameters"],)
+    fp8_layernorm_noparam_backward(x, scales, first, GROUP, mean, rstd, outputs=plain, **options)
+
+
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
@@ -125,5 +172,10 @@ def groups(run: Run, pdl: PDLLevel | None = None) -> None:
 
 
 def layernorm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward, with parameters and without."""
+    """LayerNorm forward, with parameters and without."""
     steps(run, _layernorm, _launch_layernorm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
+
+
+def layernorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Backward of an odd number of columns, with parameters and a sum of two gradients, and without."""
+    steps(run, _layernorm_gradient, _launch_layernorm_gradient, pdl, fp8_workspace_bytes(2 * ODD_SHAPE[1]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..ops.options import PDLLevel
-from . import fp8, protocols
+from . import fp8, gemv, protocols
 from .collectives import near_32_bits, repeated, two_streams
 from .edits import Edit, HostEdit, SourceEdit, applied
 from .run import HANGS, Case, Finding, explore
@@ -336,13 +336,13 @@ MUTANTS: dict[str, Mutant] = {
         "blocks arrive at the barrier of a grid without releasing what they wrote",
         "hand-written grid barriers, split reductions",
         (grid_barrier("st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"),),
-        fp8.rmsnorm,
+        fp8.layernorm,
     ),
     "grid-barrier-no-fence": Mutant(
         "the slots of a grid barrier are polled relaxed, and no fence follows",
         "hand-written grid barriers, split reductions",
         (grid_barrier('        asm volatile("fence.acq_rel.gpu;" ::: "memory");\n', ""),),
-        fp8.rmsnorm,
+        fp8.layernorm,
     ),
     "no-block-barrier-after-grid-spin": Mutant(
         "threads go on from a grid barrier without waiting for the warps of their block that still poll",
@@ -358,5 +358,50 @@ MUTANTS: dict[str, Mutant] = {
             SourceEdit("fp8_rmsnorm_forward.cu", "    tell(words, 0,", "    wait_for_producer();\n    tell(words, 0,"),
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
+    ),
+    "gemv-word-of-any-launch": Mutant(
+        "the block that normalises takes words that the launch before has left",
+        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        (SourceEdit("gemv_norm.cuh", "u32(w.word[i] >> 32) == tag", "u32(w.word[i] >> 32) != 0"),),
+        gemv.partial_norm,
+    ),
+    "gemv-flag-before-value": Mutant(
+        "a word that is its own flag is stored in two halves, the flag first",
+        "messages that carry their own readiness, in stores that are split",
+        (
+            SourceEdit(
+                "gemv_rows.cuh",
+                '"st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory"',
+                '"st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;" ::"l"(to), "r"(tag), '
+                '"r"(u32(word)) : "memory"',
+            ),
+        ),
+        gemv.partial_norm,
+    ),
+    "gemv-act-before-pdl-wait": Mutant(
+        "act is fetched with the weights, before the wait for the kernel that writes it",
+        "matrix products launched with programmatic dependence",
+        (
+            SourceEdit(
+                "gemv_partial_norm.cu",
+                "    if constexpr (!DEPENDENT) load_after_producer();",
+                "    load_after_producer();",
+            ),
+            SourceEdit("gemv_partial_norm.cu", "    if constexpr (DEPENDENT) load_after_producer();\n", ""),
+        ),
+        partial(gemv.partial_norm, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        (*WRONG, *HANGS),
+    ),
+    "gemv-sums-not-doubled": Mutant(
+        "one set of shared words serves every step, so warps write sums of the next one over those still to be added",
+        "matrix products with a row loop",
+        (SourceEdit("gemv_partial_norm.cu", "        parts += index % 2 ? -set : set;\n", ""),),
+        gemv.partial_norm,
+    ),
+    "gemv-no-block-barrier-before-norm": Mutant(
+        "the sum of squares is added up without waiting for the warps that still poll",
+        "matrix products with a fused norm",
+        (SourceEdit("gemv_norm.cuh", "    __syncthreads();\n    if (m >= M) return;", "    if (m >= M) return;"),),
+        gemv.partial_norm,
     ),
 }

@@ -4,7 +4,7 @@
 // y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the scale
 // is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch and reads x twice.
 // A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns.
-#include "fp8_rows.cuh"
+#include "fp8_tile.cuh"
 #include "grid_barrier.cuh"
 #include "pdl.cuh"
 
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
         const int at = int(tile % tiles_across) * TILE_COLUMNS + column_lane * TC;
         if (at >= p.columns || row0 >= p.rows) continue;
         const int valid = p.columns - at;
-        u32 column_words[TC][TR / 4];
+        Turned<TR, TC> turned;
 #pragma unroll
         for (int q = 0; q < TR / 4; ++q) {
             u32 out[4][TC / 4];
@@ -94,22 +94,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
                 const i64 row = row0 + 4 * q + r;
                 if (ROWS_OUT && row < p.rows) store_bytes<TC>(p.y + row * p.columns + at, out[r], valid, ALIGNED);
             }
-            if constexpr (COLUMNS_OUT) {
-#pragma unroll
-                for (int j = 0; j < TC / 4; ++j) {
-                    const u32 four[4] = {out[0][j], out[1][j], out[2][j], out[3][j]};
-                    u32 turned[4];
-                    transpose_bytes(four, turned);
-#pragma unroll
-                    for (int k = 0; k < 4; ++k) column_words[4 * j + k][q] = turned[k];
-                }
-            }
+            if constexpr (COLUMNS_OUT) turned.take(q, out);
         }
         if constexpr (COLUMNS_OUT) {
-#pragma unroll
-            for (int c = 0; c < TC; ++c) {
-                if (c < valid) store_column<TR, RUN>(p.y_t, column_words[c], row0, p.rows, p.batch_rows, p.columns, at + c);
-            }
+            store_turned<RUN, ALIGNED>(p.y_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
         }
     }
     if (!p.early_trigger) launch_dependents();

@@ -21,7 +21,7 @@ constexpr int QB = DRVFUSE_GROUP;
 constexpr bool ADD = DRVFUSE_ADD;
 constexpr bool NORM = DRVFUSE_NORM;
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
-constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers  // the weights stay in registers
+constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
 struct GroupParams {
     const u16* a;
@@ -188,9 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
         }
         load_row(loaded, p, team, row + step);
         if constexpr (NORM) {
-            float sums[SLOTS];
-#pragma unroll
-            for (int i = 0; i < SLOTS; ++i) sums[i] = 0.0f;
+            float sums[PACKS];
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 float squares = 0.0f;
@@ -202,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
                     for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
                 }
                 const float by = bf16{x.scale[i]};
-                sums[i % SLOTS] = __fadd_rn(sums[i % SLOTS], __fmul_rn(__fmul_rn(squares, by), by));
+                sums[i] = __fmul_rn(__fmul_rn(squares, by), by);
             }
             const float mean = divide_full(team.sum(scratch, sums), float(p.columns));
             const float rstd = reciprocal_root(__fadd_rn(mean, p.epsilon));
@@ -214,8 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
                 float v[PACK], w[PACK];
                 WeightPack& own = weight[HOLD ? i : 0];
                 if constexpr (!HOLD) load_columns<ALIGNED>(own, p.weight, at, p.columns);
-                x.forget(i);
-                forget(own);
+                if constexpr (PACKS > 1) x.forget(i), forget(own);
                 to_float(w, own);
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {

@@ -8,13 +8,16 @@
 //            (x - mean)^2 / N over the columns that exist, rstd, and the row's largest |y|, of which only the grid's
 //            maximum is kept.
 //   Barrier  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  A warp takes a tile of 32 rows by 128 columns: x again, which is in the L2 cache if it fits there.
+//   Phase 2  A warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: x again, which is in the L2
+//            cache if it fits there. The first tile's x is loaded before the barrier, the next one's before a tile is
+//            stored.
 //
 // A sum over a row: 16 elements in order (for the mean of x before its scale, then times the scale), then the tree of
 // fp8_teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
 #include "fp8_teams.cuh"
+#include "fp8_tile.cuh"
 #include "grid_barrier.cuh"
 #include "pdl.cuh"
 
@@ -27,7 +30,8 @@ constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store o
 constexpr bool HOLD = PARAMETERS && PACKS * sizeof(Weight) <= 4;  // w and b stay in registers in phase 1
 
 constexpr int WARPS = TEAM_WARPS * TEAMS;
-constexpr int TR = 16, TC = 8, ROW_LANES = 2;  // a thread's part of a tile, and how many lanes are over one another
+constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8;  // a thread's part of a tile
+constexpr int ROW_LANES = DRVFUSE_ROW_LANES;   // how many lanes are over one another
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
 constexpr u32 NAN_BITS = 0x7fffffff;
 
@@ -56,12 +60,37 @@ __device__ __forceinline__ float normalised(float x, float scale, float mean, fl
     return PARAMETERS ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
 }
 
+// A thread's part of a tile as it comes from memory; what does not exist is 0.
+struct Tile {
+    i64 row0;
+    int at;
+    u32 word[TR][TC / 4];
+    u32 scale[TR / 2];
+
+    __device__ __forceinline__ void load(const LayerNormParams& p, i64 index) {
+        const int lane = threadIdx.x % 32, across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+        row0 = index / across * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
+        at = int(index % across) * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        const u8* x = p.x + row0 * p.x_stride + at;
+        const u16* scales = p.scales + row0 * p.scale_stride + at / QB;
+        const i64 left = at < p.columns ? p.rows - row0 : 0;
+#pragma unroll
+        for (int r = 0; r < TR; ++r, x += p.x_stride, scales += p.scale_stride) {
+#pragma unroll
+            for (int j = 0; j < TC / 4; ++j) word[r][j] = 0;
+            if (r % 2 == 0) scale[r / 2] = 0;
+            if (r < left) {
+                load_bytes<TC>(word[r], x, p.columns - at, ALIGNED);
+                scale[r / 2] |= u32(*scales) << (16 * (r % 2));
+            }
+        }
+    }
+};
+
 // Sum over the row of the thread's packs: of their elements, or of the squares of their distances from `mean`.
 template <bool SQUARES>
 __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const Fp8Row& x, float mean, int columns) {
-    float sums[SLOTS];
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) sums[i] = 0.0f;
+    float sums[PACKS];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const float scale = bf16{x.scale[i]};
@@ -81,7 +110,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
                 }
             }
         }
-        sums[i % SLOTS] = __fadd_rn(sums[i % SLOTS], SQUARES ? own : __fmul_rn(own, scale));
+        sums[i] = SQUARES ? own : __fmul_rn(own, scale);
     }
     return team.sum(scratch, sums);
 }
@@ -89,6 +118,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(const LayerNormParams p) {
     __shared__ TeamScratch scratch;
     __shared__ u32 found;  // the largest |y| of the block, as bits
+    __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // of each warp's tile
     Team team;
     const float count = float(p.columns);
 
@@ -124,8 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         const float variance = divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
-        float best = 0.0f;
-        bool number = false;
+        float best = __uint_as_float(NAN_BITS);  // loses to every number
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int at = team.column(i), valid = p.columns - at;
@@ -140,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
                 forget(own_weight), forget(own_bias);
                 to_float(w, own_weight), to_float(b, own_bias);
             }
-            x.forget(i);
+            if constexpr (PACKS > 1) x.forget(i);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float v[4];
@@ -149,16 +178,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
                 for (int k = 0; k < 4; ++k) {
                     const int at = 4 * j + k;
                     const float y = fabsf(normalised(v[k], scale, mean, rstd, w[at], b[at]));
-                    if (ALIGNED ? valid > 0 : at < valid) {
-                        number |= y == y;
-                        best = fmaxf(best, y);
-                    }
+                    if (ALIGNED ? valid > 0 : at < valid) best = fmaxf(best, y);
                 }
             }
         }
-        most = max(most, team.any(number) ? __float_as_uint(best) : NAN_BITS);
+        const bool number = best == best;
+        if (!team.any(number)) most = NAN_BITS;
+        if (number) most = max(most, __float_as_uint(best));
     }
     atomicMax(&found, most);
+    const i64 tiles =
+        (p.rows + TILE_ROWS - 1) / TILE_ROWS * ((p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS);
+    i64 index = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x;
+    Tile tile;
+    if (index < tiles) tile.load(p, index);
 
     if (!grid_maximum(p.scratch, use, &found)) return;
     const u32 maximum = found;
@@ -168,57 +201,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
 
     // Phase 2.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row_lane = lane / (32 / ROW_LANES), column_lane = lane % (32 / ROW_LANES);
-    const int tiles_across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * tiles_across;
-    for (i64 tile = i64(warp) * gridDim.x + blockIdx.x; tile < tiles; tile += i64(WARPS) * gridDim.x) {
-        const i64 row0 = tile / tiles_across * TILE_ROWS + row_lane * TR;
-        const int at = int(tile % tiles_across) * TILE_COLUMNS + column_lane * TC;
-        if (at >= p.columns || row0 >= p.rows) continue;
-        const int valid = p.columns - at;
+    for (; index < tiles; index += i64(WARPS) * gridDim.x) {
+        const i64 row0 = tile.row0;
+        const int at = tile.at, valid = p.columns - at;
+        __syncwarp();
+        for (int r = lane; r < TILE_ROWS; r += 32) {
+            const i64 row = row0 - lane / (32 / ROW_LANES) * TR + r;
+            means[warp][r] = row < p.rows ? p.mean[row] : 0.0f;
+            rstds[warp][r] = row < p.rows ? p.rstd[row] : 0.0f;
+        }
+        __syncwarp();
         float w[TC], b[TC];
         if constexpr (PARAMETERS) {
-            load_weights<Weight, TC>(w, p.weight + at, valid, ALIGNED);
-            load_weights<Weight, TC>(b, p.bias + at, valid, ALIGNED);
+            load_weights<Weight, TC>(w, p.weight + at, valid, ALIGNED && valid > 0);
+            load_weights<Weight, TC>(b, p.bias + at, valid, ALIGNED && valid > 0);
         }
-        u32 column_words[TC][TR / 4];
+        Turned<TR, TC> turned;
+        u32 out[TR / 4][4][TC / 4];
 #pragma unroll
-        for (int q = 0; q < TR / 4; ++q) {
-            u32 out[4][TC / 4];
+        for (int r = 0; r < TR; ++r) {
+            const float scale = bf16{u16(tile.scale[r / 2] >> (16 * (r % 2)))};
+            const int of_warp = lane / (32 / ROW_LANES) * TR + r;
+            const float mean = means[warp][of_warp], rstd = rstds[warp][of_warp];
+            float v[TC];
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const i64 row = row0 + 4 * q + r;
-                const bool exists = row < p.rows;
-                u32 word[TC / 4] = {};
-                if (exists) load_bytes<TC>(word, p.x + row * p.x_stride + at, valid, ALIGNED);
-                const float scale = bf16{exists ? p.scales[row * p.scale_stride + at / QB] : u16(0)};
-                const float mean = exists ? p.mean[row] : 0.0f, rstd = exists ? p.rstd[row] : 0.0f;
+            for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(tile.word[r][j], v + 4 * j);
 #pragma unroll
-                for (int j = 0; j < TC / 4; ++j) {
-                    float v[4];
-                    fp8_floats<X>(word[j], v);
+            for (int k = 0; k < TC; ++k) v[k] = normalised(v[k], scale, mean, rstd, w[k], b[k]);
+            quantise<X, TC>(out[r / 4][r % 4], v, inverse);
+        }
+        const i64 next = index + i64(WARPS) * gridDim.x;
+        if (next < tiles) tile.load(p, next);
+        u8* to = p.qy + row0 * p.columns + at;
 #pragma unroll
-                    for (int k = 0; k < 4; ++k) {
-                        const float y = normalised(v[k], scale, mean, rstd, w[4 * j + k], b[4 * j + k]);
-                        v[k] = __fmul_rn(y, inverse);
-                    }
-                    out[r][j] = Word<X>::pack(v);
-                }
-                if (exists) store_bytes<TC>(p.qy + row * p.columns + at, out[r], valid, ALIGNED);
-            }
-#pragma unroll
-            for (int j = 0; j < TC / 4; ++j) {
-                const u32 four[4] = {out[0][j], out[1][j], out[2][j], out[3][j]};
-                u32 turned[4];
-                transpose_bytes(four, turned);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) column_words[4 * j + k][q] = turned[k];
-            }
+        for (int r = 0; r < TR; ++r, to += p.columns) {
+            if (row0 + r < p.rows && valid > 0) store_bytes<TC>(to, out[r / 4][r % 4], valid, ALIGNED);
         }
 #pragma unroll
-        for (int c = 0; c < TC; ++c) {
-            if (c < valid) store_column<TR, RUN>(p.qy_t, column_words[c], row0, p.rows, p.batch_rows, p.columns, at + c);
-        }
+        for (int q = 0; q < TR / 4; ++q) turned.take(q, out[q]);
+        store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
     }
     if (!p.early_trigger) launch_dependents();
 }

@@ -130,24 +130,3 @@ __device__ __forceinline__ void transpose_bytes(const u32 (&row)[4], u32 (&colum
     column[2] = __byte_perm(c, d, 0x5410);
     column[3] = __byte_perm(c, d, 0x7632);
 }
-
-// TR elements of column `at` that begin at `row0`, in stores of RUN bytes, into [rows / batch_rows, columns, batch_rows].
-// RUN divides batch_rows, so a run stays within its batch and is aligned.
-template <int TR, int RUN>
-__device__ __forceinline__ void store_column(u8* out, const u32 (&word)[TR / 4], i64 row0, i64 rows, i64 batch_rows,
-                                             int columns, int at) {
-#pragma unroll
-    for (int r = 0; r < TR; r += RUN) {
-        const i64 row = row0 + r;
-        if (row < rows) {
-            i64 batch = 0, inside = row;
-            if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
-            u8* to = out + (batch * columns + at) * batch_rows + inside;
-            if constexpr (RUN >= 4) {
-                store_words<RUN / 4>(to, word + r / 4);
-            } else {
-                *to = u8(word[r / 4] >> (8 * (r % 4)));
-            }
-        }
-    }
-}

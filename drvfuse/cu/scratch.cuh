@@ -2,8 +2,9 @@
 // The workspace of an op on one device: what its blocks need to wait for one another, for a bounded time.
 //
 // `epoch` numbers the launches; words that blocks leave for one another carry it, so nothing is reset between launches,
-// and a workspace that was zeroed once serves any number of them in stream order. `users` is the number of launches at
-// work, which must never be two.
+// and a workspace that was zeroed once serves any number of them in stream order. It wraps: a word that the launch 2^32
+// before this one has written, and none since, would be taken for this one's. `users` is the number of launches at work,
+// which must never be two.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 64 polls, and ends early when the abort
 // word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A thread
@@ -63,6 +64,13 @@ __device__ __forceinline__ void give_up(const Scratch& scratch, u32 reason, u32 
     set_scratch_word(&scratch.state->abort, 1);
 }
 
+// By one thread of a launch that has found the abort word set: says so again if the host has read the report.
+__device__ __forceinline__ void report_abort(const Scratch& scratch) {
+    u32 unread;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch.report->magic) : "memory");
+    if (unread == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
+}
+
 // The wait of one thread for words of this epoch.
 class Patience {
 public:
@@ -114,11 +122,7 @@ public:
 
     // All threads of the block, after their waits, a block barrier: false for all if one of them failed.
     __device__ __forceinline__ bool met(bool failed) {
-        if (leads() && aborted_ != 0) {
-            u32 unread;
-            asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch_.report->magic) : "memory");
-            if (unread == 0) write_report(scratch_, NOT_ZEROED, 0, 0, 0);
-        }
+        if (leads() && aborted_ != 0) report_abort(scratch_);
         return !__syncthreads_or(failed);
     }
 

@@ -17,7 +17,8 @@
 // the clock is read while loads are in flight.
 //
 // Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
-// kernel's next fence. There are DRVFUSE_TRACE_WORDS, which the host counts; phases beyond them all go to the last one.
+// kernel's next fence. There are DRVFUSE_TRACE_WORDS, which the host counts, and one more, to which all phases beyond
+// them go.
 //
 // Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
 // blockIdx.x + gridDim.x * blockIdx.y, each `words` words long:
@@ -48,8 +49,7 @@ enum class TraceRole : u32 {
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
-    elect,         // counted the block as one that is done
-    apply_load,    // the block that finishes the others' work: read it,
+    apply_load,    // the block that finishes the others' work: waited for it and read it,
     apply_reduce,  // reduced it,
     apply_store,   // stored the result
     finish,        // all that comes after the last lap
@@ -104,7 +104,7 @@ public:
     __device__ __forceinline__ void lap(TraceRole role) {
         if (writes()) {
             to_buffer(next_, u64(u32(role) + 1) << 48 | (clock() & CLOCK));
-            next_ = min(next_ + 8, buffer() + 8 * (DRVFUSE_TRACE_WORDS - 1));
+            next_ = min(next_ + 8, buffer() + 8 * DRVFUSE_TRACE_WORDS);
         }
     }
 
@@ -165,7 +165,7 @@ private:
 
     // Its address in shared memory.
     static __device__ __forceinline__ u32 buffer() {
-        __shared__ u64 words[DRVFUSE_TRACE_WORDS];
+        __shared__ u64 words[DRVFUSE_TRACE_WORDS + 1];
         return u32(__cvta_generic_to_shared(words));
     }
 

@@ -349,10 +349,8 @@ class EngineLaunch:
             assert op is not None
             self._struct.races = self._take(Kind.NONE, slots * (RACE_BLOCK_BYTES + threads * RACE_THREAD_BYTES))
             self._struct.start = engine.detector.share(op.started)
-            if op.overlapped is not None:
-                self._struct.primary_op = op.overlapped.number
-                if op.overlapped.done:
-                    self._struct.primary = engine.detector.share(op.overlapped.known)
+            if op.overlapped is not None and op.overlapped.done:
+                self._struct.primary = engine.detector.share(op.overlapped.known)
 
     def _take(self, kind: Kind, nbytes: int) -> int:
         address, ticket = self.engine._pools.take(kind, nbytes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import abi
 from .prints import text_at
 from .structs import BlockStruct, ThreadStruct, WarpStruct
+from .timeline import called_at
 from .window import Window
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def _place(launch: EngineLaunch, site: int) -> tuple[str | None, int | None]:
 def _callers(launch: EngineLaunch, site: int) -> str:
     """Where the functions that were inlined around a site were called, innermost first."""
     sites = launch.kernel.sites
-    calls = sites[site].inlined if site < len(sites) else ()
-    return ", called at " + ", at ".join(f"{file}:{line}" for file, line in calls) if calls else ""
+    return called_at(sites[site].inlined) if site < len(sites) else ""
 
 
 def describe(launch: EngineLaunch) -> Fault:

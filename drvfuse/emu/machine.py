@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import os
 import re
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ClosedError
 from . import interrupts, residency
 from .api.entry import Failure
 from .api.types import R
@@ -23,7 +24,7 @@ from .capture import Capture
 from .memory import MachineMemory
 from .objects import Context, Device, Event, Function, Object, Pool, Stream
 from .progress import MachineLock, Progress
-from .race import Detector
+from .race import PROFILES, Detector
 from .reports import Report
 from .window import Window
 from .work import Command, Dim, Launch, Op
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .counters import Counters, Summary
     from .engine import Engine, EngineLaunch, EngineModule
 
-log = logging.getLogger("drvfuse")
+log = logging.getLogger("drvfuse.emu")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
@@ -82,7 +83,8 @@ class Machine:
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
-    `close()` gives the memory back; calls to a closed machine answer CUDA_ERROR_DEINITIALIZED.
+    `close()` gives the memory back; driver calls then answer CUDA_ERROR_DEINITIALIZED, `declare_polled` and `engine`
+    raise ClosedError, and `reports`, `launches`, `counters()` and `clock()` still tell what was.
     """
 
     def __init__(
@@ -97,15 +99,19 @@ class Machine:
         check_initialised: bool = True,
         delay_stores: bool = False,
     ) -> None:
-        if not isinstance(devices, int) or not 1 <= devices <= MAX_DEVICES:
-            raise ArgumentError("devices", repr(devices), f"between 1 and {MAX_DEVICES}")
-        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", arch)
+        devices = _integer("devices", devices, 1, MAX_DEVICES)
+        seed = _integer("seed", seed)
+        sm_count = _integer("sm_count", sm_count, 1)
+        memory_bytes = _integer("memory_bytes", memory_bytes, 1)
+        for name, flag in (("check_initialised", check_initialised), ("delay_stores", delay_stores)):
+            if not isinstance(flag, bool):
+                raise ArgumentError(name, repr(flag), "True or False")
+        if not isinstance(race, bool) and race not in PROFILES:
+            raise ArgumentError("race", repr(race), "False, True or one of " + ", ".join(map(repr, PROFILES)))
+        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", str(arch))
         if match is None or match[1] not in _ARCHES:
             raise ArgumentError("arch", repr(arch), "one of " + ", ".join(_ARCHES) + ", with or without a suffix")
-        if not isinstance(sm_count, int) or sm_count < 1:
-            raise ArgumentError("sm_count", repr(sm_count), "positive")
-        if not isinstance(memory_bytes, int) or memory_bytes < 1:
-            raise ArgumentError("memory_bytes", repr(memory_bytes), "positive")
+        self._reachable = _peer_table(devices, peers)
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
@@ -131,13 +137,14 @@ class Machine:
         self.images: dict[str, EngineModule] = {}
         self.memory = MachineMemory(self)
         self.progress = Progress(self, self.detector)
-        self._reachable = _peer_table(devices, peers)
 
     @functools.cached_property
     def engine(self) -> Engine:
         """The engine, made on first use: it has native code to load."""
         from .engine import Engine
 
+        if self.closed:
+            raise ClosedError(f"{self!r} was closed, and its memory with it")
         return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores)
 
     @functools.cached_property
@@ -166,9 +173,14 @@ class Machine:
         return f"<Machine of {len(self.devices)} x {self.arch}, seed {self.seed}{', closed' if self.closed else ''}>"
 
     def report(self, report: Report) -> None:
-        """Keep a finding and log it."""
+        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
         self.reports.append(report)
-        log.error("%s", report)
+        log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
+
+    def finding(self, device: int) -> Report | None:
+        """What ended the work on a device, if a context there is lost."""
+        contexts = (item for item in self.handles.values() if isinstance(item, Context) and item.device.index == device)
+        return next((context.finding for context in contexts if context.finding is not None), None)
 
     def note(self, command: Command, launch: EngineLaunch) -> None:
         """Keep what a kernel that ended has asked of memory."""
@@ -186,13 +198,29 @@ class Machine:
         """Virtual nanoseconds since the machine started."""
         return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
 
-    def declare_polled(self, address: int, nbytes: int) -> None:
-        """Never report races in this range, whose unordered accesses are the protocol (words that carry their own
-        readiness). In multiples of 16 bytes of allocated memory, until that is freed. Nothing without `race`.
+    def declare_polled(self, memory: Any, nbytes: int | None = None) -> None:
+        """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
+        readiness), until it is freed.
+
+        `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
+        other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
         """
+        if self.closed:
+            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        try:
+            address = int(getattr(memory, "ptr", memory))
+        except (TypeError, ValueError):
+            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+        nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes
+        if nbytes is None:
+            raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")
+        nbytes = _integer("nbytes", nbytes, 1)
         with self.lock:
+            if not self.window.covers(address, nbytes):
+                where = f"{nbytes} bytes at 0x{address:x} ({self.window.nearest(address)})"
+                raise ArgumentError("memory", where, "a range of allocated memory of this machine")
             if self.detector is not None:
-                self.detector.polled(int(address), nbytes)
+                self.detector.polled(address, nbytes)
 
     # Handles and the current context ---------------------------------------------------------------------------------
 
@@ -364,6 +392,16 @@ class Threads(threading.local):
             self.in_host_function = False
 
 
+def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """An integer of any type, within bounds. Raises ArgumentError."""
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+        if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
+            return number
+    raise ArgumentError(name, repr(value), f"an integer{bounds}")
+
+
 def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:
     if peers is None or isinstance(peers, bool):
         value = peers is not False
@@ -371,7 +409,11 @@ def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:
     elif callable(peers):
         table = [[bool(peers(i, j)) for j in range(devices)] for i in range(devices)]
     else:
-        table = [[bool(x) for x in row] for row in peers]
+        try:
+            table = [[bool(x) for x in row] for row in peers]
+        except TypeError:
+            must = f"None, True, False, a matrix of {devices} x {devices}, or a function of two devices"
+            raise ArgumentError("peers", repr(peers), must) from None
         if len(table) != devices or any(len(row) != devices for row in table):
             raise ArgumentError("peers", f"a matrix of {len(table)} rows", f"{devices} x {devices}")
     for i in range(devices):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .capture import Capture, Node
     from .engine import EngineModule
+    from .reports import Report
     from .work import Op
 
 _handles = itertools.count(0x5500_0000_1000, 0x40)
@@ -50,12 +51,15 @@ class Device:
 
 @dataclass(eq=False)
 class Context(Object):
-    """A context. `error` is the CUresult that sticks to it after a fault; nothing more runs in it then."""
+    """A context. `error` is the CUresult that sticks to it after a fault, which `finding` describes; nothing more runs
+    in it then.
+    """
 
     device: Device
     flags: int = 0
     primary: bool = False
     error: Any = None
+    finding: Report | None = None
     destroyed: bool = False
     peers: set[Context] = field(default_factory=set)
     streams: set[Stream] = field(default_factory=set)

@@ -21,7 +21,7 @@ from . import interrupts, reports, timeline
 from .api.types import R
 from .objects import Context, Stream
 from .window import Kind, WindowError
-from .work import Command, HostCall, Launch, Op, Record
+from .work import Command, Free, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -230,13 +230,13 @@ class Progress:
         return moved
 
     def _report_races(self) -> None:
-        """Each pair of places once."""
+        """Each pair of places once, in whichever order."""
         if self.detector is None:
             return
         engine = self.machine.engine
         for report, events in self.detector.drain(engine.identities):
             other = report.other
-            places = other and (other.kernel, other.file, other.line, report.kernel, report.file, report.line)
+            places = other and frozenset((p.kernel, p.file, p.line, p.callers) for p in (other, report))
             if places not in self._races:
                 self._races.add(places)
                 if other is not None:
@@ -281,12 +281,16 @@ class Progress:
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
-                    self.detector.touch(op, command.touches(), self.machine.engine.event_count)
+                    now = self.machine.engine.event_count
+                    if isinstance(command, Free):
+                        self.detector.free(op, command.address, command.nbytes, now)
+                    else:
+                        self.detector.touch(op, command.touches(), now)
                 command.run(self.machine)
             self._finish(op)
             if refusal is not None:
                 self.machine.report(refusal)
-                self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS)
+                self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS, refusal)
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
@@ -314,9 +318,10 @@ class Progress:
             )
         except WindowError as error:
             message = f"no room for the shared and local memory of its resident blocks: {error}"
-            machine.report(reports.Report("memory", message, function.name, device=device))
+            report = reports.Report("memory", message, function.name, device=device)
+            machine.report(report)
             self._finish(op)
-            self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+            self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, report)
             return True
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
@@ -354,18 +359,19 @@ class Progress:
             op.launch.settle()  # an interrupt may have come between its end and this
         if op.launch.fault is not None:
             fault = op.launch.fault
-            self.machine.report(reports.from_fault(fault))
-            self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS))
+            report = reports.from_fault(fault)
+            self.machine.report(report)
+            self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS), report)
             return True
         if op.launch.done:
             self._finish(op)
             return True
         return False
 
-    def fail(self, context: Context, code: Any) -> None:
+    def fail(self, context: Context, code: Any, finding: reports.Report | None = None) -> None:
         """Leave an error in a context: its kernels stop, and what is queued in it is passed over."""
         if context.error is None:
-            context.error = code
+            context.error, context.finding = code, finding
         for op in [op for op in self.running if op.command.context is context]:
             op.launch.abandon()
             self._finish(op)
@@ -434,9 +440,11 @@ class Progress:
             for op in self._crowded
             if isinstance(op.command, Launch)
         ]
-        machine.report(reports.deadlock(launches, crowded, sorted(active - busy)))
+        idle = {device: machine.finding(device) for device in sorted(active - busy)}
+        report = reports.deadlock(launches, crowded, idle)
+        machine.report(report)
         for context in {op.command.context for op in self.running}:
-            self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT)
+            self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)
 
 
 def all_done(ops: Iterable[Op]) -> bool:

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
 from . import native, pages
 from .reports import Place, Report
 from .structs import OpStruct, RaceStruct
+from .timeline import called_at, short_place
 from .work import Op
 
 if TYPE_CHECKING:
@@ -29,16 +29,20 @@ _OPS = 1 << 24
 _NO_SITE = 0xFFFFFFFF
 _POOL_SHIFT = 10
 _WRITE, _STRONG, _ATOMIC = 1, 2, 4
+_FREE = 2  # as the kind of access to a range
+_KEPT = 4096  # plain stores of flags that are remembered
+_UNTOLD = (0, 3, 9)  # edges that name no flag
+_PLAIN = "the flag at {} was stored by a plain write, which releases nothing, not even behind a fence"
 _EDGES = (
     "no release and acquire lead from the one to the other",
     "no barrier of the block (__syncthreads) is between them",
     "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
-    "the last release that was seen from there came before this access",
+    "the last release that was seen from there came before that {other}",
     "the flag{store} was stored without a release or a fence before it",
     "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
     "the scope of the release at the flag{store} does not include the reader",
     "the scope of the acquire{load} does not include the writer",
-    "griddepcontrol.wait has not been executed before it",
+    "the dependent launch has not executed griddepcontrol.wait before its access",
     "neither stream order, an event, the host, nor a flag orders the two operations",
     "the read-only path (ld.global.nc) may hold what was there when the kernel began",
     "both are strong, but their scopes do not include each other",
@@ -63,8 +67,6 @@ class Detector:
     """The detector of one machine, with the profile "hardware" or "strict"."""
 
     def __init__(self, window: Window, profile: str) -> None:
-        if profile not in PROFILES:
-            raise ArgumentError("race", repr(profile), "False, True or one of " + ", ".join(map(repr, PROFILES)))
         runtime = native.runtime()
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
@@ -97,6 +99,7 @@ class Detector:
         self._places: dict[int, int] = {}
         self._host = Clock(self, 0)
         self._said_full = False
+        self._flags: dict[Any, str] = {}  # (writer, reader), each an operation and a block -> what is wrong with a flag
         weak = weakref.WeakMethod(self.forget)  # a cycle would keep a dropped machine's window
 
         def forget(address: int, nbytes: int) -> None:
@@ -118,7 +121,8 @@ class Detector:
             self.state.off = 1
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
-        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index)
+        overlapped = 0 if primary is None else primary.number
+        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index, overlapped)
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Op) -> None:
@@ -142,6 +146,10 @@ class Detector:
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
                 self._range(self.address, op.number, op.started.ref, at.address, at.nbytes, at.write, now)
+
+    def free(self, op: Op, address: int, nbytes: int, now: int) -> None:
+        """Memory is given back, which conflicts with each access that was made there."""
+        self._range(self.address, op.number, op.started.ref, address, nbytes, _FREE, now)
 
     def host_learns(self, ops: Iterable[Op]) -> None:
         """The host has waited for these."""
@@ -184,18 +192,19 @@ class Detector:
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Unordered accesses there are the protocol."""
-        if nbytes <= 0 or address % 16 or nbytes % 16 or not self._window.covers(address, nbytes):
-            must = "allocated memory in multiples of 16 bytes"
-            raise ArgumentError("address, nbytes", f"0x{address:x}, {nbytes}", must)
-        self._polled(self.address, address, nbytes)
+        """Unordered accesses in all multiples of 16 bytes that this touches are the protocol."""
+        first = address & ~15
+        self._polled(self.address, first, address + nbytes - first)
 
     # Findings --------------------------------------------------------------------------------------------------------
 
     def drain(self, identities: dict[int, Identity]) -> list[tuple[Report, int]]:
         """What was found since the last call, and how many events had happened by then."""
         state = self.state
-        found = [(_report(f, identities), int(f.events)) for f in state.found[: state.found_count]]
+        found = [
+            (_report(f, identities, self._plain_flag(f, identities)), int(f.events))
+            for f in state.found[: state.found_count]
+        ]
         state.found_count = 0
         if state.off and not self._said_full:
             self._said_full = True
@@ -203,8 +212,24 @@ class Detector:
             found.append((Report("race_capacity", text), 0))
         return found
 
+    def _plain_flag(self, f: Any, identities: dict[int, Identity]) -> str | None:
+        """What would order two plain accesses: a flag that the one block stored by a plain write, which was found to
+        race with the poll by the other block.
+        """
+        mine, other = (f.op, f.block), (f.other_op, f.other_block)
+        strength = f.flags & _STRONG, f.other_flags & _STRONG
+        if strength == (0, 0):
+            return self._flags.get((other, mine)) if f.edge in _UNTOLD else None
+        writer, op, site = ((other, mine), f.other_op, f.other_site) if strength[0] else ((mine, other), f.op, f.site)
+        reads = f.flags if strength[0] else f.other_flags
+        if 0 in strength and not reads & _WRITE and site != _NO_SITE:
+            self._flags[writer] = _PLAIN.format(_line(_site(identities.get(op), site)))
+            if len(self._flags) > _KEPT:
+                del self._flags[next(iter(self._flags))]
+        return None
 
-def _report(f: Any, identities: dict[int, Identity]) -> Report:
+
+def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report:
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
     mine = _place(identities.get(f.op), f.site, f.block, f.thread)
     other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
@@ -212,14 +237,14 @@ def _report(f: Any, identities: dict[int, Identity]) -> Report:
         "" if site == _NO_SITE else f" at {_line(_site(identities.get(op), site))}"
         for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
     )
-    edge = _EDGES[f.edge].format(store=store, load=load)
-    message = (
-        f"{_verb(f.flags)} of {f.size} bytes, of which 0x{f.addr:x} is not ordered behind the {_verb(f.other_flags)} "
-        f"by {other}: {edge}"
-    )
+    verb = _verb(f.other_flags)
+    at = f" at {short_place(other.file, other.line)}" if other.line else ""
+    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=verb + at)
+    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
+    message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
-        other=other, edge=edge,
+        other=other, edge=edge, callers=mine.callers,
     )  # fmt: skip
 
 
@@ -235,7 +260,7 @@ def _site(identity: Identity | None, site: int) -> Any:
 def _line(site: Any) -> str:
     if site is None:
         return "an unknown place"
-    return f"{site.file}:{site.line}" if site.file else f"PTX line {site.ptx_line}"
+    return short_place(site.file, site.line or site.ptx_line)
 
 
 def _place(identity: Identity | None, site: int, block: int, thread: int) -> Place:
@@ -245,4 +270,5 @@ def _place(identity: Identity | None, site: int, block: int, thread: int) -> Pla
     if where is None:
         return Place(identity.kernel, None, None, identity.device, None, None)
     index = identity.index(block, thread)
-    return Place(identity.kernel, where.file or None, where.line or where.ptx_line, identity.device, *index)
+    line = where.line or where.ptx_line
+    return Place(identity.kernel, where.file or None, line, identity.device, *index, where.inlined)

@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .timeline import index_text
+from .timeline import called_at, index_text, short_place
 
 Index = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an access came from. A copy or fill has no line and no thread."""
+    """Where an access came from. A copy or fill has no line and no thread.
+
+    callers  where the functions that were inlined around it were called, (file, line), innermost first
+    """
 
     kernel: str
     file: str | None
@@ -24,13 +27,14 @@ class Place:
     device: int
     block: Index | None
     thread: Index | None
+    callers: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         if self.block is None or self.thread is None:
             return f"{self.kernel} of device {self.device}"
-        at = f"{self.file}:{self.line}" if self.file else f"line {self.line}"
+        at = short_place(self.file, self.line) + called_at(self.callers)
         block, thread = index_text(self.block), index_text(self.thread)
-        return f"device {self.device} block {block} thread {thread} at {at} in {self.kernel}"
+        return f"{self.kernel} on device {self.device} block {block} thread {thread} at {at}"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Report:
     device   ordinal of the emulated device; `rank` is the same number, for groups that use the devices in order
     other    of a race: the earlier access
     edge     of a race: what would have to order the two, in words
+    callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
     """
 
@@ -55,6 +60,7 @@ class Report:
     address: int | None = None
     other: Place | None = None
     edge: str | None = None
+    callers: tuple[tuple[str, int], ...] = ()
     timeline: str | None = None
 
     @property
@@ -63,6 +69,18 @@ class Report:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
+        return f"{place}{self.kind}: {self.message}{self._where()}"
+
+    def brief(self) -> str:
+        """One line, in which a file has its name alone."""
+        place = f" at {short_place(self.file, self.line)}" if self.line else ""
+        text = self.message.splitlines()[0].rstrip(":")
+        if self.other is not None:
+            earlier = short_place(self.other.file, self.other.line) if self.other.line else self.other.kernel
+            text = f"not ordered behind {earlier}: {self.edge}"
+        return f"{self.kind}{place}: {text}{self._where()}"
+
+    def _where(self) -> str:
         where = []
         if self.kernel:
             where.append(f"kernel {self.kernel}")
@@ -72,7 +90,7 @@ class Report:
             where.append(f"block {index_text(self.block)}")
         if self.thread is not None:
             where.append(f"thread {index_text(self.thread)}")
-        return f"{place}{self.kind}: {self.message}" + (f" ({', '.join(where)})" if where else "")
+        return f" ({', '.join(where)})" if where else ""
 
 
 def from_fault(fault: Any) -> Report:
@@ -91,13 +109,15 @@ def from_fault(fault: Any) -> Report:
 
 
 def deadlock(
-    launches: Sequence[tuple[str, int, Any]], crowded: Iterable[tuple[str, int]], without_work: Sequence[int]
+    launches: Sequence[tuple[str, int, Any]],
+    crowded: Iterable[tuple[str, int]],
+    without_work: Mapping[int, Report | None],
 ) -> Report:
     """The report of launches of which none can go on.
 
     `launches` holds (kernel, device, engine launch); `crowded` the kernels (kernel, device) that find no room;
-    `without_work` the devices that have nothing queued. Threads that wait at the same place for the same thing are one
-    line.
+    `without_work` the devices that run nothing, with what ended their kernels, if that was a finding. Threads that wait
+    at the same place for the same thing are one line.
     """
     lines: list[str] = []
     first: Any = None
@@ -109,20 +129,23 @@ def deadlock(
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen)
             groups.setdefault(key, []).append(blocked)
         for (status, file, line, address, seen), members in groups.items():
-            place = f"{file}:{line}" if file else f"PTX line {line}" if line else "an unknown place"
+            place = short_place(file, line) if line else "an unknown place"
             word = f" on 0x{address:x}, which holds {seen}" if address else ""
             lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
-    for device in without_work:
-        lines.append(f"device {device} has no launch queued")
+    idle = [
+        f"device {device} has no launch queued" if report is None else _ended(device, report)
+        for device, report in without_work.items()
+    ]
+    lines += idle
     text = "nothing can go on:\n  " + "\n  ".join(lines)
     if first is None:
         return Report("deadlock", text)
     engine = launches[0][2].engine
-    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, without_work)
+    story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
     kernel, device, blocked = first
     return Report(
         "deadlock",
@@ -136,6 +159,13 @@ def deadlock(
         blocked.address,
         timeline=story,
     )
+
+
+def _ended(device: int, report: Report) -> str:
+    """How the kernels of a device came to their end."""
+    what = "kernel" if report.kernel else "work"
+    place = f" at {short_place(report.file, report.line)}" if report.line else ""
+    return f"device {device}'s {what} ended with {report.kind}{place}"
 
 
 def _who(members: Sequence[Any]) -> str:

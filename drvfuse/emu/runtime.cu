@@ -487,8 +487,8 @@ FN u32 repeats(Engine* e) {
 const u32 PROBE_EVENT = 2;
 
 // Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
-// of it, PROBE_EVENT if that is for R_EVENT. Between polls all that they set free runs until it waits again: a barrier inside a spin loop belongs to a round.
-// `probing` is left set if the call has done enough before that.
+// of it, PROBE_EVENT if that is for R_EVENT. Between polls all that they set free runs until it waits again: a barrier inside
+// a spin loop belongs to a round. `probing` is left set if the call has done enough before that.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {
         if (e->delay) delay_flush(e);

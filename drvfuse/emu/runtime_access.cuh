@@ -3,7 +3,7 @@
 #pragma once
 
 #include "runtime_delay.cuh"
-#include "runtime_race.cuh"
+#include "runtime_race_blocks.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
@@ -146,7 +146,8 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     }
     if (e->delay && (flags & A_STRONG || (write && type != K_SHARED))) delay_access(t, addr, size, flags, type == K_SHARED);
     if (flags & A_STRONG) {
-        u32 kind = flags & A_ATOMIC ? V_ATOMIC : write ? V_STORE : V_LOAD;
+        u32 only_reads = !write || (flags & A_SWAP && !swaps(t, addr, size));
+        u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
         if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
         e->fruitless = 0;
     }

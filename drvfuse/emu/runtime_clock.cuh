@@ -30,7 +30,8 @@ struct Clock {
 };
 
 struct Op {
-    u32 chain, place, device, reserved;
+    u32 chain, place, device;
+    u32 primary;  // what it follows programmatically, if anything
 };
 
 struct Joined {

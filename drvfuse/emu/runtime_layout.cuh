@@ -112,9 +112,9 @@ struct Launch {
     u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static, cluster;
     u64 clock;
     u32 sm_count, envreg1, envreg2;
-    // Its number; what it knows from the start, and from its wait for `primary_op` on; what is known when it has ended.
-    u32 op, start, primary, primary_op, end;
-    u32 reserved[8];
+    // Its number; what it knows from the start, and from griddepcontrol.wait on; what is known when it has ended.
+    u32 op, start, primary, end;
+    u32 reserved[9];
     Engine* engine;  // 128
     void* function;
     u8* slots;

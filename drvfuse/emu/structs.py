@@ -119,8 +119,8 @@ class LaunchStruct(Structure):
         ("sm_count", u32),
         ("envreg1", u32),
         ("envreg2", u32),
-        *((name, u32) for name in ("op", "start", "primary", "primary_op", "end")),
-        ("reserved", u32 * 8),
+        *((name, u32) for name in ("op", "start", "primary", "end")),
+        ("reserved", u32 * 9),
         ("engine", u64),
         ("function", u64),
         ("slots", u64),
@@ -216,7 +216,7 @@ class EngineStruct(Structure):
 class OpStruct(Structure):
     """An operation's place in the order of operations."""
 
-    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("reserved", u32)]
+    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("primary", u32)]
 
 
 class FoundStruct(Structure):

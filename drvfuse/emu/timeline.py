@@ -26,6 +26,7 @@ Index = tuple[int, int, int]
 WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
+APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
 EVENT_DTYPE = np.dtype(EventStruct)
 KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger")
@@ -209,7 +210,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
 def _text(members: Sequence[Event], names: Names) -> str:
     """One cell: what was done, by whom, where."""
     e = members[0]
-    place = f"({PurePath(e.file).name}:{e.line})" if e.file else f"(PTX line {e.line})" if e.line else ""
+    place = f"({short_place(e.file, e.line)})" if e.line else ""
     if e.kind == "start":
         return f"starts {e.kernel}"
     if e.kind == "end":
@@ -257,6 +258,17 @@ def _cut(text: str, width: int) -> str:
     return text[: width - len(end) - 2] + ".." + end
 
 
+def short_place(file: str | None, line: int | None) -> str:
+    """A place in the source by the file's name alone; the PTX's line where there is no file."""
+    return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
+
+
+def called_at(callers: Iterable[tuple[str, int]]) -> str:
+    """Where the functions that were inlined around a place were called, innermost first."""
+    places = ", at ".join(short_place(*caller) for caller in callers)
+    return f", called at {places}" if places else ""
+
+
 def index_text(index: Index) -> str:
     """The index of a block or thread, as short as it goes."""
     x, y, z = index
@@ -297,15 +309,14 @@ def of_race(
     text = render(events, sides, names=names, last=last)
     who = f"{other.kernel} on device {other.device}"
     if other.block is not None and other.thread is not None:
-        who += f" block {index_text(other.block)} {_place_of(other)}"
-    return f"the earlier access: {who}\n{text}"
+        who += f" block {index_text(other.block)} {_place_of(other)}{called_at(other.callers)}"
+    called = called_at(report.callers).removeprefix(", ")
+    return "\n".join([f"the earlier access: {who}", *([f"the later access: {called}"] if called else []), text])
 
 
 def _place_of(found: Any) -> str:
     thread = "" if found.thread is None else f"t{index_text(found.thread)} "
-    if found.file:
-        return f"{thread}({PurePath(found.file).name}:{found.line})"
-    return thread + (f"(PTX line {found.line})" if found.line else "")
+    return thread + (f"({short_place(found.file, found.line)})" if found.line else "")
 
 
 def of_deadlock(
@@ -313,35 +324,42 @@ def of_deadlock(
     records: np.ndarray,
     identities: Mapping[int, Identity],
     window: Window | None = None,
-    without_work: Iterable[int] = (),
+    without_work: Iterable[str] = (),
     rows: int = ROWS,
 ) -> str:
     """What the threads of a deadlock wait for, who wrote there, and what their blocks did last.
 
-    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike the first stands for all.
+    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike (at the same places, and
+    for the same words unless there are too many of those) the first stands for all. `without_work` are lines on the
+    devices that run nothing.
     """
     names = Names(window)
     stood: dict[tuple[Any, ...], Participant] = {}
+    alike: dict[tuple[Any, ...], Participant] = {}  # but for the words
     words: dict[int, list[tuple[int, Any]]] = {}
     for kernel, device, blocked in waits:
         places: dict[Index, list[tuple[Any, ...]]] = {}
         for b in blocked:
-            places.setdefault(b.block, []).append((b.status, b.file, b.line))
+            places.setdefault(b.block, []).append((b.status, b.file, b.line, b.address))
             if b.address:
                 words.setdefault(b.address, []).append((device, b))
         for block, found in places.items():
-            stood.setdefault((kernel, device, *dict.fromkeys(found)), Participant(device, block))
+            key = (kernel, device, *dict.fromkeys(found))
+            stood.setdefault(key, Participant(device, block))
+            alike.setdefault((kernel, device, *dict.fromkeys(f[:3] for f in found)), stood[key])
     lines = []
     for address, pollers in list(words.items())[:rows]:
         lines += _word(address, pollers, records, identities, names, window)
     if len(words) > rows:
         lines.append(f"and {len(words) - rows} other words")
-    lines += [f"device {device} has no launch queued" for device in without_work]
-    participants = list(stood.values())
+    lines += without_work
+    fit = len(stood) <= APART
+    participants = list((stood if fit else alike).values())
     if participants:
         chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
         events = decode(chosen[-16 * rows :], identities)
-        lines += ["", "what they did last, of blocks that wait alike the first:"]
+        which = "alike" if fit else "at the same places, though for other words,"
+        lines += ["", f"what they did last, of blocks that wait {which} the first:"]
         lines.append(render(events, participants, names=names, rows=rows))
     return "\n".join(lines)
 
@@ -376,4 +394,4 @@ def _word(
 
 
 def _place_of_wait(blocked: Any) -> str:
-    return f"({PurePath(blocked.file).name}:{blocked.line})" if blocked.file else ""
+    return f"({short_place(blocked.file, blocked.line)})" if blocked.file else ""

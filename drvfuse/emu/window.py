@@ -344,7 +344,7 @@ class Window:
             Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
         ]
         if not known:
-            return "nothing is allocated"
+            return "no device memory: nothing is allocated"
 
         def distance(a: Allocation) -> int:
             return a.address - address if address < a.address else address - (a.address + a.nbytes) + 1

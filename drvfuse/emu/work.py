@@ -178,11 +178,12 @@ class Fill(Command):
 
 
 @dataclass(frozen=True, eq=False)
-class PoolFree(Command):
+class Free(Command):
     """Give memory back to its pool."""
 
     pool: Pool
     address: int
+    nbytes: int
 
     def run(self, machine: Machine) -> None:
         machine.memory.pool_free(self.pool, self.address)

@@ -8,12 +8,14 @@ import math
 from typing import Any
 
 from ..errors import ArgumentError, Unsupported
-from . import fp8_call as call
-from .fp8_call import Operand, Specialisation
+from . import launching, operands
+from .fp8_operands import fp8_dtype
 from .fp8_rmsnorm import _run
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel
 from .options import pdl_level as checked_level
-from .scratch import ScratchParams
+from .scratch import HEADER_BYTES, ScratchParams, acquire
 
 _INPUTS = ("bfloat16", "float32")
 _SCALES = ("bfloat16", "float32", "float16")
@@ -92,27 +94,27 @@ def _divide(
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:
         raise ArgumentError("QB", repr(QB), "a positive integer")
-    target = call.fp8_dtype("fp8type", fp8type)
-    driver = call.driver_of(x, s_y)
-    xs = call.rows("x", x, driver, _INPUTS)
+    target = fp8_dtype("fp8type", fp8type)
+    driver = operands.driver_of(x, s_y)
+    xs = operands.rows("x", x, driver, _INPUTS)
     shape = xs.shape
     if len(shape) not in (2, 3) or not shape[-1]:
         raise ArgumentError("x", f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
     columns, count = shape[-1], math.prod(shape[:-1])
     read: list[Operand] = [xs]
     if s_y is not None:
-        given = call.whole("s_y", s_y, driver, _SCALES)
+        given = operands.whole("s_y", s_y, driver, _SCALES)
         if given.span.size != 1:
             raise ArgumentError("s_y", f"of shape {given.shape}", "an array of one element")
         read.append(given)
-    device = call.one_device(read)
-    queue = call.resolve_stream(stream, xs)
+    device = operands.one_device(read)
+    queue = operands.resolve_stream(stream, xs)
     made_scale = [("s_y", (), xs.dtype)] if s_y is None else []
     rows_out = [("y", shape, target)] if straight else []
     columns_out = [("y_t", (columns, count), target)] if turned else []
     order = [*rows_out, *made_scale, *columns_out] if straight else [*columns_out, *made_scale]
-    written = call.new_outputs(device, queue, order, outputs)
-    call.no_overlap(read, written)
+    written = operands.new_outputs(device, queue, order, outputs)
+    operands.no_overlap(read, written)
     by_name = {name: operand for (name, _, _), operand in zip(order, written, strict=True)}
     scale = by_name["s_y"] if s_y is None else read[1]
     aligned = columns % 16 == 0 and xs.rows_aligned and ("y" not in by_name or by_name["y"].rows_aligned)
@@ -131,11 +133,11 @@ def _divide(
             ("DRVFUSE_COLUMNS_OUT", int(turned)),
         ),
     )
-    kernel = call.load(device, spec)
+    kernel = launching.load(device, spec)
     tiles = -(-count // 32) * -(-columns // 128)
     resident = kernel.occupancy(device, 32 * _WARPS) * device.sm_count
     grid = max(1, min(-(-tiles // _WARPS), resident, 512))
-    space = call.scratch(device, queue, workspace, call.HEADER_BYTES) if s_y is None else None
+    space = acquire(device, queue, workspace, HEADER_BYTES) if s_y is None else None
     parameters = DivisionParams(
         x=xs.ptr,
         scale=scale.ptr,
@@ -148,7 +150,10 @@ def _divide(
         columns=columns,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    call.launch(kernel, device, queue, grid, 32 * _WARPS, 0, parameters, level, read, written, space)
+    threads, waits = 32 * _WARPS, space is not None
+    launching.launch(
+        kernel, device, queue, grid, threads, 0, parameters, level, read, written, space, cooperative=waits
+    )
     values = [o.span for o in written] if outputs is None else list(outputs)
     results = dict(zip((name for name, _, _ in order), values, strict=True))
     results.setdefault("s_y", s_y)

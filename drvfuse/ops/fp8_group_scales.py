@@ -25,11 +25,13 @@ from ..errors import ArgumentError
 from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.driver import Driver
-from . import fp8_call as call
-from .fp8_call import Operand, Specialisation
-from .fp8_operands import group_size, matrix_shape, quantised_rows
+from ..runtime.stream import Stream
+from . import launching, operands
+from .fp8_operands import column_weights, fp8_dtype, group_size, matrix_shape, quantised_rows
 from .fp8_rmsnorm import COAT_WARPS
 from .fp8_teams import MAX_COLUMNS, RowPlan
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
 
@@ -66,15 +68,14 @@ def fp8_rmsnorm_pg2pg_forward(
     `fp8_rmsnorm_forward`, bit for bit. y = (x * s_x * rstd) * w in fp32, its groups quantised as this module says.
     `transpose_output_2d` has no effect: there is no transpose. `outputs` is (qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, shape[-1:], "one for each column of x")
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
-    device = call.one_device((xs, scales, weight))
-    queue = call.resolve_stream(stream, xs)
+    device = operands.one_device((xs, scales, weight))
+    queue = operands.resolve_stream(stream, xs)
     wanted = _norm_outputs(shape, xs.dtype, QB)
-    written = call.new_outputs(device, queue, wanted, outputs)
+    written = operands.new_outputs(device, queue, wanted, outputs)
     parameters = GroupParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -103,12 +104,12 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
     N at most 32768. sum and x have the inputs' shape, s_x is [..., ceil(N / QB)]. x and s_x are of the fp32 sum, not of
     the rounded one. `outputs` is (sum, x, s_x).
     """
-    level, driver = checked_level(pdl_level), call.driver_of(x1, x2)
+    level, driver = checked_level(pdl_level), operands.driver_of(x1, x2)
     first, second, shape = _addends(driver, x1, x2, QB)
-    target = call.fp8_dtype("fp8type", fp8type)
-    device = call.one_device((first, second))
-    queue = call.resolve_stream(stream, first)
-    written = call.new_outputs(device, queue, _add_outputs(shape, target, QB), outputs)
+    target = fp8_dtype("fp8type", fp8type)
+    device = operands.one_device((first, second))
+    queue = operands.resolve_stream(stream, first)
+    written = operands.new_outputs(device, queue, _add_outputs(shape, target, QB), outputs)
     parameters = GroupParams(**_add_parameters(first, second, *written))
     _launch(device, queue, parameters, shape, QB, target, True, [first, second], written, None, level)
     total, x, s_x = _results(written, outputs)
@@ -132,16 +133,15 @@ def fp8_add_rmsnorm_pg2pg_forward(
     Bit for bit `fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, fp8type, QB)` and then `fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB,
     eps)`, whose arguments these are, without reading x again. `outputs` is (sum, x, s_x, qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), call.driver_of(x1, x2, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x1, x2, w)
     first, second, shape = _addends(driver, x1, x2, QB)
-    target = call.fp8_dtype("fp8type", fp8type)
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, shape[-1:], "one for each column of x1")
+    target = fp8_dtype("fp8type", fp8type)
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
-    device = call.one_device((first, second, weight))
-    queue = call.resolve_stream(stream, first)
+    device = operands.one_device((first, second, weight))
+    queue = operands.resolve_stream(stream, first)
     wanted = [*_add_outputs(shape, target, QB), *_norm_outputs(shape, target, QB)]
-    written = call.new_outputs(device, queue, wanted, outputs)
+    written = operands.new_outputs(device, queue, wanted, outputs)
     parameters = GroupParams(
         **_add_parameters(first, second, *written[:3]), **_norm_parameters(weight, epsilon, *written[3:])
     )
@@ -155,9 +155,9 @@ _Wanted = list[tuple[str, tuple[int, ...], DType]]
 
 def _addends(driver: Driver, x1: Any, x2: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
     group_size(QB)
-    first, second = (call.rows(name, value, driver, ["bfloat16"]) for name, value in (("x1", x1), ("x2", x2)))
+    first, second = (operands.rows(name, value, driver, ["bfloat16"]) for name, value in (("x1", x1), ("x2", x2)))
     shape = matrix_shape(first)
-    call.require_shape(second, shape, "that of x1")
+    operands.require_shape(second, shape, "that of x1")
     return first, second, shape
 
 
@@ -187,7 +187,7 @@ def _norm_parameters(weight: Operand, epsilon: float, qy: Operand, s_y: Operand,
 
 def _launch(
     device: Device,
-    queue: call.Stream,
+    queue: Stream,
     parameters: GroupParams,
     shape: tuple[int, ...],
     QB: int,
@@ -201,8 +201,8 @@ def _launch(
     columns, rows = shape[-1], math.prod(shape[:-1])
     if columns > MAX_COLUMNS:
         raise ArgumentError(read[0].name, f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
-    call.no_overlap(read, written)
-    plan = RowPlan.of(device, rows, columns)
+    operands.no_overlap(read, written)
+    plan = RowPlan.of(device, rows, columns, 1 if add else 2)
     wide = [o for o in (*read, *written) if o.shape == shape]  # the scales, weights and rstd are read by the element
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
     spec = Specialisation(
@@ -217,12 +217,14 @@ def _launch(
             *plan.defines,
         ),
     )
-    kernel = call.load(device, spec)
+    kernel = launching.load(device, spec)
     resident = kernel.occupancy(device, plan.threads) * device.sm_count
     grid = max(1, min(-(-rows // plan.teams), resident))
     parameters.rows, parameters.columns = rows, columns
     parameters.early_trigger = int(level is PDLLevel.OVERLAP_AT_BEGINNING)
-    call.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, None, cooperative=False)
+    launching.launch(
+        kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, None, cooperative=False
+    )
 
 
 def _results(written: list[Operand], outputs: Any) -> list[Array]:

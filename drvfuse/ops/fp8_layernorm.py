@@ -13,18 +13,20 @@ import math
 from typing import Any
 
 from .. import dtypes
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Unsupported
 from ..runtime.array import Array
-from . import fp8_call as call
-from .fp8_call import Specialisation
-from .fp8_operands import quantised_rows
+from ..runtime.driver import Driver
+from . import fp8_rmsnorm_backward as backward
+from . import launching, operands
+from .fp8_operands import WEIGHTS, quantised_rows
 from .fp8_rmsnorm import COAT_WARPS, _run
 from .fp8_teams import MAX_COLUMNS, RowPlan
+from .launching import Specialisation
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
-from .scratch import ScratchParams
+from .scratch import HEADER_BYTES, ScratchParams, acquire
 
-_TILE_ROWS, _TILE_COLUMNS = 32, 128
+_LARGE = 4 << 20
 _MAX_GRID = 512
 
 
@@ -92,6 +94,73 @@ def fp8_layernorm_noparam_forward(
     return qy, s_y, qy_t, (mean, rstd, COAT_WARPS)
 
 
+def fp8_layernorm_param_backward(
+    x: Any,
+    s_x: Any,
+    g: Any,
+    QB: int,
+    w: Any,
+    b: Any,
+    m: Any,
+    v: Any,
+    num_warps: int = COAT_WARPS,
+    *,
+    outputs: Any = None,
+    workspace: Any = None,
+    stream: Any = None,
+    pdl_level: PDLLevel = PDLLevel.OFF,
+) -> tuple[Any, Any, Any]:
+    """Gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
+
+    x, s_x, w, b and QB as in the forward, m and v its mean and rstd [M]; g as in `fp8_rmsnorm_backward`, so a list of
+    up to three arrays is their sum. dx is bfloat16 in x's shape, dw and db [N] in w's dtype: xhat = (x * s_x - m) * v,
+    c1 = mean(xhat * w * g), c2 = mean(w * g), dx = (w * g - (xhat * c1 + c2)) * v; dw = sum of g * xhat and db = sum of
+    g over the rows, in fp32, rounded once. The same bits in every run and on every device. `num_warps` and the values
+    of b have no effect.
+
+    `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)`. Time-outs as of `fp8_rmsnorm_backward`.
+    """
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *backward.as_list(g), w, b, m, v)
+    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, (w, b), m, v)
+    dx, dw, db = backward.run(inputs, shape, QB, outputs, workspace, stream, level)
+    return dx, dw, db
+
+
+def fp8_layernorm_noparam_backward(
+    x: Any,
+    s_x: Any,
+    g: Any,
+    QB: int,
+    m: Any,
+    v: Any,
+    num_warps: int = COAT_WARPS,
+    stochastic: bool = False,
+    *,
+    outputs: Any = None,
+    stream: Any = None,
+    pdl_level: PDLLevel = PDLLevel.OFF,
+) -> Any:
+    """dx as of `fp8_layernorm_param_backward` without w and b: no sums over the rows, and no workspace.
+
+    stochastic=True is refused: COAT's does not compile. `outputs` is (dx,).
+    """
+    if stochastic:
+        raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *backward.as_list(g), m, v)
+    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, None, m, v)
+    return backward.run(inputs, shape, QB, outputs, None, stream, level)[0]
+
+
+def _gradient_inputs(
+    driver: Driver, x: Any, s_x: Any, g: Any, QB: Any, affine: tuple[Any, Any] | None, m: Any, v: Any
+) -> tuple[backward.Inputs, tuple[int, ...]]:
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    gradients = backward.gradient_operands(driver, g, shape)
+    affines = _affine(driver, affine, shape[-1])
+    mean, rstd = (backward.row_values(name, value, driver, shape) for name, value in (("m", m), ("v", v)))
+    return backward.Inputs(xs, scales, gradients, affines[0] if affines else None, rstd, mean), shape
+
+
 def _forward(
     x: Any,
     s_x: Any,
@@ -104,29 +173,31 @@ def _forward(
     stream: Any,
     pdl_level: Any,
 ) -> list[Array]:
-    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *(affine or ()))
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *(affine or ()))
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     columns, count = shape[-1], math.prod(shape[:-1])
     if columns > MAX_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
-    affines = parameters_of(driver, affine, columns)
+    affines = _affine(driver, affine, columns)
     epsilon = real("eps", eps, least=0.0)
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
     read = [xs, scales, *affines]
-    device = call.one_device(read)
-    queue = call.resolve_stream(stream, xs)
+    device = operands.one_device(read)
+    queue = operands.resolve_stream(stream, xs)
     batched = len(shape) == 3 and not transpose_output_2d
     turned = (shape[0], columns, shape[1]) if batched else (columns, count)
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype)]
-    written = call.new_outputs(device, queue, [*wanted, ("mean", (count,), f32), ("rstd", (count,), f32)], outputs)
-    call.no_overlap(read, written)
+    written = operands.new_outputs(device, queue, [*wanted, ("mean", (count,), f32), ("rstd", (count,), f32)], outputs)
+    operands.no_overlap(read, written)
     qy, s_y, qy_t, mean, rstd = written
-    space = call.scratch(device, queue, workspace, call.HEADER_BYTES)
+    space = acquire(device, queue, workspace, HEADER_BYTES)
     batch_rows = shape[1] if batched else count
     aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
-    plan = RowPlan.of(device, count, columns)
+    plan = RowPlan.of(device, count, columns, 2)
+    tile_rows, row_lanes = _tile(count * columns)
+    lane_columns = 32 // row_lanes * 8
     spec = Specialisation(
         "fp8_layernorm_forward",
         (
@@ -135,13 +206,15 @@ def _forward(
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_PARAMETERS", int(bool(affines))),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", _run(16, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_RUN", _run(tile_rows, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_TILE_ROWS", tile_rows),
+            ("DRVFUSE_ROW_LANES", row_lanes),
             *plan.defines,
         ),
     )
-    kernel = call.load(device, spec)
+    kernel = launching.load(device, spec)
     resident = kernel.occupancy(device, plan.threads) * device.sm_count
-    tiles = -(-count // _TILE_ROWS) * -(-columns // _TILE_COLUMNS)
+    tiles = -(-count // (tile_rows * row_lanes)) * -(-columns // lane_columns)
     useful = max(-(-count // plan.teams), -(-tiles // (plan.threads // 32)))
     grid = max(1, min(useful, resident, _MAX_GRID))
     parameters = LayerNormParams(
@@ -163,17 +236,22 @@ def _forward(
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    call.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, space)
+    launching.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, space)
     return [o.span for o in written] if outputs is None else list(outputs)
 
 
-def parameters_of(driver: call.Driver, affine: tuple[Any, Any] | None, columns: int) -> list[call.Operand]:
+def _tile(elements: int) -> tuple[int, int]:
+    """Rows of a thread's part of a tile, and threads over one another: small ones where there is little to share."""
+    return (16, 2) if elements >= _LARGE else (4, 8)
+
+
+def _affine(driver: Driver, affine: tuple[Any, Any] | None, columns: int) -> list[operands.Operand]:
     """w and b, checked, or neither."""
     if affine is None:
         return []
-    weight, bias = (call.whole(name, value, driver, call.WEIGHTS) for name, value in zip("wb", affine, strict=True))
+    weight, bias = (operands.whole(name, value, driver, WEIGHTS) for name, value in zip("wb", affine, strict=True))
     for operand in (weight, bias):
-        call.require_shape(operand, (columns,), "one for each column of x")
+        operands.require_shape(operand, (columns,), "one for each column of x")
     if bias.dtype is not weight.dtype:
         raise ArgumentError("b.dtype", str(bias.dtype), f"{weight.dtype}, as that of w")
     return [weight, bias]

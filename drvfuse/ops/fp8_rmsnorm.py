@@ -14,12 +14,13 @@ from typing import Any
 
 from .. import dtypes
 from ..errors import ArgumentError
-from ..runtime.driver import Driver
-from . import fp8_call as call
-from .fp8_call import Operand, Specialisation
+from . import launching, operands
 from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, forward_plan
+from .fp8_operands import column_weights, quantised_rows
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel, pdl_level, real
-from .scratch import ScratchParams
+from .scratch import ScratchParams, acquire
 
 COAT_WARPS = 8
 
@@ -67,31 +68,32 @@ def fp8_rmsnorm_forward(
     `spin_timeout`: then the outputs are undefined, and the next call with that workspace raises GridTimeout. N is at
     most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
-    level, driver = _level(pdl_level), call.driver_of(x, s_x, w)
-    xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
+    level, driver = _level(pdl_level), operands.driver_of(x, s_x, w)
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
-    device = call.one_device((xs, scales, weight))
+    device = operands.one_device((xs, scales, weight))
     columns, count = shape[-1], math.prod(shape[:-1])
     if columns > MAX_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
     batched = len(shape) == 3 and not transpose_output_2d
-    queue = call.resolve_stream(stream, xs)
+    queue = operands.resolve_stream(stream, xs)
     turned = (shape[0], columns, shape[1]) if batched else (columns, count)
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
-    written = call.new_outputs(device, queue, wanted, outputs)
+    written = operands.new_outputs(device, queue, wanted, outputs)
     read = [xs, scales, weight]
-    call.no_overlap(read, written)
+    operands.no_overlap(read, written)
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
-    space = call.scratch(device, queue, workspace, WORDS_BYTES)
+    space = acquire(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     plan = forward_plan(device, count, columns, QB)
     run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
-    kernel = call.load(device, Specialisation(plan.kernel, defines))
+    kernel = launching.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -115,17 +117,13 @@ def fp8_rmsnorm_forward(
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
     launched = (plan.grid, plan.threads, plan.shared_bytes)
-    call.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
+    launching.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
 
 
 def _level(value: Any) -> PDLLevel:
     return pdl_level(value)
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:
@@ -135,24 +133,6 @@ def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[s
         ("DRVFUSE_GROUP", QB),
         ("DRVFUSE_ALIGNED", int(aligned)),
     )
-
-
-def _common(driver: Driver, x: Any, s_x: Any, w: Any, QB: Any) -> tuple[Operand, Operand, Operand, tuple[int, ...]]:
-    """x, s_x and w, checked against one another."""
-    if isinstance(QB, bool) or QB not in call.GROUPS:
-        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, call.GROUPS)))
-    xs = call.rows("x", x, driver, call.FP8)
-    shape = xs.shape
-    if len(shape) not in (2, 3) or not shape[-1]:
-        raise ArgumentError("x", f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
-    columns = shape[-1]
-    scales = call.rows("s_x", s_x, driver, ["bfloat16"])
-    wanted = (*shape[:-1], -(-columns // QB))
-    if scales.shape != wanted:
-        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
-    weight = call.whole("w", w, driver, call.WEIGHTS)
-    call.require_shape(weight, (columns,), "one for each column of x")
-    return xs, scales, weight, shape
 
 
 def _run(tile_rows: int, batch_rows: int, address: int) -> int:

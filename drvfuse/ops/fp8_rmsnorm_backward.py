@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import ArgumentError
-from . import fp8_call as call
-from .fp8_call import Operand, Specialisation
+from ..runtime.driver import Driver
+from . import launching, operands
 from .fp8_forward_plan import WORDS_BYTES
-from .fp8_rmsnorm import COAT_WARPS, _ceil_div, _common, _types
+from .fp8_operands import column_weights, quantised_rows
+from .fp8_rmsnorm import COAT_WARPS
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel
 from .options import pdl_level as checked_level
-from .scratch import ScratchParams
+from .scratch import HEADER_BYTES, ScratchParams, acquire
 
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
@@ -23,13 +26,13 @@ MAX_GRADIENTS = 3
 
 
 class BackwardParams(ctypes.Structure):
-    """`struct BackwardParams` of cu/fp8_rmsnorm_backward.cu."""
+    """`struct BackwardParams` of cu/fp8_backward_rows.cuh."""
 
     _fields_ = (
         ("x", ctypes.c_uint64),
         ("scales", ctypes.c_uint64),
         ("g", ctypes.c_uint64 * MAX_GRADIENTS),
-        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "dx", "dw", "words")),
+        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words")),
         ("scratch", ScratchParams),
         ("x_stride", ctypes.c_int64),
         ("scale_stride", ctypes.c_int64),
@@ -54,9 +57,9 @@ class BackwardShape(NamedTuple):
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
         segments = min(rows, DW_SEGMENTS)
-        row_packs = _ceil_div(columns, 8)
-        packs = max(1 if rows <= DW_SEGMENTS else 2, _ceil_div(row_packs, 512))
-        team_warps = _ceil_div(_ceil_div(row_packs, packs), 32)
+        row_packs = -(-columns // 8)
+        packs = max(1 if rows <= DW_SEGMENTS else 2, -(-row_packs // 512))
+        team_warps = -(-row_packs // (32 * packs))
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         if rows <= DW_SEGMENTS:  # a row a segment
             teams = 1
@@ -77,11 +80,11 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return max(WORDS_BYTES, call.HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
+    return max(WORDS_BYTES, HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
 
 
 def _pitch(columns: int) -> int:
-    return _ceil_div(columns, 16) * 16
+    return -(-columns // 16) * 16
 
 
 def fp8_rmsnorm_backward(
@@ -114,66 +117,119 @@ def fp8_rmsnorm_backward(
     time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
     is not written, and the next call with that workspace raises GridTimeout, as do `check_device` and `Graph.launch()`.
     """
-    gradients = list(g) if isinstance(g, (list, tuple)) else [g]
-    if not 1 <= len(gradients) <= MAX_GRADIENTS:
-        raise ArgumentError("g", f"{len(gradients)} arrays", f"1 to {MAX_GRADIENTS} arrays")
-    level, driver = checked_level(pdl_level), call.driver_of(x, s_x, *gradients, w, v)
-    xs, scales, weight, shape = _common(driver, x, s_x, w, QB)
-    names = ["g"] if len(gradients) == 1 else [f"g[{i}]" for i in range(len(gradients))]
-    gs = [call.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, gradients, strict=True)]
-    for gradient in gs:
-        call.require_shape(gradient, shape, "that of x")
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *as_list(g), w, v)
+    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    weight = column_weights(driver, w, shape[-1])
+    gradients = gradient_operands(driver, g, shape)
+    inputs = Inputs(xs, scales, gradients, weight, row_values("v", v, driver, shape), None)
+    dx, dw = run(inputs, shape, QB, outputs, workspace, stream, level)
+    return dx, dw
+
+
+class Inputs(NamedTuple):
+    """What a gradient reads. With a mean it is LayerNorm's; only RMSNorm's needs a weight."""
+
+    x: Operand
+    scales: Operand
+    gradients: list[Operand]
+    weight: Operand | None
+    rstd: Operand
+    mean: Operand | None
+
+    @property
+    def all(self) -> list[Operand]:
+        maybe = (self.weight, self.rstd, self.mean)
+        return [self.x, self.scales, *self.gradients, *(operand for operand in maybe if operand is not None)]
+
+
+def as_list(g: Any) -> list[Any]:
+    return list(g) if isinstance(g, (list, tuple)) else [g]
+
+
+def gradient_operands(driver: Driver, g: Any, shape: tuple[int, ...]) -> list[Operand]:
+    """g, or the arrays whose sum it is, checked."""
+    values = as_list(g)
+    if not 1 <= len(values) <= MAX_GRADIENTS:
+        raise ArgumentError("g", f"{len(values)} arrays", f"1 to {MAX_GRADIENTS} arrays")
+    names = ["g"] if len(values) == 1 else [f"g[{i}]" for i in range(len(values))]
+    found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, values, strict=True)]
+    for gradient in found:
+        operands.require_shape(gradient, shape, "that of x")
+    return found
+
+
+def row_values(name: str, value: Any, driver: Driver, shape: tuple[int, ...]) -> Operand:
+    """What the forward has saved of each row."""
+    saved = operands.whole(name, value, driver, ["float32"])
+    operands.require_shape(saved, (math.prod(shape[:-1]),), "one for each row of x")
+    return saved
+
+
+def run(
+    inputs: Inputs, shape: tuple[int, ...], QB: int, outputs: Any, workspace: Any, stream: Any, level: PDLLevel
+) -> list[Any]:
+    """The launch: dx, then with a weight dw, and for LayerNorm db."""
+    xs, weight, mean = inputs.x, inputs.weight, inputs.mean
     columns, count = shape[-1], math.prod(shape[:-1])
-    saved = call.whole("v", v, driver, ["float32"])
-    call.require_shape(saved, (count,), "one for each row of x")
-    read = [xs, scales, *gs, weight, saved]
-    device = call.one_device(read)
+    device = operands.one_device(inputs.all)
     if columns > MAX_BACKWARD_COLUMNS:
         raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_BACKWARD_COLUMNS} columns")
-    queue = call.resolve_stream(stream, xs)
-    wanted = [("dx", shape, dtypes.get("bfloat16")), ("dw", (columns,), weight.dtype)]
-    written = call.new_outputs(device, queue, wanted, outputs)
-    call.no_overlap(read, written)
-    dx, dw = written
-    space = call.scratch(device, queue, workspace, fp8_workspace_bytes(columns))
+    queue = operands.resolve_stream(stream, xs)
+    names = () if weight is None else ("dw",) if mean is None else ("dw", "db")
+    sums = [(name, (columns,), weight.dtype) for name in names if weight is not None]
+    wanted = [("dx", shape, dtypes.get("bfloat16")), *sums]
+    written = operands.new_outputs(device, queue, wanted, outputs)
+    operands.no_overlap(inputs.all, written)
     plan = BackwardShape.of(count, columns)
-    aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, *gs, dx)) and weight.ptr % 16 == 0
-    kernel = call.load(device, _specialise(plan, xs, weight, QB, columns, len(gs), aligned))
+    wide = (xs, *inputs.gradients, written[0])
+    aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned))
     parameters = BackwardParams(
         x=xs.ptr,
-        scales=scales.ptr,
-        weight=weight.ptr,
-        rstd=saved.ptr,
-        dx=dx.ptr,
-        dw=dw.ptr,
-        words=space.ptr + call.HEADER_BYTES,
-        scratch=space.params,
+        scales=inputs.scales.ptr,
+        rstd=inputs.rstd.ptr,
+        mean=0 if mean is None else mean.ptr,
+        dx=written[0].ptr,
         x_stride=xs.stride,
-        scale_stride=scales.stride,
+        scale_stride=inputs.scales.stride,
         columns=columns,
-        pitch=_pitch(columns),
         segments=plan.segments,
         segment_rows=count // max(plan.segments, 1),
         longer=count % max(plan.segments, 1),
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    parameters.g[: len(gs)] = [gradient.ptr for gradient in gs]
-    parameters.g_stride[: len(gs)] = [gradient.stride for gradient in gs]
-    exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
-    smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
+    parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
+    parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
+    space, smem = None, 0
+    if weight is not None:
+        row = columns * len(sums)
+        space = acquire(device, queue, workspace, fp8_workspace_bytes(row))
+        parameters.weight, parameters.dw = weight.ptr, written[1].ptr
+        parameters.db = 0 if mean is None else written[2].ptr
+        parameters.words, parameters.pitch = space.ptr + HEADER_BYTES, _pitch(row)
+        parameters.scratch = space.params
+        exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
+        smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
     grid = max(1, min(plan.segments, device.sm_count))
-    call.launch(kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space)
-    results = [o.span for o in written] if outputs is None else list(outputs)
-    return results[0], results[1]
+    waits = space is not None
+    read, threads = inputs.all, plan.threads
+    launching.launch(
+        kernel, device, queue, grid, threads, smem, parameters, level, read, written, space, cooperative=waits
+    )
+    return [o.span for o in written] if outputs is None else list(outputs)
 
 
-def _specialise(
-    plan: BackwardShape, x: Operand, weight: Operand, QB: int, columns: int, gradients: int, aligned: bool
-) -> Specialisation:
+def _specialise(plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool) -> Specialisation:
+    gradients = len(inputs.gradients)
     return Specialisation(
         "fp8_rmsnorm_backward",
         (
-            *_types(x, weight, QB, aligned),
+            ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
+            ("DRVFUSE_GROUP", QB),
+            ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
+            ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
+            ("DRVFUSE_ALIGNED", int(aligned)),
             ("DRVFUSE_TEAM_WARPS", plan.team_warps),
             ("DRVFUSE_TEAMS", plan.teams),
             ("DRVFUSE_PACKS", plan.packs),

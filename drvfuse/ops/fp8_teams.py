@@ -12,20 +12,22 @@ _SEGMENT = 512
 
 
 class RowPlan(NamedTuple):
-    """Warps a row, rows a block, and packs of 16 elements a thread: `slots * rounds`. Results do not depend on it."""
+    """Warps a row, rows a block, and packs of 16 elements a thread. Results do not depend on it."""
 
     team_warps: int
     teams: int
-    slots: int
-    rounds: int
+    packs: int
 
     @classmethod
-    def of(cls, device: Device, rows: int, columns: int) -> RowPlan:
-        """A warp for each 512 columns, up to 8; blocks of 8 warps unless there are rows for one each only."""
+    def of(cls, device: Device, rows: int, columns: int, packs: int) -> RowPlan:
+        """`packs` a thread, or 1 where there are few rows, and more in long rows; blocks of up to 16 warps."""
         segments = -(-columns // _SEGMENT)
-        team_warps = next(warps for warps in (1, 2, 4, 8) if warps >= min(segments, 8))
-        teams = 1 if rows <= device.sm_count else 8 // team_warps
-        return cls(team_warps, teams, min(8 // team_warps, -(-segments // team_warps)), -(-segments // 8))
+        packs = 1 if rows <= 4 * device.sm_count else min(packs, segments)
+        while -(-segments // packs) > (16 if packs <= 2 else 11):  # more packs need more registers
+            packs *= 2
+        team_warps = -(-segments // packs)
+        teams = 1 if rows <= device.sm_count or packs > 2 else max(1, 16 // team_warps)
+        return cls(team_warps, teams, packs)
 
     @property
     def threads(self) -> int:
@@ -33,5 +35,5 @@ class RowPlan(NamedTuple):
 
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        names = ("TEAM_WARPS", "TEAMS", "SLOTS", "ROUNDS")
+        names = ("TEAM_WARPS", "TEAMS", "PACKS")
         return tuple((f"DRVFUSE_{name}", value) for name, value in zip(names, self, strict=True))

@@ -14,13 +14,14 @@ from ..runtime.device import Device
 from ..runtime.driver import Driver
 from ..runtime.stream import Stream
 from ..trace import layout
-from . import fp8_call as call
-from . import gemv_plan
-from .fp8_call import Operand, Specialisation
+from . import gemv_plan, launching, operands
 from .gemv_plan import Shape, Shares
+from .launching import Specialisation
+from .operands import Operand
 from .options import PDLLevel, real
 from .options import pdl_level as checked_level
-from .scratch import STATE_BYTES, ScratchParams
+from .scratch import STATE_BYTES, ScratchParams, acquire
+from .tracing import require_trace
 
 if TYPE_CHECKING:
     from ..trace.buffer import Section, Trace
@@ -29,9 +30,8 @@ MAX_ROWS = 8
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
-_MAX_PARTS, _MAX_STASH = 96 << 10, 96 << 10
 _USERS = 12  # of `struct ScratchState`
-_PHASES = 8  # of a block, and two for each step
+_PHASES = 6  # of a block, and two for each step
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -89,27 +89,30 @@ def gemv_partial_norm(
     `finish_counter` is an int32 array of one element, zero before its first use and after every launch; launches that
     share one must not run at the same time. By default it is the stream's own. If it was not zero when a launch began,
     the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a wait of more
-    than the `spin_timeout` setting. The words by which blocks meet are kept by stream: a captured call must not be
-    replayed while another call runs that was made on the stream of the capture.
+    than the `spin_timeout` setting. With `n_normed` 0 nothing waits and it is not used. The words by which blocks meet
+    are kept by stream: a captured call must not be replayed while another call runs that was made on the stream of the
+    capture.
 
     With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
-    it must not write them. `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
+    it must not write them. The kernel behind may start when every block has done its last act (ON) or its first
+    (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
     of act's framework, or a stream. The call does not block, and can be captured after a first one on the stream, with
-    both outputs given. ArgumentError for arguments that do not fit, before any launch.
+    both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels,
+    for an FP8 weight on a device before compute capability 8.9 and for a K whose sums overflow a multiprocessor.
     """
-    level, driver = checked_level(pdl_level), call.driver_of(act, weight, gamma)
+    level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
     m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
     normed_count = _count(n_normed, n)
-    call.require_shape(g, (normed_count,), "one for each normed column")
+    operands.require_shape(g, (normed_count,), "one for each normed column")
     epsilon = real("eps", eps, least=0.0)
     read = [x, w, g] if scales is None else [x, w, g, scales]
-    device = call.one_device(read)
-    queue = call.resolve_stream(stream, x)
+    device = operands.one_device(read)
+    queue = operands.resolve_stream(stream, x)
     normed, unnormed = _outputs(device, queue, x, n, normed_count, normed_output, unnormed_output)
     counter = _counter(device, finish_counter)
     written = [normed, unnormed, *([] if counter is None else [counter])]
-    call.no_overlap(read, written)
+    operands.no_overlap(read, written)
     results = tuple(o.span if v is None else v for o, v in zip(written, (normed_output, unnormed_output), strict=False))
     if not n:
         return results[0], results[1]
@@ -118,17 +121,18 @@ def gemv_partial_norm(
     shares = Shares.of(n, normed_count, device.sm_count, shape.step)
     padded = -(-normed_count // 4) * 4
     parts, stash = -(-8 * shape.step * m * groups // 16) * 16, 4 * m * padded
-    if parts > _MAX_PARTS:
-        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
-    if stash > _MAX_STASH:
-        stash = 0
-    space = call.scratch(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
+    space = acquire(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
     section = None
     if trace is not None:
         phases = _PHASES + 2 * (shares.most_rows // shape.step + 2)
-        (section,) = trace.sections([device], "gemv_partial_norm", shares.grid, phases)
+        (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
-    kernel = call.load(device, spec)
+    kernel = launching.load(device, spec)
+    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
+    if parts > room:
+        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
+    if parts + stash > room:
+        stash = 0
     parameters = GemvParams(
         weight=w.ptr,
         weight_step=w.stride * w.dtype.itemsize,
@@ -153,8 +157,20 @@ def gemv_partial_norm(
         eps=epsilon,
     )
     threads, smem = 32 * shape.warps, parts + stash
-    call.launch(
-        kernel, device, queue, shares.grid, threads, smem, parameters, level, read, written, space, False, section
+    launching.launch(
+        kernel,
+        device,
+        queue,
+        shares.grid,
+        threads,
+        smem,
+        parameters,
+        level,
+        read,
+        written,
+        space,
+        cooperative=False,
+        section=section,
     )
     return results[0], results[1]
 
@@ -162,8 +178,8 @@ def gemv_partial_norm(
 def _inputs(
     driver: Driver, act: Any, weight: Any, gamma: Any, weight_scales: Any
 ) -> tuple[Operand, Operand, Operand, Operand | None]:
-    x = call.rows("act", act, driver, FLOATS)
-    w = call.rows("weight", weight, driver, WEIGHTS)
+    x = operands.rows("act", act, driver, FLOATS)
+    w = operands.rows("weight", weight, driver, WEIGHTS)
     if len(w.shape) != 2 or not w.shape[1]:
         raise ArgumentError("weight", f"of shape {w.shape}", "of shape [N, K] with K of at least 1")
     if w.stride * w.dtype.itemsize >= 1 << 31:
@@ -173,12 +189,12 @@ def _inputs(
         raise ArgumentError(
             "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"
         )
-    g = call.whole("gamma", gamma, driver, FLOATS)
+    g = operands.whole("gamma", gamma, driver, FLOATS)
     if weight_scales is None:
         return x, w, g, None
     if w.dtype.name in FLOATS:
         raise ArgumentError("weight_scales", "given", f"None for a weight of {w.dtype}")
-    scales = call.whole("weight_scales", weight_scales, driver, ["float32"])
+    scales = operands.whole("weight_scales", weight_scales, driver, ["float32"])
     allowed = ((), (1,), (n,), (n, -(-k // SCALE_GROUP)))
     if scales.shape not in allowed:
         raise ArgumentError(
@@ -207,11 +223,11 @@ def _outputs(
     wanted = {"normed_output": (normed, n_normed), "unnormed_output": (unnormed, n - n_normed)}
     for name, (value, columns) in wanted.items():
         if value is not None:
-            found[name] = call.whole(
+            found[name] = operands.whole(
                 name, value, device.driver, FLOATS if dtype is None else [dtype.name], writable=True
             )
-            call.require_shape(found[name], (*lead, columns), "that of the result")
-            call.one_device((x, found[name]))
+            operands.require_shape(found[name], (*lead, columns), "that of the result")
+            operands.one_device((x, found[name]))
             dtype = found[name].dtype
     for name, (value, columns) in wanted.items():
         if value is None:
@@ -225,7 +241,7 @@ def _outputs(
 def _counter(device: Device, given: Any) -> Operand | None:
     if given is None:
         return None
-    counter = call.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
+    counter = operands.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
     if counter.span.size != 1:
         raise ArgumentError("finish_counter", f"of shape {counter.shape}", "of one element")
     if counter.span.device is not device:
@@ -280,4 +296,5 @@ def _specialise(
             ("DRVFUSE_SCALES", kind),
             *traced.items(),
         ),
+        fp8=w.dtype.name not in FLOATS,
     )

@@ -24,6 +24,7 @@ from ..runtime.pinned import PinnedBuffer
 from ..runtime.stream import Stream
 
 STATE_BYTES = 16
+HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
 _ALIGNMENT = 16
 _SLOTS = 64
 _REPORT = np.dtype(

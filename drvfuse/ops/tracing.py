@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `trace` argument of the collectives: how much their kernels note at most, and where."""
+"""The `trace` argument of ops, and of the collectives how much their kernels note at most, and where."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from ..comm.group import Group
 
 
+def require_trace(value: Any, of: str) -> Trace:
+    """`value`, or ArgumentError where it is no `Trace`."""
+    if not isinstance(value, Trace):
+        raise ArgumentError("trace", f"a {type(value).__name__}", f"a Trace of the {of}, or None")
+    return value
+
+
 class CallTrace:
     """The parts of a trace that one prepared call writes; it is kept as long as the call may be launched."""
 
     def __init__(self, group: Group, trace: Any) -> None:
         """Raises ArgumentError for what is no `Trace` or does not cover every device of the group."""
-        if not isinstance(trace, Trace):
-            raise ArgumentError("trace", f"a {type(trace).__name__}", "a Trace of the group, or None")
         self._devices = [rank.device for rank in group]
-        self._trace = trace
+        self._trace = require_trace(trace, "group")
         self.sections: list[Section] = []
         self.operands = [[Operand("trace", trace.buffer(device), None, False)] for device in self._devices]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk cache of compiled kernels: one directory an entry, holding {source.cu, kernel.cubin, kernel.ptx, meta.json}.
+"""The disk cache of compiled kernels: one directory an entry, holding {kernel.cubin, kernel.ptx, meta.json} and the
+source under its own name.
 
 An entry is built in a temporary directory and renamed into place, so other processes see all of it or nothing; where
 two build the same entry, the first rename wins and the other's copy, which is the same, is dropped. Files are checked
@@ -22,9 +23,9 @@ from typing import Any
 from .. import config
 
 _log = logging.getLogger("drvfuse.compile")
-_SCHEMA = 1
+_SCHEMA = 2
 _unwritable: set[Path] = set()  # folders that were warned of
-_FILES = ("source.cu", "kernel.cubin", "kernel.ptx")
+_FILES = ("kernel.cubin", "kernel.ptx")
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -37,8 +38,17 @@ def entry_path(label: str, key: str) -> Path | None:
     """Where the entry of that key lies or would lie; None when the cache is off."""
     if not config.get("cache"):
         return None
-    readable = re.sub(r"[^\w.-]+", "_", os.path.basename(label))[:48]
-    return Path(config.get("cache_dir")) / "kernels" / f"{readable}-{key[:40]}"
+    return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"
+
+
+def source_name(label: str) -> str:
+    """The name of the source's file in its entry, which line information shows."""
+    name = _readable(label)
+    return "source.cu" if name in (*_FILES, "meta.json", "", ".", "..") else name
+
+
+def _readable(label: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", os.path.basename(label))[:48]
 
 
 def _digest(data: bytes) -> str:
@@ -49,8 +59,8 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     """(metadata, files by name), or None if the entry is missing or damaged."""
     try:
         meta = json.loads((entry / "meta.json").read_text())
-        files = {name: (entry / name).read_bytes() for name in _FILES}
-        if any(meta["sha256"][name] != _digest(data) for name, data in files.items()):
+        files = {name: (entry / name).read_bytes() for name in meta["sha256"]}
+        if not files.keys() >= {*_FILES} or any(meta["sha256"][n] != _digest(data) for n, data in files.items()):
             raise ValueError("a file does not match its hash")
     except FileNotFoundError:
         if entry.exists():
@@ -67,9 +77,9 @@ def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> N
     building = entry.parent / f"tmp-{os.getpid()}-{uuid.uuid4().hex}"
     try:
         building.mkdir(parents=True)
-        for name in _FILES:
-            (building / name).write_bytes(files[name])
-        digests = {name: _digest(files[name]) for name in _FILES}
+        for name, data in files.items():
+            (building / name).write_bytes(data)
+        digests = {name: _digest(data) for name, data in files.items()}
         (building / "meta.json").write_text(json.dumps({**meta, "sha256": digests}, indent=1))
         _publish(building, entry)
     except OSError as error:

@@ -251,6 +251,9 @@ class Driver:
             return self.machine.refusal
         status, *values = self._raw("cuCtxGetDevice")()
         failing = None if status else int(values[0])
+        found = None if failing is None else self.machine.finding(failing)
+        if found is not None:
+            return found
         for report in reversed(self.machine.reports):
             if report.kind in _HARMLESS:
                 continue

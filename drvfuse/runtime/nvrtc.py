@@ -138,7 +138,8 @@ def _cached(
         ptx = files["kernel.ptx"].decode()
         return Image(files["kernel.cubin"], ptx, kernels(ptx, meta["lowered"]), meta["log"], name, arch)
     # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
-    shown = str(file) if file else str(entry / "source.cu") if entry is not None else name
+    copy = cache.source_name(name)
+    shown = str(file) if file else str(entry / copy) if entry is not None else name
     start = time.perf_counter()
     try:
         output = nvrtc.compile(source, shown, flags, names)
@@ -152,7 +153,7 @@ def _cached(
         meta = {"name": name, "arch": arch, "nvrtc": nvrtc.identity, "options": flags}
         found_kernels = {info.lowered: asdict(info) for info in kernels(output.ptx, output.lowered).values()}
         meta |= {"lowered": output.lowered, "log": output.log, "kernels": found_kernels}
-        files = {"source.cu": source.encode(), "kernel.cubin": output.cubin, "kernel.ptx": output.ptx.encode()}
+        files = {copy: source.encode(), "kernel.cubin": output.cubin, "kernel.ptx": output.ptx.encode()}
         cache.store(entry, meta, files)
     return Image(output.cubin, output.ptx, kernels(output.ptx, output.lowered), output.log, name, arch)
 

@@ -57,7 +57,7 @@ def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
     for device, own in zip(devices[1:], ticks[1:], strict=True):
         apart = _apart(module["trace_meet"], devices[0], device) if readable else None
         offset, error = apart or (0.0, math.inf)
-        found.append(Clock(*own, offset, error + own[0] if apart else error))
+        found.append(Clock(*own, offset, error + (ticks[0][0] + own[0]) / 2))
     return tuple(found)
 
 
@@ -94,8 +94,8 @@ def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float]
 def bounds(sent: np.ndarray, heard: np.ndarray, answered: np.ndarray) -> tuple[float, float]:
     """(offset, largest error) of a timer that was read `answered`, each time between `sent` and `heard` of another.
 
-    Every round bounds the offset from both sides, and the narrowest bounds hold. To the error come the two timers'
-    steps, as a reading may be a step early.
+    Every round bounds the offset from both sides, and the narrowest bounds hold. To the error comes half of the two
+    timers' steps, as a reading may be a step early.
     """
     low, high = int((answered - heard).max()), int((answered - sent).min())
     return (low + high) / 2, abs(high - low) / 2

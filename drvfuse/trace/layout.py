@@ -17,7 +17,6 @@ ROLES = (
     "reduce",
     "store",
     "gather",
-    "elect",
     "apply_load",
     "apply_reduce",
     "apply_store",

@@ -46,3 +46,20 @@ def test_a_machine_closed_before_its_first_use():
     machine.close()
     with pytest.raises(ClosedError, match="closed"):
         df.device(0, driver=machine)
+
+
+@pytest.mark.parametrize("race", [False, True])
+def test_what_a_closed_machine_found_outlives_it_and_its_memory_is_refused(race):
+    with df.emu.Machine(devices=1, race=race) as machine:
+        array = df.device(0, driver=machine).zeros((4,), "float32")
+        array.numpy()
+        pointer = array.ptr
+    for use in (lambda: machine.declare_polled(pointer, 16), lambda: machine.declare_polled(array)):
+        with pytest.raises(ClosedError, match="closed"):
+            use()
+    assert machine.reports == [] and machine.counters().json() == {"kernels": []} and machine.clock() == 0
+    other = df.emu.Machine(devices=1)
+    other.close()
+    assert other.clock() == 0
+    with pytest.raises(ClosedError, match="closed"):
+        _ = other.engine

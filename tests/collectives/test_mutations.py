@@ -23,6 +23,7 @@ Mutation = tuple[Edit, Callable[[], None]]
 """An edit, and the scenario that must notice it."""
 
 PUBLISH, NO_PUBLISH = "if (!barrier.arrive_and_wait(true))", "if (!barrier.arrive_and_wait(false))"
+STAGED = "trace.lap(TraceRole::stage);\n"
 AT_ENTRY = "if (p.call.early_trigger) launch_dependents();"
 AT_END = "if (!p.call.early_trigger) launch_dependents();"
 FUSED = "allreduce_rmsnorm_fp8"
@@ -49,11 +50,11 @@ MUTATIONS: dict[str, Mutation] = {
         partial(scenarios.inputs_are_free_afterwards, "allreduce", "one_stage"),
     ),
     "two_stage: results": unpublished("allreduce", "        ", "two_stage", after=" return;\n        gather"),
-    "one_stage: staging": unpublished("allreduce", "begin, count);\n        ", "one_stage", True),
-    "two_stage: staging": unpublished("allreduce", "done, chunk));\n            ", "two_stage", True),
+    "one_stage: staging": unpublished("allreduce", STAGED + "        ", "one_stage", True),
+    "two_stage: staging": unpublished("allreduce", STAGED + "            ", "two_stage", True),
     "fused two_stage: results": unpublished(FUSED, "        ", "two_stage", after=" return;\n        const int most"),
-    "fused one_stage: staging": unpublished(FUSED, "begin + j);\n        ", "one_stage", True),
-    "fused two_stage: staging": unpublished(FUSED, "            }\n            ", "two_stage", True),
+    "fused one_stage: staging": unpublished(FUSED, STAGED + "        ", "one_stage", True),
+    "fused two_stage: staging": unpublished(FUSED, STAGED + "            ", "two_stage", True),
     "abort is polled": abort("if (polls % 32 == 0 && load_relaxed(abort_word(own)) != 0) return false;"),
     "abort is read at entry": abort("aborted_ = load_relaxed(abort_word(own)) != 0;"),
     "abort reaches the peers": abort(

@@ -8,6 +8,7 @@ import os
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
@@ -22,11 +23,30 @@ A = types.CUdevice_attribute
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"devices": 0}, {"devices": 9}, {"arch": "sm_42"}, {"arch": "hopper"}, {"sm_count": 0}]
+    "wrong",
+    [
+        *({"devices": value} for value in (0, 9, True, 2.0, "2", None)),
+        *({"arch": value} for value in ("sm_42", "hopper", 90, None)),
+        *({"seed": value} for value in ("a", 1.5, None, True)),
+        *({"race": value} for value in ("lenient", 1, None, ["strict"])),
+        *({"peers": value} for value in (5, "yes", [[True]], [True, True])),
+        *({"sm_count": value} for value in (0, 1.5, None)),
+        *({"memory_bytes": value} for value in (0, 1e9, None)),
+        *({"check_initialised": value} for value in ("no", 1, None)),
+        *({"delay_stores": value} for value in ("yes", 1, None)),
+    ],
+    ids=repr,
 )
 def test_a_machine_refuses_what_it_cannot_be(wrong: dict[str, Any]) -> None:
-    with pytest.raises(errors.ArgumentError):
+    with pytest.raises(errors.ArgumentError, match=f"^{next(iter(wrong))} is "):
         Machine(**wrong)
+
+
+def test_a_machine_takes_integers_of_any_type() -> None:
+    with Machine(devices=np.int64(2), seed=np.uint8(3), sm_count=np.int32(4)) as machine:
+        assert (len(machine.devices), machine.seed, machine.sm_count) == (2, 3, 4)
+    with Machine(devices=1, seed=-(2**80)) as machine:
+        assert machine.engine.seed == -(2**80)
 
 
 def test_an_unknown_profile_of_the_race_detector_is_refused() -> None:

@@ -534,6 +534,65 @@ def test_a_kernel_alone_at_a_barrier_is_a_dead_lock(machine: Machine, cuda: Any)
     ok(cuda.cuStreamSynchronize(pair[1][0]))
 
 
+END = """
+extern "C" __global__ void end(unsigned* out, int how) {
+  if (how == 0) out[1 << 20] = 1;
+  if (how == 1) __trap();
+  if (how == 2) { if (threadIdx.x & 1) asm volatile("bar.sync 1, 32;"); else asm volatile("bar.sync 2, 32;"); }
+}
+"""
+
+
+@pytest.mark.parametrize("how, kind", [(0, "out_of_bounds"), (1, "trap"), (2, "barrier_divergence")])
+def test_a_deadlock_says_that_the_peer_was_ended_by_a_fault(machine: Machine, cuda: Any, how: int, kind: str) -> None:
+    pair = _pair(cuda)
+    _meet(cuda, pair, 0, 1)
+    primary(cuda, 1)
+    ok(_launch(cuda, function(cuda, END, "end"), 1, 32, (pair[1][3], how), pair[1][0]))
+    primary(cuda, 0)
+    assert code(cuda.cuStreamSynchronize(pair[0][0])) == R.CUDA_ERROR_LAUNCH_TIMEOUT
+    fault, deadlock = machine.reports
+    assert (fault.kind, fault.device, deadlock.kind) == (kind, 1, "deadlock")
+    sentence = f"device 1's kernel ended with {kind} at test.cu:{fault.line}"
+    for text in (deadlock.message, deadlock.timeline):
+        assert text is not None and sentence in text and "no launch queued" not in text
+    assert machine.finding(0) is deadlock and machine.finding(1) is fault
+
+
+LOCKS = """
+extern "C" __global__ void cross(unsigned* words) {
+  unsigned *x = words + 32 * blockIdx.x, *y = words + 32 * !blockIdx.x;
+  while (atomicCAS(x, 0, 1));
+  __threadfence();
+  while (atomicCAS(y, 0, 1));
+  atomicExch(y, 0);
+  atomicExch(x, 0);
+}
+"""
+
+
+def test_a_deadlock_of_two_locks_shows_both_blocks_and_who_took_which(machine: Machine, cuda: Any) -> None:
+    primary(cuda)
+    words = _zeros(cuda, 64)
+    ok(_launch(cuda, function(cuda, LOCKS, "cross"), 2, 1, (words,), 0))
+    assert code(cuda.cuCtxSynchronize()) == R.CUDA_ERROR_LAUNCH_TIMEOUT
+    (report,) = machine.reports
+    assert report.timeline is not None
+    lines = report.timeline.splitlines()
+    words_told = {
+        (polled.split(": polled by ")[1].split(" (")[0], writer.split(":")[0].strip(), writer.split("] ")[1][:7])
+        for polled, writer in zip(lines[:4:2], lines[1:4:2], strict=True)
+    }
+    first, second = (f"device 0 block {block} thread 0" for block in (0, 1))
+    assert words_told == {
+        (first, f"last written by {second}", "found 0"),
+        (second, f"last written by {first}", "found 0"),
+    }
+    heads = next(line for line in lines if line.startswith("ns"))
+    assert [cell.strip() for cell in heads.split("|")][1:] == ["device 0 block 0", "device 0 block 1"]
+    assert "saw 1" in report.timeline
+
+
 def test_freeing_between_two_launches_dead_locks_as_on_hardware(machine: Machine, cuda: Any) -> None:
     pair = _pair(cuda)
     primary(cuda, 0)

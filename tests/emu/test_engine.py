@@ -423,7 +423,7 @@ def test_every_kind_of_endless_spin_is_a_deadlock(kind):
     assert len(blocked) == 32
     polling = [b for b in blocked if b.status.startswith("polling")]
     line = line_of(waiter, "spin")
-    assert polling and all(b.line == line or f"{b.file}:{line}" in b.status for b in polling)
+    assert polling and all(b.line == line or f"test.cu:{line}" in b.status for b in polling)
     launch.abandon()
     assert not launch.running and launch.fault is None
     rig.close()
@@ -526,7 +526,7 @@ def test_a_deadlock_lists_who_waits_where(rig):
     assert len(blocked) == 128
     spinner = blocked[64 + 3]
     assert (spinner.block, spinner.thread) == ((0, 1, 0), (3, 0, 0))
-    assert spinner.status == f"polling, called at {spinner.file}:{line_of(source, 'spin')}"
+    assert spinner.status == f"polling, called at test.cu:{line_of(source, 'spin')}"
     assert (spinner.address, spinner.seen, spinner.file) == (flag, 7, spinner.file)
     assert spinner.file.endswith("test.cu")
     assert blocked[0].status == "at barrier 0" and blocked[0].line == line_of(source, "barrier")

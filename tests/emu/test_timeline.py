@@ -200,5 +200,20 @@ def test_a_deadlock_tells_who_wrote_the_word_and_who_did_not(window: Window, fla
         "",
     ]
     heads = next(line for line in text.splitlines() if line.startswith("ns"))
-    assert [cell.strip() for cell in heads.split("|")][1:] == ["device 0 block 0", "device 1 block 0"]
+    blocks = ["device 0 block 0", "device 0 block 1", "device 1 block 0"]
+    assert [cell.strip() for cell in heads.split("|")][1:] == blocks
     assert len(body(text)) == 3 and max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("blocks, shown", [(8, 8), (9, 1)])
+def test_blocks_that_wait_for_different_words_are_shown_apart_unless_they_are_many(
+    blocks: int, shown: int, window: Window, flags: int
+) -> None:
+    spin = {"status": "polling", "file": FILE, "line": 31, "seen": 0}
+    waiting = [Blocked((b % 4, b // 4, 0), (0, 0, 0), **spin, address=flags + 64 * b) for b in range(blocks)]
+    grid = {1: Identity("exchange", 0, (4, 4, 1), BLOCK, SITES)}
+    ring = records(*(record("load", 1, b, 0, LOAD, address=flags + 64 * b) for b in range(blocks)))
+    text = timeline.of_deadlock([("exchange", 0, waiting)], ring, grid, window)
+    assert sum("ld.acquire.sys" in line for line in text.splitlines()) == shown
+    assert ("alike the first" in text) == (blocks == shown)
+    assert ("at the same places, though for other words, the first" in text) == (blocks != shown)

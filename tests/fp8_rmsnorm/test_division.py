@@ -10,6 +10,7 @@ from fp8_support import BF16, Strided, bits, guarded, same
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
+from drvfuse.runtime.kernel import Kernel
 
 
 def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
@@ -36,7 +37,7 @@ def test_types_and_shapes(device, rng, shape, dtype, fp8):
     check(device, values, df.fp8_division_transpose(x, 16, fp8), fp8)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_types_of_a_given_scale(device, rng, dtype):
     values = rng.standard_normal((20, 48)).astype(np.float32).astype(BF16)
     s_y = np.array([0.021], df.dtypes.get(dtype).numpy)
@@ -93,12 +94,17 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng):
         untouched()
 
 
-def test_only_the_transpose(device, rng):
-    values = rng.standard_normal((40, 64)).astype(np.float32).astype(BF16)
+@pytest.mark.parametrize("given", [False, True])
+def test_batches_with_the_transpose_and_without(device, rng, given):
+    values = rng.standard_normal((3, 11, 96)).astype(np.float32).astype(BF16)
     x = device.array(values)
-    y, s_y, y_t = df.fp8_division_transpose(x, 16, "E5M2")
-    only, scale = df.fp8_division_transpose(x, 16, "E5M2", only_transposed=True)
-    straight, same_scale = df.fp8_division(x, 16, "E5M2")
+    own = np.array(0.0137, BF16) if given else None
+    given_scale = None if own is None else device.array(own)
+    y, s_y, y_t = df.fp8_division_transpose(x, 16, "E4M3", given_scale)
+    assert (y.shape, y_t.shape) == ((3, 11, 96), (96, 33))
+    check(device, values, (y, s_y, y_t), s_y=own)
+    only, scale = df.fp8_division_transpose(x, 16, "E4M3", given_scale, only_transposed=True)
+    straight, same_scale = df.fp8_division(x, 16, "float8_e4m3fn", given_scale)
     same(only, y_t.numpy())
     same(straight, y.numpy())
     same(scale, s_y.numpy())
@@ -116,3 +122,17 @@ def test_what_is_refused(device):
         with pytest.raises(ArgumentError) as caught:
             call()
         assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_only_a_launch_whose_blocks_wait_is_cooperative(device, rng, monkeypatch, given):
+    asked, prepare = [], Kernel.prepare
+
+    def recorded(self, grid, *args, **options):
+        asked.append((grid > 1, options["cooperative"]))
+        return prepare(self, grid, *args, **options)
+
+    monkeypatch.setattr(Kernel, "prepare", recorded)
+    x = device.array(rng.standard_normal((528, 96)).astype(np.float32).astype(BF16))
+    df.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)
+    assert asked == [(True, not given)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fp8_support import Case, Strided, case, check_forward, place, same
+from fp8_support import BF16, Case, Strided, case, check_forward, place, same
 
 import drvfuse as df
 from drvfuse import reference_fp8
@@ -89,9 +89,9 @@ def test_rows_that_are_shared_out_twice(device, rng, columns):
 
 
 def test_long_rows(device, rng):
-    values = case(rng, (3, 40000), 128)
+    values = case(rng, (2, 40000))
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 128, 1e-5), 128)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
     wide = device.zeros((1, MAX_COLUMNS + 128), "float8_e4m3fn")
     scales = device.zeros((1, wide.shape[1] // 128), "bfloat16")
     with pytest.raises(ArgumentError, match=str(MAX_COLUMNS)):
@@ -100,13 +100,13 @@ def test_long_rows(device, rng):
 
 def test_rows_far_apart(device, rng):
     """Offsets into x beyond 2^32."""
-    values, stride = case(rng, (3, 96)), (1 << 31) + 16
-    far = device.empty(2 * stride + 96, "float8_e4m3fn")
-    for row in range(3):
+    values, stride = case(rng, (2, 96)), (1 << 32) + 16
+    far = device.empty(stride + 96, "float8_e4m3fn")
+    for row in range(2):
         df.view(far.ptr + row * stride, (96,), "float8_e4m3fn", device, owner=far).copy_from(values.x[row])
     _, s_x, w, _ = place(device, values)
     with df.config.override(driver=device.driver):
-        results = df.fp8_rmsnorm_forward(Strided(far, (3, 96), (stride, 1)), s_x, w, 16, 1e-5)
+        results = df.fp8_rmsnorm_forward(Strided(far, (2, 96), (stride, 1)), s_x, w, 16, 1e-5)
     check_forward(device, values, results)
 
 
@@ -139,7 +139,7 @@ def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
     values = case(rng, (40, 96), w="float32")
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
-    rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5, reference_fp8.segment_tree)
+    rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
     # The boundary is between the bf16 scale 2 and the one above it.
     weight = np.float32(448 * (2 + 2**-7) / (384 * np.float32(values.s_x[7, 0]) * np.float64(rstd[7])))
     found, undecided, steps = set(), 0, range(-5, 6)
@@ -156,8 +156,8 @@ def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
 
 @pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21])
 def test_weights_that_an_estimate_cannot_take(device, rng, weight):
-    values = case(rng, (many_rows(device), 96), w="float32")
-    values = values._replace(w=values.w * np.float32(weight))
+    values = case(rng, (many_rows(device), 96))
+    values = values._replace(w=(values.w.astype(np.float32) * np.float32(weight)).astype(BF16))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 

@@ -10,7 +10,7 @@ import pytest
 from fp8_support import Strided, case, check_backward, check_forward, place
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, CaptureError, Unsupported
+from drvfuse.errors import CaptureError, Unsupported
 from drvfuse.ops.fp8_forward_plan import WORDS_BYTES
 
 SHAPE = (33, 96)
@@ -66,6 +66,31 @@ def test_two_streams_at_once(device, values, arrays):
         check_forward(device, values, results)
 
 
+def test_a_capture_allocates_nothing(device, arrays):
+    """Neither memory nor a module, of calls that were made before."""
+    x, s_x, w, g = arrays
+    out = outputs(device)
+    back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
+
+    def calls() -> None:
+        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out)
+        df.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=back)
+
+    calls()
+    device.synchronize()
+    with df.Graph.capture(device.stream) as graph:
+        calls()
+        made = {text.partition("(")[0] for text in df.last_calls(256)[-_calls_since_capture() :]}
+    graph.close()
+    assert "cuLaunchKernelEx" in made
+    assert not [name for name in made if "Alloc" in name or "Free" in name or "Load" in name or "Memset" in name]
+
+
+def _calls_since_capture() -> int:
+    names = [text.partition("(")[0] for text in df.last_calls(256)]
+    return names[::-1].index("cuStreamBeginCapture")
+
+
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 def test_chains_of_dependent_launches(device, driver, values, level):
     machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=16, seed=seed) for seed in (0, 1)]
@@ -96,17 +121,6 @@ def test_bytes_that_a_call_moves(rng, driver):
     assert forward.local_written >= 2 * elements + 4 * rows
     # qy, qy_t, rstd; beyond that s_y, the barrier's slots and the epoch: under 64 bytes a block.
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_shapes_that_do_not_fit(device, arrays, refused):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fp8_support import BF16, Case, Strided, bits, case, check_backward, check_forward, guarded, place, same
+from fp8_support import Case, Strided, bits, case, check_backward, check_forward, guarded, place, same
 
 import drvfuse as df
 from drvfuse import reference_fp8
@@ -28,7 +28,7 @@ def test_shapes(device, rng, shape):
         ((9, 160), 64, "float8_e4m3fn", "float32"),
         ((7, 272), 128, "float8_e5m2", "bfloat16"),
         ((5, 8), 32, "float8_e4m3fn", "bfloat16"),
-    ],  # noqa: E501
+    ],
 )
 def test_types_groups_and_columns_that_are_no_multiple_of_a_group(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
@@ -41,10 +41,10 @@ def test_types_groups_and_columns_that_are_no_multiple_of_a_group(device, rng, s
 
 @pytest.mark.parametrize("flag", [False, True])
 def test_batches(device, rng, flag):
-    values = case(rng, (3, 7, 96))
+    values = case(rng, (3, 11, 96))
     x, s_x, w, g = place(device, values)
     results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, flag)
-    assert results[2].shape == ((96, 21) if flag else (3, 96, 7))
+    assert results[2].shape == ((96, 33) if flag else (3, 96, 11))
     check_forward(device, values, results, transpose_output_2d=flag)
     rstd = results[3][1]
     check_backward(values, rstd.numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
@@ -187,22 +187,3 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng):
     check_backward(values, arrays[3].numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, arrays[3], 16, outputs=arrays[4:]))
     for _, untouched in made:
         untouched()
-
-
-@pytest.mark.parametrize("shape", [(50, 80), (2, 9, 48)])
-@pytest.mark.parametrize("given", [False, True])
-def test_division(device, rng, shape, given):
-    values = rng.standard_normal(shape).astype(np.float32).astype(BF16)
-    s_y = np.array(0.0137, BF16) if given else None
-    x = device.array(values)
-    scale = None if s_y is None else device.array(s_y)
-    y, out_scale, y_t = df.fp8_division_transpose(x, 16, "E4M3", scale)
-    expected, expected_scale = reference_fp8.fp8_division(values, "float8_e4m3fn", s_y)
-    same(out_scale, expected_scale, "s_y")
-    if device.driver.name == "emu":  # a GPU's div.full may take the other side of an exact tie
-        same(y, expected, "y")
-    same(y_t, np.ascontiguousarray(y.numpy().reshape(-1, shape[-1]).T), "y_t")
-    if len(shape) == 3:
-        only, _ = df.fp8_division_transpose(x, 16, "E4M3", scale, only_transposed=True)
-        same(only, y_t.numpy())
-        same(df.fp8_division(x, 16, "float8_e4m3fn", scale)[0], y.numpy())

@@ -12,7 +12,7 @@ from group_support import arithmetic, near
 
 import drvfuse as df
 from drvfuse import reference_fp8, reference_fp8_layernorm
-from drvfuse.errors import ArgumentError, CaptureError
+from drvfuse.errors import CaptureError
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 AFFINE = pytest.mark.parametrize("affine", [True, False], ids=["param", "noparam"])
@@ -69,7 +69,7 @@ def test_with_parameters(device, rng, shape, QB, fp8, w):
     Forward(device, case(rng, shape, QB, fp8, w), True, QB, 1e-6).check()
 
 
-@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:7:2])
+@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:6:4])
 def test_without_parameters(device, rng, shape, QB, fp8, w):
     Forward(device, case(rng, shape, QB, fp8, w), False, QB, 1e-6).check()
 
@@ -77,8 +77,8 @@ def test_without_parameters(device, rng, shape, QB, fp8, w):
 @AFFINE
 @pytest.mark.parametrize("flag", [False, True])
 def test_batches(device, rng, affine, flag):
-    found = Forward(device, case(rng, (3, 7, 96)), affine, flag=flag)
-    assert found.qy_t.shape == ((96, 21) if flag else (3, 96, 7))
+    found = Forward(device, case(rng, (3, 11, 96)), affine, flag=flag)
+    assert found.qy_t.shape == ((96, 33) if flag else (3, 96, 11))
     found.check()
 
 
@@ -86,7 +86,7 @@ def test_batches(device, rng, affine, flag):
 @pytest.mark.parametrize("columns", [80, 96, 100, 160, 1536])
 def test_lanes_beyond_the_last_column_count_for_nothing(device, rng, affine, columns):
     """Rows whose mean is far from 0, of lengths that are no powers of two, against float64."""
-    values = case(rng, (6, columns))
+    values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     s_x = np.full(values.s_x.shape, 0.25, BF16)
     found = Forward(device, values._replace(x=x, s_x=s_x), affine)
@@ -221,7 +221,7 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
 
 @pytest.mark.emu
 def test_bytes_that_a_call_moves(rng):
-    """x is read in both phases; outputs are written once. mean and rstd are read once for each 8 columns of a row."""
+    """x is read in both phases, and its scales the second time for each 8 columns; mean and rstd once a tile of 32."""
     rows, columns = 64, 640
     elements = rows * columns
     with df.emu.Machine(devices=1, sm_count=16) as machine:
@@ -229,22 +229,11 @@ def test_bytes_that_a_call_moves(rng):
         Forward(device, case(rng, (rows, columns)), affine=False)
         device.synchronize()
         record = list(machine.launches)[-1]
-    lines = [count for (file, _), count in record.counters.lines.items() if not file.endswith("grid_barrier.cuh")]
+    barrier = ("grid_barrier.cuh", "scratch.cuh")
+    lines = [count for (file, _), count in record.counters.lines.items() if not file.endswith(barrier)]
     written, read = (sum(getattr(count, name) for count in lines) for name in ("local_written", "local_read"))
     assert written == 2 * elements + 8 * rows + 2
-    epochs = 4 * record.grid[0] * record.block[0]
-    assert read == elements + elements // 8 + elements + elements // 8 * (2 + 4 + 4) + epochs
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
+    assert read == elements + elements // 8 + elements + elements // 8 * 2 + columns // 32 * rows * 8
 
 
 def test_arguments_that_do_not_fit(device, rng, refused):

@@ -11,7 +11,7 @@ import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
 
-SHAPE = (40, 96)
+SHAPE = (33, 96)
 LEVELS = [df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING]
 
 HELPERS = r"""

@@ -24,9 +24,9 @@ NO_MAXIMUM = SourceEdit(
     "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
 )
 NO_WORDS = SourceEdit(
-    "fp8_rmsnorm_backward.cu",
+    "fp8_backward_sums.cuh",
     "if (at + j >= p.columns) continue;",
-    "if (at + j >= p.columns || segment == 1) continue;",
+    "if (at + j >= p.columns || words == p.words + p.pitch) continue;",  # of segment 1
 )
 
 
@@ -45,7 +45,7 @@ class Op:
 
     def __init__(self, name, device, values) -> None:
         if name == "forward":  # of several blocks
-            values = values._replace(**{part: np.tile(getattr(values, part), (4, 1)) for part in ("x", "s_x", "g")})
+            values = values._replace(**{part: np.tile(getattr(values, part), (5, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)
         self.rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
 from drvfuse import dtypes, reference_gemv
+from drvfuse.errors import Unsupported
 from drvfuse.reference import bits
 
 BF16 = dtypes.get("bfloat16").numpy
@@ -36,11 +39,33 @@ def test_shapes(device, rng, n, k, n_normed):
     check(run(device, values), expected(values))
 
 
-def test_more_normed_columns_than_a_block_holds(device, rng):
-    """Beyond 4096 columns the last block comes to its words several times; beyond 24576 it reads them twice."""
-    for n_normed in (4100, 24600):
-        values = case(rng, 1, n_normed + 3, 8, n_normed)
+def test_more_normed_columns_than_a_block_has_threads_for(device, rng):
+    """Beyond 4096 columns the last block comes to its words several times."""
+    values = case(rng, 1, 4103, 8, 4100)
+    check(run(device, values), expected(values))
+
+
+def test_more_normed_columns_than_shared_memory_holds(device, driver, rng):
+    """The last block then reads its words twice. Emulated on a device with less of it, on which a kernel that counts on
+    an H100's does not start."""
+    with contextlib.ExitStack() as stack:
+        if driver == "emu":
+            machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
+            device = df.device(0, driver=machine)
+        most = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") // (8 * 4)
+        for n_normed in (most, most - 96):  # the second would fit if nothing else needed shared memory
+            values = case(rng, 8, n_normed + 3, 8, n_normed)
+            check(run(device, values), expected(values))
+
+
+@pytest.mark.emu
+def test_without_fp8_it_runs_on_older_devices(rng):
+    values, fp8 = (case(rng, None, 20, 520, 11, weight=weight) for weight in ("bfloat16", "float8_e4m3fn"))
+    with df.emu.Machine(devices=1, sm_count=6, arch="sm_80") as machine:
+        device = df.device(0, driver=machine)
         check(run(device, values), expected(values))
+        with pytest.raises(Unsupported, match="8.9"):
+            run(device, fp8)
 
 
 @pytest.mark.parametrize("k", [1, 3, 7, 30, 257, 1001, 1002, 1004])
@@ -49,7 +74,7 @@ def test_rows_that_begin_off_sixteen_bytes(device, rng, k):
     check(run(device, values), expected(values))
 
 
-@pytest.mark.parametrize("m", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("m", [2, 3, 5, 8])
 def test_rows_of_act(device, rng, m):
     values = case(rng, m, 27, 1032, 18)
     check(run(device, values), expected(values))
@@ -61,18 +86,18 @@ TYPES = ["bfloat16", "float16", "float32"]
 @pytest.mark.parametrize("weight", [*TYPES, "float8_e4m3fn"])
 @pytest.mark.parametrize("act", TYPES)
 def test_types(device, rng, act, weight):
-    out = TYPES[(TYPES.index(act) + len(weight)) % 3]
-    gamma = TYPES[len(weight) % 3]
-    for m, k in ((None, 520), (2, 301)):
-        values = case(rng, m, 19, k, 12, act, weight, gamma)
-        lead = () if m is None else (m,)
-        results = run(device, values, normed_output=device.empty((*lead, 12), out))
-        check(results, expected(values, out))
+    which = TYPES.index(act) + len(weight)
+    out, gamma = TYPES[which % 3], TYPES[len(weight) % 3]
+    m, k = ((None, 520), (2, 301))[which % 2]
+    values = case(rng, m, 19, k, 12, act, weight, gamma)
+    lead = () if m is None else (m,)
+    results = run(device, values, normed_output=device.empty((*lead, 12), out))
+    check(results, expected(values, out))
 
 
 @pytest.mark.parametrize("scales", ["tensor", "row", "group"])
 def test_scales_of_fp8_weights(device, rng, scales):
-    for m, k in ((None, 1024), (3, 1000), (1, 77)):
+    for m, k in ((None, 1024), (3, 301)):
         values = case(rng, m, 23, k, 16, weight="float8_e4m3fn", scales=scales)
         check(run(device, values), expected(values))
 

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from gemv_support import EPS, Case, case, check, expected, run
+from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
+from drvfuse.ops import scratch
 from drvfuse.ops.scratch import check_device
 from drvfuse.reference import bits
 
@@ -120,13 +121,16 @@ def test_a_producer_that_writes_act_late(device, driver, rng, level):
 @pytest.mark.parametrize("delay", [False, True])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, delay):
     """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
-    values = case(rng, 1, 45, 264, 31)
-    wanted = expected(values)
+    values = case(rng, 1, 45, 4104, 31)  # a block has several steps
+    levels = (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING)
+    calls = [values._replace(act=numbers(rng, (1, 4104), "bfloat16")) for _ in levels]
+    wanted = [expected(one) for one in calls]
     for seed in range(12):
         with df.emu.Machine(devices=1, sm_count=5, seed=seed, race="strict", delay_stores=delay) as machine:
             device = df.device(0, driver=machine)
-            for level in (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING):
-                check(run(device, values, pdl_level=level), wanted)
+            found = [run(device, one, pdl_level=level) for one, level in zip(calls, levels, strict=True)]
+            for results, right in zip(found, wanted, strict=True):
+                check(results, right)
             assert machine.reports == [], f"seed {seed}"
 
 
@@ -147,8 +151,14 @@ def test_finish_counter_is_zero_again(device, values, arrays):
     counter = device.zeros(1, "int32")
     for _ in range(3):
         results = call(arrays, finish_counter=counter)
+    out = outputs(device)
+    with df.Graph.capture(device.stream) as graph:
+        call(arrays, finish_counter=counter, **out)
+    for _ in range(100):
+        graph.launch(device.stream)
     assert counter.numpy()[0] == 0
     check(results, expected(values))
+    check(out.values(), expected(values))
 
 
 @pytest.mark.parametrize("held", [1, 5, -3, 2**31 - 1])
@@ -181,6 +191,48 @@ def test_a_wait_without_an_end_is_reported(rng, values):
         check(call(arrays), expected(values))
 
 
+@pytest.fixture
+def state(device, arrays):
+    """Sets a word of the state that the calls on the device's own stream keep: epoch 0, abort 1, users 3."""
+    call(arrays)
+
+    def set_(word: int, value: int) -> None:
+        words = scratch._of(device).own[device.stream.handle, "gemv"].array
+        host = words.numpy()
+        host[4 * word : 4 * word + 4] = np.array([value], np.uint32).view(np.uint8)
+        words.copy_from(host)
+
+    return set_
+
+
+def test_launch_numbers_wrap(device, rng, values, arrays, state):
+    more = case(rng, M, 9, K, 7)
+    state(0, 2**32 - 3)
+    for _ in range(3):
+        check(call(arrays), expected(values))
+        check(run(device, more), expected(more))
+    check_device(device)
+
+
+def test_a_call_that_finds_another_at_work_on_its_stream_says_so(device, values, arrays, state):
+    state(3, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
+        call(arrays)
+    check(call(arrays), expected(values))
+
+
+def test_a_launch_in_a_workspace_that_was_given_up_says_so(device, values, arrays, state):
+    """Of a launch that the host does not see: the first report was read, and the words were not zeroed."""
+    state(1, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="not zeroed after a time-out"):
+        call(arrays)
+    check(call(arrays), expected(values))
+
+
 def df_edited(old, new):
     from drvfuse.check.edits import SourceEdit, applied
 
@@ -207,17 +259,6 @@ def test_traced_calls_have_the_same_bits(device, values, arrays):
     with pytest.raises(ArgumentError, match="too small"):
         for _ in range(3):
             call(arrays, trace=small)
-
-
-@pytest.fixture
-def refused():
-    def check(call, argument: str, text: str = "") -> None:
-        with pytest.raises(ArgumentError) as caught:
-            call()
-        assert caught.value.argument == argument
-        assert text in str(caught.value)
-
-    return check
 
 
 def test_shapes_that_do_not_fit(device, arrays, refused):
@@ -261,14 +302,31 @@ def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refu
     refused(op(finish_counter=device.zeros(1, "float32")), "finish_counter.dtype", "int32")
     refused(op(stream="mine"), "stream")
     refused(op(pdl_level=9), "pdl_level")
+    refused(op(trace=True), "trace", "bool")
+    refused(op(trace=df.Trace), "trace", "type")
     refused(op(normed_output=df.view(act.ptr, (M, NORMED), "bfloat16", device, owner=act)), "normed_output", "act")
     with pytest.raises(Unsupported):
         call(arrays, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
-    with pytest.raises(ArgumentError):  # off the element size
-        df.view(act.ptr + 1, (M, K - 1), "bfloat16", device, owner=act)
     with pytest.raises(Unsupported, match="do not fit"):
-        wide = device.zeros((1, 3_000_000), "bfloat16")
-        df.gemv_partial_norm(wide.reshape(3_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
+        wide = device.zeros((1, 6_000_000), "bfloat16")
+        df.gemv_partial_norm(wide.reshape(6_000_000), wide, device.zeros(0, "bfloat16"), n_normed=0, eps=EPS)
+
+
+@pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
+def test_bases_off_the_element_size(device, refused, argument):
+    """Of other libraries' arrays, half an element from where one may begin."""
+    shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
+    arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
+    arrays["finish_counter"] = device.zeros(1, "int32")
+    right = arrays[argument]
+    wide = device.zeros((4, 9), str(right.dtype))
+    shifted = Columns(wide, right.shape, 0)
+    step = right.dtype.itemsize // 2
+    shifted.__cuda_array_interface__ |= {"strides": None, "data": (wide.ptr + step, False)}
+    with df.config.override(driver=device.driver):
+        refused(
+            lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, eps=EPS), argument, "aligned to"
+        )
 
 
 def test_no_rows_of_the_weight(device):

@@ -124,7 +124,7 @@ def test_entry_is_one_directory_of_readable_files(fresh_cache: Path) -> None:
     image = compiled()
     (entry,) = fresh_cache.iterdir()
     assert entry.name.startswith("scale.cu-")
-    assert sorted(p.name for p in entry.iterdir()) == ["kernel.cubin", "kernel.ptx", "meta.json", "source.cu"]
+    assert sorted(p.name for p in entry.iterdir()) == ["kernel.cubin", "kernel.ptx", "meta.json", "scale.cu"]
     assert (entry / "kernel.cubin").read_bytes() == image.cubin
     assert json.loads((entry / "meta.json").read_text())["arch"] == "sm_90a"
 
@@ -132,10 +132,23 @@ def test_entry_is_one_directory_of_readable_files(fresh_cache: Path) -> None:
 def test_line_information_leads_to_a_file(tmp_path: Path, fresh_cache: Path) -> None:
     image = compiled()
     (entry,) = fresh_cache.iterdir()
-    assert f'"{entry}/source.cu"' in image.ptx
+    assert f'"{entry}/scale.cu"' in image.ptx and (entry / "scale.cu").is_file()
     file = tmp_path / "real.cu"
     file.write_text('extern "C" __global__ void k(int* p) { *p = 1; }')
     assert f'"{file}"' in compile_source(file.read_text(), name=str(file), arch="sm_90").ptx
+
+
+@pytest.mark.parametrize("name", ["kernel.ptx", "meta.json", "", "..", "a b/c d.cu"])
+def test_a_name_that_is_no_file_name_still_makes_an_entry(
+    name: str, fresh_cache: Path, compilations: list[str]
+) -> None:
+    source = 'extern "C" __global__ void k(int* p) { *p = 1; }'
+    first = compile_source(source, name=name, arch="sm_90")
+    forget()
+    assert compile_source(source, name=name, arch="sm_90") == first and len(compilations) == 1
+    (entry,) = fresh_cache.iterdir()
+    assert len(list(entry.iterdir())) == 4
+    assert (entry / ("c_d.cu" if "/" in name else "source.cu")).read_text() == source
 
 
 @pytest.mark.parametrize("damage", ["truncated cubin", "no meta", "bad json", "missing file", "empty"])

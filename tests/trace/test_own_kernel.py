@@ -63,9 +63,10 @@ def test_every_block_of_a_grid_has_its_records(device, laps):
         assert own["end_ns"][0] - own["start_ns"][0] == pytest.approx(waited.sum())
 
 
-def test_phases_beyond_the_expected_ones_spoil_no_memory(device):
-    trace, result = launched(device, 90, 5)
+@pytest.mark.parametrize("expected", [5, 59])  # 59 fill the least room to the last word
+def test_phases_beyond_the_expected_ones_spoil_no_memory(device, expected):
+    trace, result = launched(device, 90, expected)
     assert (result == np.arange(6 * 64) + 1).all()
-    with pytest.raises(DrvfuseError, match="add noted 59 phases in a block where 5 were expected"):
+    with pytest.raises(DrvfuseError, match=f"add noted 60 phases in a block where {expected} were expected"):
         trace.records()
-    assert not trace.buffer(device).numpy()[6 * layout.block_words(5, 0) :].any()
+    assert not trace.buffer(device).numpy()[6 * layout.block_words(expected, 0) :].any()

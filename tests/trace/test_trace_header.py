@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cu/trace.cuh without any driver: nothing when off, and the same layout as the host's when on."""
+"""cu/trace.cuh: nothing when off, and the same layout as the host's when on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.ops import kernels
 from drvfuse.ops.kernels import CU, Specialisation
@@ -103,22 +104,12 @@ def plain_sources(folder: Path) -> None:
         (folder / path.name).write_text(text)
 
 
-def collective_ptx(spec: Specialisation, folder: Path) -> str:
-    """The PTX of a collective from the sources of a folder, less the folder's name and those of inlined functions.
+def comparable(ptx: str, folder: Path) -> str:
+    """PTX of sources in a folder, less the folder's name and those of inlined functions.
 
     The table of names at its end is for debuggers; a name holds the types of the arguments, so also a Trace.
     """
-    request = kernels.request(spec)
-    with config.override(cache=False):
-        text = compile_source(
-            request.source,
-            name=request.name,
-            arch="sm_90a",
-            defines=request.defines,
-            options=request.options,
-            include=request.include,
-        ).ptx
-    code, table, _ = text.replace(str(folder), "").partition("\t.section\t.debug_str")
+    code, table, _ = ptx.replace(str(folder), "").partition("\t.section\t.debug_str")
     assert table
     return re.sub(r"\$L__info_string\d+", "name", code)
 
@@ -133,9 +124,26 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
     plain_sources(tmp_path)
     fused = {"packs": 2, "residual": staged, "gamma_dtype": BF16} if op != "allreduce" else {"packs": 2}
 
-    def spec(folder: Path) -> Specialisation:
-        return Specialisation(
-            op, algo, BF16, 4, BF16 if op == "allreduce" else E4M3, staged=staged, sources=folder, **fused
-        )
+    def code(folder: Path) -> str:
+        out = BF16 if op == "allreduce" else E4M3
+        request = kernels.request(Specialisation(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused))
+        with config.override(cache=False):
+            return comparable(compile_source(arch="sm_90a", **vars(request)).ptx, folder)
 
-    assert collective_ptx(spec(CU), CU) == collective_ptx(spec(tmp_path), tmp_path)
+    assert code(CU) == code(tmp_path)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("m", [1, 3])
+def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path):
+    plain_sources(tmp_path)
+
+    def code(folder: Path) -> str:
+        with df.emu.Machine(devices=1) as machine, kernels.sources_from(folder), config.override(cache=False):
+            device = df.device(0, driver=machine)
+            act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
+            df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
+            (kernel,) = device.driver.__dict__["_op_kernels"].values()
+            return comparable(kernel.module.image.ptx, folder)
+
+    assert code(CU) == code(tmp_path)

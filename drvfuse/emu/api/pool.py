@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..memory import READ_WRITE
 from ..objects import Device, Pool, Stream
-from ..work import PoolFree
+from ..work import Free
 from .entry import Failure, check, entry, is_enum, number
 from .types import R, T
 
@@ -155,7 +155,7 @@ def cuMemFreeAsync(m: Machine, dptr: Any, hStream: Any) -> None:
     allocation = m.memory.at(number(dptr))
     if allocation is None or allocation.pool is None or allocation.freed:
         raise m.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", number(dptr))
-    m.enqueue(stream, PoolFree(stream.context, allocation.pool, allocation.base))
+    m.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
     allocation.freed = True
 
 

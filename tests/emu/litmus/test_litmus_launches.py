@@ -69,6 +69,14 @@ for name, parts, races in (
             races=races,
             edge="griddepcontrol|programmatic|PDL|dependent" if races else None,
         )
+# Whichever of the two comes first, it is the dependent's wait that is missing.
+suite.add(
+    "dependent-reads-what-its-primary-has-yet-to-write",
+    fill(PDL, first="", trigger="TRIGGER LATE(0)", before="", wait="", after=LATE, third=""),
+    TWO,
+    races="late~r",
+    edge="griddepcontrol",
+)
 WAITED = fill(PDL, first="", trigger="TRIGGER", before="", wait="", after=DATA, third="")
 suite.add("dependent-launched-without-the-attribute", WAITED, _chain((0, False), (1, False)))
 

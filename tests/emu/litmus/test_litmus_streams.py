@@ -595,6 +595,29 @@ def _(here: Lab) -> None:
         ok(here.cuda.cuMemFreeAsync(pointer, stream))
 
 
+def _of_a_pool(here: Lab, in_order: bool) -> None:
+    """Memory that two streams use, freed in the order of the first."""
+    here.use(0)
+    one, other = here.stream(0), here.stream(1)
+    pointer = int(ok(here.cuda.cuMemAllocAsync(65536, one)))
+    ok(here.cuda.cuMemsetD32Async(pointer, 7, 1 << 14, one))
+    _order(here, one, other)
+    ok(here.cuda.cuMemcpyDtoDAsync(here.m, pointer, BYTES, other))
+    if in_order:
+        _order(here, other, one)
+    ok(here.cuda.cuMemFreeAsync(pointer, one))
+
+
+@case("memory-of-a-pool-freed-behind-its-uses")
+def _(here: Lab) -> None:
+    _of_a_pool(here, in_order=True)
+
+
+@case("memory-of-a-pool-freed-beside-its-use", "host~host", seeds=(0,))  # others may free it first: a fault
+def _(here: Lab) -> None:
+    _of_a_pool(here, in_order=False)
+
+
 @case("host-functions-do-not-break-the-order")
 def _(here: Lab) -> None:
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)

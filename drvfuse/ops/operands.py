@@ -1,40 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the single-device FP8 ops share: checked operands, streams, scratch, kernels and the launch."""
+"""What the ops on one device have in common before a launch: checked arrays, their device, stream and outputs."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from .. import config, dtypes
-from ..comm.ordering import same
 from ..dtypes import DType
-from ..errors import ArgumentError, CaptureError, Unsupported
+from ..errors import ArgumentError, CaptureError
 from ..runtime import interop
-from ..runtime.array import Array, mark_used
+from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.driver import Driver, get_driver
-from ..runtime.graph import capturing
-from ..runtime.kernel import Kernel, Module
-from ..runtime.nvrtc import compile_source
 from ..runtime.stream import Stream
-from .kernels import sources
-from .options import PDLLevel
-from .scratch import STATE_BYTES, Workspace, acquire
 
-if TYPE_CHECKING:
-    from ..trace.buffer import Section
-
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-WEIGHTS = ("bfloat16", "float32")
-GROUPS = (16, 32, 64, 128)
-HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
 VECTOR = 16
-scratch = acquire
-_MIN_CAPABILITY = (8, 9)
 
 
 def driver_of(*arrays: Any) -> Driver:
@@ -145,109 +126,3 @@ def new_outputs(
         require_shape(operand, shape, "that of the result")
         found.append(operand)
     return found
-
-
-@dataclass(frozen=True)
-class Specialisation:
-    """What a kernel is compiled for: the file and kernel name, its definitions, and the folder of the `.cu` files."""
-
-    name: str
-    defines: tuple[tuple[str, str | int], ...]
-    sources: Path = field(default_factory=sources)
-
-
-def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel on `device`; compiled once a driver."""
-    if device.capability < _MIN_CAPABILITY:
-        raise Unsupported(f"{spec.name} needs compute capability 8.9 for FP8; {device!r} has {device.capability}")
-    cache: dict[Any, Kernel] = device.driver.__dict__.setdefault("_fp8_kernels", {})
-    kernel = cache.get((spec, device.arch))
-    if kernel is None:
-        image = compile_source(
-            f'#include "{spec.name}.cu"\n',
-            name=f"{spec.name}_kernel.cu",  # not the included file's own name
-            arch=device.arch,
-            defines=dict(spec.defines),
-            options=("--fmad=false",),
-            include=(str(spec.sources),),
-        )
-        kernel = cache[spec, device.arch] = Module(image, device.driver)[spec.name]
-    kernel.load(device)
-    return kernel
-
-
-def timeout_ns() -> int:
-    return int(config.get("spin_timeout") * 1e9)
-
-
-def launch(
-    kernel: Kernel,
-    device: Device,
-    stream: Stream,
-    grid: int,
-    threads: int,
-    smem: int,
-    parameters: ctypes.Structure,
-    pdl: PDLLevel,
-    read: Sequence[Operand],
-    written: Sequence[Operand],
-    workspace: Workspace | Array | None,
-    cooperative: bool = True,
-    section: Section | None = None,
-) -> None:
-    """Queue the kernel on `stream` after the producers of its arrays, and tell the arrays.
-
-    `section` of a trace is the kernel's last argument.
-    """
-    prepared = kernel.prepare(
-        grid,
-        threads,
-        parameters,
-        *([] if section is None else [section.parameters]),
-        device=device,
-        smem=smem,
-        cooperative=cooperative and grid > 1,
-        pdl=pdl is not PDLLevel.OFF,
-    )
-    capture = stream.capture_id()
-    for producer in {(p.handle, p.closed): p for o in (*read, *written) if (p := o.producer) is not None}.values():
-        if same(producer, stream):
-            continue
-        theirs = None if producer.closed else producer.capture_id()
-        if producer.closed:
-            event = producer.last_event() if capture is None else None
-            if event is not None:
-                stream.wait(event)
-        elif theirs == capture:
-            stream.follow(producer)
-        elif theirs is not None:
-            raise CaptureError(f"{producer!r}, on which an array of the call is produced, is in another capture")
-    prepared(stream)
-    arrays = [operand.span for operand in (*read, *written)]
-    if workspace is not None:
-        arrays.append(workspace.array if isinstance(workspace, Workspace) else workspace)
-    if section is not None:
-        arrays.append(section.array)
-    event = stream.mark() if stream.foreign and capture is None else None
-    mark_used(arrays, stream, event)
-    graph = capturing(stream) if capture is not None else None
-    if graph is not None:
-        graph.keep(*arrays, section)
-        if isinstance(workspace, Workspace):
-            graph.before_launch(workspace.admit)
-    for operand in (*read, *written):  # a foreign library may reuse its memory in the order of its own stream
-        owner = operand.producer
-        if owner is None or not operand.foreign or owner.closed or same(owner, stream):
-            continue
-        if capture is None or owner.capture_id() == capture:
-            owner.follow(stream)
-
-
-def fp8_dtype(argument: str, value: Any) -> DType:
-    """An FP8 dtype by name, COAT's "E4M3" or "E5M2", a numpy dtype, or a framework's dtype."""
-    short = {"e4m3": FP8[0], "e5m2": FP8[1]}
-    name = value.lower() if isinstance(value, str) else str(value).rpartition(".")[2]
-    name = short.get(name, name)
-    if name not in FP8:
-        raise ArgumentError(argument, repr(value), '"E4M3", "E5M2" or one of ' + ", ".join(FP8))
-    return dtypes.get(name)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report says of a place, what goes to the log, and which findings are one report."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drvfuse as df
+from drvfuse.emu import Machine
+from drvfuse.errors import DriverError
+
+SOURCE = """
+__device__ __forceinline__ void put(volatile int* d, int v) { *(int*)d = v; }  // put
+__device__ __forceinline__ int get(const int* d) { return *d; }                // get
+extern "C" __global__ void message(int* data, int* flag, int* out) {
+  if (blockIdx.x == 0) {
+    put(data, 7);  // put is called
+    __threadfence_system();
+    *STORE flag = 1;  // store
+  } else {
+    while (*(volatile int*)flag == 0);  // poll
+    __threadfence_system();
+    *out = get(data);  // get is called
+  }
+}
+extern "C" __global__ void beyond(int* data) { data[threadIdx.x] = 1; }  // beyond
+"""
+
+
+def _line(mark: str) -> int:
+    return next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.rstrip().endswith(f"// {mark}"))
+
+
+def _run(store: str = "", seed: int = 0, kernel: str = "message", threads: int = 1, name: str = "mine.cu") -> Machine:
+    """A machine in which two blocks passed a message."""
+    with Machine(devices=1, race=True, seed=seed) as machine:
+        device = df.device(0, driver=machine)
+        arrays = [device.zeros((16,), "int32") for _ in range(3 if kernel == "message" else 1)]
+        module = df.compile(SOURCE.replace("STORE", store), driver=machine, name=name)
+        module[kernel].prepare(2, threads, *arrays)(device.stream)
+        try:
+            device.synchronize()
+        except DriverError:
+            assert kernel == "beyond"
+    return machine
+
+
+def _pairs(machine: Machine) -> dict[tuple[int, ...], Any]:
+    return {tuple(sorted((r.line or 0, r.other.line))): r for r in machine.reports if r.other and r.other.line}
+
+
+def test_a_race_names_the_places_that_inlined_functions_were_called_at() -> None:
+    report = _pairs(_run())[_line("put"), _line("get")]
+    assert [line for _, line in report.callers] == [_line("get is called")]
+    assert [line for _, line in report.other.callers] == [_line("put is called")]
+    assert f", called at mine.cu:{_line('get is called')}, of which" in report.message
+    assert f"at mine.cu:{_line('put')}, called at mine.cu:{_line('put is called')}: " in report.message
+    first, second = report.timeline.splitlines()[:2]
+    assert first.endswith(f"(mine.cu:{_line('put')}), called at mine.cu:{_line('put is called')}")
+    assert second == f"the later access: called at mine.cu:{_line('get is called')}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flag_that_was_stored_by_a_plain_write_is_named(seed: int) -> None:
+    report = _pairs(_run(seed=seed))[_line("put"), _line("get")]
+    assert report.edge.startswith(f"the flag at mine.cu:{_line('store')} was stored by a plain write")
+    assert not _run("(volatile int*)", seed=seed).reports
+
+
+def test_two_places_are_one_report_whichever_comes_first() -> None:
+    for seed in range(8):
+        reports = _run(seed=seed).reports
+        assert len(reports) == len(_pairs(reports and _run(seed=seed))) == 2
+
+
+EARLIER = """
+extern "C" __global__ void again(int* data, unsigned* flag, int* out) {
+  if (blockIdx.x == 0) {
+    asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+    data[0] = 5;  // late
+  } else {
+    unsigned v;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory"); while (!v);
+    __nanosleep(100000);
+    out[0] = data[0];
+  }
+}
+"""
+
+
+def test_a_release_that_came_too_early_names_the_access_that_it_does_not_cover() -> None:
+    with Machine(devices=1, race=True) as machine:
+        device = df.device(0, driver=machine)
+        data, out = (device.zeros((1,), "int32") for _ in range(2))
+        kernel = df.compile(EARLIER, driver=machine, name="early.cu")["again"]
+        kernel.prepare(2, 1, data, device.zeros((1,), "uint32"), out)(device.stream)
+        device.synchronize()
+    late = next(n for n, text in enumerate(EARLIER.splitlines(), 1) if "// late" in text)
+    (report,) = machine.reports
+    assert report.edge == f"the last release that was seen from there came before that write at early.cu:{late}"
+
+
+@pytest.mark.parametrize("name", ["mine.cu", "some/folder/mine.cu"])
+def test_the_name_of_a_text_is_that_of_its_places(name: str) -> None:
+    machine = _run(name=name)
+    for report in machine.reports:
+        assert Path(report.file or "").name == "mine.cu" and "(mine.cu:" in (report.timeline or "")
+    assert "mine.cu:" in machine.counters().table()
+
+
+def test_a_finding_is_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "drvfuse.emu"):
+        machine = _run(kernel="beyond", threads=32)
+    (record,) = caplog.records
+    (report,) = machine.reports
+    assert (record.name, record.levelname) == ("drvfuse.emu", "WARNING")
+    assert record.getMessage() == report.brief() and len(report.brief()) < 240
+    assert re.match(
+        rf"out_of_bounds at mine\.cu:{_line('beyond')}: write of 4 bytes at 0x\w+: 0 bytes behind", report.brief()
+    )
+    assert str(Path(report.file or "").parent) not in report.brief() and report.file in str(report)
+
+
+def test_races_are_logged_as_information_and_deadlocks_as_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "drvfuse.emu"):
+        assert len(_run().reports) == 2 and not caplog.records
+    with caplog.at_level(logging.INFO, "drvfuse.emu"):
+        _run()
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 2
+    assert caplog.messages[0].startswith(
+        f"race at mine.cu:{_line('poll')}: not ordered behind mine.cu:{_line('store')}: "
+    )
+    caplog.clear()
+    with Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        arrays = [device.zeros((1,), "int32") for _ in range(3)]
+        kernel = df.compile(SOURCE.replace("STORE", "").replace("flag == 0", "flag < 2"), driver=machine)["message"]
+        kernel.prepare(2, 1, *arrays)(device.stream)
+        with pytest.raises(DriverError, match="LAUNCH_TIMEOUT"):
+            device.synchronize()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "\n" not in record.getMessage()
+    assert record.getMessage().startswith(f"deadlock at kernel.cu:{_line('poll')}: nothing can go on (kernel message")
