@@ -24,7 +24,8 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes
-from drvfuse.bench.timing import REPLAYS, microseconds_per_call
+from drvfuse.bench.timing import microseconds_per_call
+from drvfuse.bench.torch_graph import torch_us_per_call
 
 MODEL = (2112, 7168, 1536)
 GRID = [(n, k) for n in (512, 1024, 2048, 4096, 8192, 16384) for k in (1024, 2048, 4096, 8192, 16384)]
@@ -117,8 +118,6 @@ class Bench:
 
 def torch_times(n: int, k: int, n_normed: int) -> dict[str, float]:
     """cuBLAS and a compiled norm, and all of it compiled, the weights rotated likewise."""
-    import statistics
-
     import torch
 
     torch._dynamo.reset()  # else it gives up compiling after a few shapes
@@ -139,25 +138,8 @@ def torch_times(n: int, k: int, n_normed: int) -> dict[str, float]:
         ("cublas_norm", lambda w: compiled(act @ w.t())),
         ("torch_compile", whole),
     ):
-        for weight in weights:
-            function(weight)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
         turns = -(-64 // many) * many
-        with torch.cuda.graph(graph):
-            for turn in range(turns):
-                function(weights[turn % many])
-        times = []
-        for _ in range(REPLAYS):
-            graph.replay()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) * 1000 / turns)
-        found[name] = statistics.median(times)
-        del graph
+        found[name] = torch_us_per_call(function, [(weights[turn % many],) for turn in range(turns)])
     return found
 
 

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .timing import REPLAYS
+from .torch_graph import torch_us_per_call
 
 
 def torch_us(
@@ -53,26 +51,6 @@ def torch_us(
     rstd = forward(a, s, weight)[3]
     copies = [(a.clone(), s.clone(), d.clone()) for _ in range(sets)]
     return (
-        _graphed_us(torch, torch.compile(forward), [(a, s, weight) for a, s, _ in copies]),
-        _graphed_us(torch, torch.compile(backward), [(a, s, d, weight, rstd) for a, s, d in copies]),
+        torch_us_per_call(torch.compile(forward), [(a, s, weight) for a, s, _ in copies]),
+        torch_us_per_call(torch.compile(backward), [(a, s, d, weight, rstd) for a, s, d in copies]),
     )
-
-
-def _graphed_us(torch: Any, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> float:
-    for values in arguments:
-        function(*values)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for values in arguments:
-            function(*values)
-    times = []
-    for _ in range(REPLAYS):
-        graph.replay()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(arguments))
-    return statistics.median(times)

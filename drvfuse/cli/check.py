@@ -27,7 +27,9 @@ def _selected(patterns: list[str] | None) -> list[str]:
     names = [*CASES, *MUTANTS]
     for pattern in patterns or ():
         if not fnmatch.filter(names, pattern):
-            raise ArgumentError("--only", repr(pattern), "a name or pattern of " + ", ".join(names))
+            wider = f"*{pattern}*"
+            hint = f"'{wider}', if you mean part of a name, or " if fnmatch.filter(names, wider) else ""
+            raise ArgumentError("--only", repr(pattern), f"{hint}a name or pattern of " + ", ".join(names))
     return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 

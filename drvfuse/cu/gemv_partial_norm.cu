@@ -21,7 +21,7 @@
 // behind the reading of the others. The last block has no others: it finishes.
 //
 // Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
-// its own flag, so there is no fence and no counter in the way. The tag is the workspace's epoch + 1; every publisher has
+// its own flag, so there is no fence and no counter in the way. The tag is the workspace's next epoch; every publisher has
 // read the epoch before, and the last block advances it when it has seen all words of this tag: so a workspace zeroed
 // once serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
 // block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Epoch accesses are relaxed too: the
@@ -29,7 +29,8 @@
 // All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
 // launch and no free multiprocessors. CUDA does not promise that order. In another one the last block would keep a place
 // for itself, which stops the others only where the device has no second one for them; that ends as every wait does,
-// bounded as scratch.cuh says. After it the epoch advances all the same.
+// bounded as scratch.cuh says; its report names block 0 whichever block is missing (finding it costs registers that
+// spill). After it the epoch advances all the same.
 //
 // The finish counter is zero unless a launch is under way: the last block adds 1 after the wait for the producer, and
 // stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported. Without
@@ -93,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         }
         gemv.multiply(slots, next, 0, CHUNKED ? p.chunks - 1 : 0, parts);
         trace.lap(TraceRole::multiply);
-        if (index == 0 && threadIdx.x == 0) tag = epoch + 1;
+        if (index == 0 && threadIdx.x == 0) tag = next_epoch(epoch);
         __syncthreads();
         gemv.finish(step, tag, parts);
         step = next;
@@ -102,12 +103,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     }
     if (last) {
         if (steps == 0) {
-            if (threadIdx.x == 0) tag = epoch + 1;
+            if (threadIdx.x == 0) tag = next_epoch(epoch);
             __syncthreads();
         }
         normalise(p, tag, shared + (2 * set + 3) / 4, buckets, trace);
         if (threadIdx.x == 0) {
-            set_scratch_word(&p.scratch.state->epoch, epoch + 1);
+            set_scratch_word(&p.scratch.state->epoch, next_epoch(epoch));
             atomicExch(p.finish_counter, 0u);
             if (held != 0) {
                 const bool own = p.finish_counter == &p.scratch.state->users;

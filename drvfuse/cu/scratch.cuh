@@ -2,9 +2,9 @@
 // The workspace of an op on one device: what its blocks need to wait for one another, for a bounded time.
 //
 // `epoch` numbers the launches; words that blocks leave for one another carry it, so nothing is reset between launches,
-// and a workspace that was zeroed once serves any number of them in stream order. It wraps: a word that the launch 2^32
-// before this one has written, and none since, would be taken for this one's. `users` is the number of launches at work,
-// which must never be two.
+// and a workspace that was zeroed once serves any number of them in stream order. It wraps past 0, which words that were
+// never written carry: a word that the launch 2^32 - 1 before this one has written, and none since, would be taken for
+// this one's. `users` is the number of launches at work, which must never be two.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 64 polls, and ends early when the abort
 // word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A thread
@@ -71,6 +71,9 @@ __device__ __forceinline__ void report_abort(const Scratch& scratch) {
     if (unread == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
 }
 
+// The epoch of the launch after that of `epoch`.
+__device__ __forceinline__ u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 1u : epoch + 1; }
+
 // The wait of one thread for words of this epoch.
 class Patience {
 public:
@@ -110,7 +113,7 @@ public:
                      : "=r"(epoch_), "=r"(aborted_)
                      : "l"(scratch.state)
                      : "memory");
-        ++epoch_;
+        epoch_ = next_epoch(epoch_);
         if (leads()) users_ = atomicAdd(&scratch.state->users, 1u);
     }
 

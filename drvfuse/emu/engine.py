@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ArgumentError
-from . import abi, faults, native, timeline
+from . import abi, faults, interrupts, native, timeline
 from .counters import Counters
 from .faults import Blocked, Fault
 from .prints import Printer
@@ -94,7 +94,10 @@ class Engine:
             ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32
         )(runtime.address("rt_advance"))
         self._printer = Printer(window)
-        self._print = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(self._printer.add)
+        printer = self._printer
+        self._print = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(
+            lambda call: printer.add(call) if call else interrupts.pending()
+        )
         self._state = EngineStruct(
             seed=seed & (1 << 64) - 1,
             loop_limit=loop_limit,
@@ -185,9 +188,11 @@ class Engine:
             return
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
         state = ctypes.addressof(self._state)
-        reason = self._run(state, array, len(live), int(budget_ms * 1e6), False)
+        reason, again = _MORE, False
         while reason == _MORE:  # an interrupt may end this; a later run finds every thread between two suspends
-            reason = self._run(state, array, len(live), 0, True)
+            with interrupts.native():
+                reason = self._run(state, array, len(live), 0 if again else int(budget_ms * 1e6), again)
+            again = True
         self.idle = reason == _IDLE
         self._after(live)
 
@@ -201,9 +206,11 @@ class Engine:
             return False
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
         state = ctypes.addressof(self._state)
-        moved = self._advance(state, array, len(live), False)
+        moved, again = _MORE, False
         while moved == _MORE:
-            moved = self._advance(state, array, len(live), True)
+            with interrupts.native():
+                moved = self._advance(state, array, len(live), again)
+            again = True
         self._after(live)
         return bool(moved)
 

@@ -39,6 +39,7 @@ KINDS = (
     "barrier_left",
     "unsupported",
     "endless",
+    "interrupted",
 )
 """Fault kinds, in the order of `runtime.cu`."""
 
@@ -163,6 +164,8 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
             return f"the thread has made {f.value} rounds of a loop that accesses no memory; {_RAISE}"
         why = f"the thread has made {f.value} plain accesses without a wait"
         return f"{what}: {why}; what others write must be read by a strong load; {_RAISE}"
+    if kind == "interrupted":
+        return "Ctrl-C ended what ran; this thread ran on and on"
     return f"status {f.flags} is not supported"
 
 

@@ -20,12 +20,13 @@ _c: Any = sys.modules["_signal"]  # below `signal`, whose conversions to enums t
 
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own, while SIGINT is held back
 _open = False
+_native = False
 _pending = False
 
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
-    if _open and _handler is not None:
+    if _open and not _native and _handler is not None:
         _open = False  # what the handler raises is cleaned up after undisturbed
         _handler(number, frame)
     else:
@@ -77,6 +78,29 @@ def taken() -> Iterator[None]:
         yield
     finally:
         _open = False
+
+
+@contextlib.contextmanager
+def native() -> Iterator[None]:
+    """Native code runs, which may call Python: a handler must not raise there. SIGINT takes effect after the block, and
+    native code that asks for `pending` ends soon.
+    """
+    global _native
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with held():
+        _native = True
+        try:
+            yield
+        finally:
+            _native = False
+    check()
+
+
+def pending() -> bool:
+    """True if this thread was interrupted and has not noticed yet."""
+    return _pending and threading.current_thread() is threading.main_thread()
 
 
 def check() -> None:

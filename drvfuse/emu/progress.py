@@ -38,6 +38,7 @@ FAULTS = {
     "trap": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
+    "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
     "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
     "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
@@ -142,9 +143,20 @@ class Progress:
                 waited.pop()
             return not waited
 
-        self.run_until(done)
+        try:
+            self.run_until(done)
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
         if self.detector is not None:
             self.detector.host_learns(ops)
+
+    def _interrupted(self) -> None:
+        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
+        for op in list(self.running):
+            self._settle(op)
+        if self.running:
+            self._give_up("interrupted", "Ctrl-C ended what ran")
 
     def run_until(self, done: Callable[[], bool]) -> None:
         lock, threads = self.machine.lock, self.machine.threads
@@ -425,9 +437,13 @@ class Progress:
             machine.lock.changed()
 
     def _deadlock(self) -> None:
-        machine = self.machine
         if not self.running:
             raise AssertionError(f"{self._pending} operations wait for one another")
+        self._give_up("deadlock", "nothing can go on")
+
+    def _give_up(self, kind: str, headline: str) -> None:
+        """End all running kernels, with a report of where they are."""
+        machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
         active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
         launches = [
@@ -441,7 +457,7 @@ class Progress:
             if isinstance(op.command, Launch)
         ]
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
-        report = reports.deadlock(launches, crowded, idle)
+        report = reports.standstill(kind, headline, launches, crowded, idle)
         machine.report(report)
         for context in {op.command.context for op in self.running}:
             self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)

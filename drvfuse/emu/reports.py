@@ -108,12 +108,14 @@ def from_fault(fault: Any) -> Report:
     )
 
 
-def deadlock(
+def standstill(
+    kind: str,
+    headline: str,
     launches: Sequence[tuple[str, int, Any]],
     crowded: Iterable[tuple[str, int]],
     without_work: Mapping[int, Report | None],
 ) -> Report:
-    """The report of launches of which none can go on.
+    """The report of where launches are that cannot go on, or that are ended.
 
     `launches` holds (kernel, device, engine launch); `crowded` the kernels (kernel, device) that find no room;
     `without_work` the devices that run nothing, with what ended their kernels, if that was a finding. Threads that wait
@@ -141,14 +143,14 @@ def deadlock(
         for device, report in without_work.items()
     ]
     lines += idle
-    text = "nothing can go on:\n  " + "\n  ".join(lines)
+    text = f"{headline}:\n  " + "\n  ".join(lines)
     if first is None:
-        return Report("deadlock", text)
+        return Report(kind, text)
     engine = launches[0][2].engine
     story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
     kernel, device, blocked = first
     return Report(
-        "deadlock",
+        kind,
         text,
         kernel,
         blocked.file,

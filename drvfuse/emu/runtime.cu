@@ -82,7 +82,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     }
     e->clock++;
     e->quiet += watched;
-    e->fuel = e->loop_limit;
+    e->tank = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
     e->rounds = 0;
     e->resumes++;
     l->resumes++;
@@ -98,7 +98,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
             return 0;
         }
     }
-    e->work += RESUME_WORK + e->loop_limit - e->fuel + e->rounds;
+    e->work += RESUME_WORK + e->tank - e->fuel + e->rounds;
     if (watched) {
         if (low != low_of(addr, size) || high != high_of(addr, size)) {
             e->progress++;

@@ -102,6 +102,26 @@ template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 wr
     return 0;
 }
 
+// The engine's Python code knows whether an interrupt waits; the launch ends then.
+FAR u32 interrupted(Thread* t, u32 site) {
+    if (!rt_call(t->launch->engine->print, 0)) return 0;
+    fault(t->launch, t, F_INTERRUPTED, site, 0, 0, 0, 0);
+    return 1;
+}
+
+// A thread has made the accesses that it was given; 0 if it may make more.
+FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Engine* e = t->launch->engine;
+    u64 rest = e->loop_limit - e->tank;
+    if (!rest) {
+        fault(t->launch, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
+        return 1;
+    }
+    e->fuel = rest < FUEL ? rest : FUEL;
+    e->tank += e->fuel;
+    return interrupted(t, site);
+}
+
 FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -128,10 +148,7 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     }
     if (refused) return bad_access(t, addr, size, flags, site);
     Engine* e = l->engine;
-    if (!--e->fuel) {
-        fault(l, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
-        return 1;
-    }
+    if (!--e->fuel && refuel(t, addr, size, flags, site)) return 1;
     Site* c = &l->sites[site];
     u32 owner = l->owner_class[word >> 16 & 0xFF];
     c->size = size;
@@ -170,7 +187,7 @@ API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
-    if (e->rounds < e->loop_limit) return 0;
+    if (e->rounds < e->loop_limit) return e->rounds % FUEL ? 0 : interrupted(t, site);
     fault(t->launch, t, F_ENDLESS, site, 0, 0, 0, e->loop_limit);
     return 1;
 }

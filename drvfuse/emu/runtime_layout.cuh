@@ -160,6 +160,7 @@ struct Engine {
     u32 probing, writes;
     u64 loop_limit, fuel, rounds;  // what a thread may do between two suspends; what is left of its accesses; what it did
     u64 work;                      // done in this call
+    u64 tank;                      // accesses that a thread was given since it was resumed, `fuel` included
     // A pass and a probe that the last call may have left unfinished.
     u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept;
     u64 pass_random, pass_before, probe_rounds, probe_before, reads_before;
@@ -186,7 +187,7 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT,
-       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS };
+       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS, F_INTERRUPTED };
 enum { V_START, V_END, V_LOAD, V_STORE, V_ATOMIC, V_FENCE, V_BARRIER, V_GDC_WAIT, V_TRIGGER };
 enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
@@ -200,6 +201,7 @@ const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
 enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
 enum { ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 const u32 LOOP_SLICE = 4096;  // rounds after which generated code calls rt_loop
+const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
 const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
 const u64 LOOK_WORK = 8;
 const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
@@ -221,7 +223,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2352 && sizeof(Event) == 48, "");
+static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2360 && sizeof(Event) == 48, "");
 
 // Adds to the ring of what happened last.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {

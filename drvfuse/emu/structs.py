@@ -192,7 +192,7 @@ class EngineStruct(Structure):
         ("resumes", u64),
         ("probing", u32),
         ("writes", u32),
-        *((name, u64) for name in ("loop_limit", "fuel", "rounds", "work")),
+        *((name, u64) for name in ("loop_limit", "fuel", "rounds", "work", "tank")),
         *((name, u32) for name in ("pass_open", "pass_at", "pass_ran", "pass_held")),
         *((name, u32) for name in ("probe_force", "probe_streak", "advancing", "slept")),
         *((name, u64) for name in ("pass_random", "pass_before", "probe_rounds", "probe_before", "reads_before")),

@@ -48,7 +48,7 @@ class FewRows:
         self.groups, self.longer = divmod(rows, self.grid)
         segments = _ceil_div(columns, _SEGMENT)
         self.chunk_rows = max(1, min(_ceil_div(rows, self.grid), _SUMS_BYTES // (8 * segments)))
-        rstds = self.chunk_rows + self.warps * self.tile_rows * self.row_lanes
+        rstds = (rows if self.grid == 1 else 0) + self.warps * self.tile_rows * self.row_lanes
         self.shared_bytes = 8 * segments * self.chunk_rows + 4 * rstds
 
     @property

@@ -83,6 +83,11 @@ _HINTS = {
     914: "another process sharing this GPU through MPS failed",
 }
 
+_EMULATED_HINTS = {
+    218: "what is wrong with the PTX, or what of it is not emulated",
+    702: "the kernel could not go on, made more steps than the limit allows, or was ended by Ctrl-C",
+}  # in place of those above
+
 _CONTEXT_LOST = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
 _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
@@ -236,7 +241,8 @@ class Driver:
             text = raw.decode() if not status and raw else ""
         except Exception:  # the explanation must never hide the error itself
             text = text or "the driver gives no text for this code"
-        hints = [_HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
+        emulated = _EMULATED_HINTS.get(number) if self.name == "emu" else None
+        hints = [emulated or _HINTS.get(number), _GO_ON[self.name] if number in _CONTEXT_LOST else None]
         hint = "; ".join(part for part in hints if part)
         explanation = f"{text} ({hint})" if hint and text else hint or text
         if report is not None:
@@ -257,8 +263,8 @@ class Driver:
         for report in reversed(self.machine.reports):
             if report.kind in _HARMLESS:
                 continue
-            # A deadlock is of all devices, and its report names the first.
-            if failing is None or report.device in (None, failing) or report.kind == "deadlock":
+            # These two are of all devices, and their reports name the first.
+            if failing is None or report.device in (None, failing) or report.kind in ("deadlock", "interrupted"):
                 return report
         return None
 

@@ -51,14 +51,16 @@ class Arguments:
             self.arrays.pop(index, None)
 
     def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
-        return ArgumentError(f"argument {index} of {self._info.name}", _shown(value), expected)
+        return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)
 
     def _integer(self, index: int, param: Param, value: Any) -> bytes:
         if isinstance(value, Array):
             if param.size != 8:
                 raise self._wrong(index, value, f"an int of {param.size} bytes")
             if value.device is not self._device:
-                raise self._wrong(index, value, f"on device {self._device.index}, where the kernel runs")
+                why = "where the kernel runs, as device= or else its first array says"
+                must = f"on device {self._device.index}, {why}; an array of a peer is passed as its .ptr"
+                raise self._wrong(index, value, must)
             return value.ptr.to_bytes(8, "little")
         try:
             number = operator.index(value)

@@ -217,3 +217,8 @@ def test_the_page_names_every_case_and_the_number_of_faults():
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall("`(.*?)`", row)) == sorted(cases.CASES)
     assert f"plants {len(MUTANTS)} known faults" in page
+
+
+def test_a_part_of_a_name_is_answered_with_the_pattern_for_it(capsys):
+    assert main(["check", "--only", "layernorm"]) == 2
+    assert "'*layernorm*', if you mean part of a name" in capsys.readouterr().err

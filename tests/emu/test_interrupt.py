@@ -44,7 +44,9 @@ try:
     sys.exit("not interrupted")
 except KeyboardInterrupt:
     print(time.clock_gettime(work) - sent[0])  # what this thread worked since, however busy the processors are
-assert launch.running
+if not launch.running:  # it was in the middle of millions of rounds without a suspend
+    launch.settle()
+    assert launch.fault.kind == "interrupted" and sys.argv[1] in ("accesses", "arithmetic")
 if sys.argv[1] == "spinning":
     rig.window.view(flag, 4)[:] = 1
     assert rig.finish(launch) and launch.done
@@ -69,7 +71,7 @@ def test_an_interrupt_during(work, rounds):
 MOMENTS = """
 import ctypes, os, random, signal, sys, threading, time
 import numpy as np
-from driver_helpers import function, ok, primary
+from driver_helpers import R, function, ok, primary
 from drvfuse.emu import Machine
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,6 +119,15 @@ with Machine(devices=1) as machine:
         except KeyboardInterrupt:
             interrupted += 1
         sys.settrace(None)
+        if machine.reports:  # it came while kernels ran, which it has ended
+            (report,) = machine.reports
+            assert report.kind == "interrupted" and machine.finding(0) is report
+            assert cuda.cuCtxSynchronize()[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
+            machine.reports.clear()
+            ok(cuda.cuDevicePrimaryCtxReset(0))
+            primary(cuda)
+            busy, count = function(cuda, SOURCE, "busy"), ok(cuda.cuMemAlloc(4))
+            ok(cuda.cuMemsetD32(count, 0, 1))
         threads = [threading.Thread(target=lambda: (primary(cuda), ok(cuda.cuCtxSynchronize())))]
         threads[0].start()
         threads[0].join(20)
@@ -138,6 +149,68 @@ with Machine(devices=1) as machine:
 def test_an_interrupt_at_any_moment_leaves_the_machine_whole(seed):
     done = _run(MOMENTS, str(seed))
     assert done.returncode == 0, done.stderr
+
+
+# An endless kernel, and a Ctrl-C during the wait for it.
+ENDLESS = """
+import os, signal, sys, threading, time
+import drvfuse as df
+from drvfuse import emu
+from drvfuse.errors import DriverError
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+SOURCE = '''
+extern "C" __global__ void waits(volatile int* flag, int* out) {
+  for (int i = 0; *flag == 0; i++) out[1] = i;  // waits
+}
+extern "C" __global__ void counts(int* flag, int* out) {
+  for (;;) atomicAdd(out, 1);  // counts
+}
+extern "C" __global__ void spins(int* flag, int* out) {
+  for (unsigned i = 1; i; i = i * 3 + 2) asm volatile("");  // spins
+  *out = 1;
+}
+extern "C" __global__ void walks(int* flag, int* out) {
+  for (unsigned i = 0;; i++) out[i % 2] = i;  // walks
+}
+'''
+line = next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith("// " + sys.argv[1]))
+with emu.Machine(devices=2) as machine:
+    one, two = (df.device(i, driver=machine) for i in range(2))
+    flag, out, other = one.zeros((1,), "int32"), one.zeros((2,), "int32"), two.zeros((4,), "int32")
+    other.numpy()
+    df.compile(SOURCE, driver=machine, name="endless.cu")[sys.argv[1]].prepare(1, 32, flag, out)(one.stream)
+    sent = []
+    def interrupt():
+        time.sleep(1)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    try:
+        out.numpy()
+        sys.exit("not interrupted")
+    except KeyboardInterrupt:
+        print(time.monotonic() - sent[0])
+    (report,) = machine.reports
+    assert (report.kind, report.kernel, report.line) == ("interrupted", sys.argv[1], line), report
+    begin = time.monotonic()
+    for use in (out.numpy, one.synchronize):
+        try:
+            use()
+            sys.exit("no error")
+        except DriverError as error:
+            assert error.name == "CUDA_ERROR_LAUNCH_TIMEOUT" and "interrupted: " in str(error), error
+            assert "ended by Ctrl-C" in str(error) and "display" not in str(error)
+    assert time.monotonic() - begin < 1
+    assert (other.numpy() == 0).all()
+"""
+
+
+@pytest.mark.parametrize("kernel", ["waits", "counts", "spins", "walks"])
+def test_an_interrupt_ends_an_endless_kernel_and_says_where_it_was(kernel):
+    done = _run(ENDLESS, kernel, DRVFUSE_EMU_LOOP_LIMIT=str(10**15))
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 3
 
 
 HOST_FUNCTION = """

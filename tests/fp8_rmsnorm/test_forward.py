@@ -163,6 +163,15 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
 
 
 @pytest.mark.emu
+def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, driver):
+    with df.emu.Machine(devices=1, sm_count=1) as machine:
+        device = df.device(0, driver=machine)
+        values = case(rng, (20, 65536))
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.emu
 def test_bytes_of_rows_that_blocks_keep(rng, driver):
     """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
     rows, columns = 512, 640

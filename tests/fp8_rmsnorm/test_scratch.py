@@ -99,6 +99,14 @@ def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(o
     df.check_device(op.device)
 
 
+def test_launch_numbers_wrap(op, space):
+    host = np.zeros(space.nbytes, np.uint8)
+    host[:4] = 255  # the number of the launch before
+    space.copy_from(host)
+    for _ in range(2):
+        op.check(op.run(workspace=space))
+
+
 def test_a_workspace_of_the_caller_must_be_zeroed_by_him(op, space):
     op.give_up(workspace=space)
     with pytest.raises(GridTimeout):

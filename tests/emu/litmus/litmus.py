@@ -120,7 +120,6 @@ class Case:
     detail  what else has to hold of each reported race
     late    which roles are late, one a seed in turn; None: nobody, then each role
     values  the kernel's parameters at.a and at.b
-    gap     why the detector is known not to give this verdict; the test then has to fail
     """
 
     name: str
@@ -137,7 +136,6 @@ class Case:
     profiles: tuple[str, ...] = PROFILES
     values: tuple[int, int] = (0, 0)
     top: str = ""
-    gap: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def required(self, profile: str) -> frozenset[Pair]:
@@ -179,14 +177,7 @@ class Suite:
     def params(self) -> list[Any]:
         """For pytest.mark.parametrize(("case", "profile"), ...)."""
         return [
-            pytest.param(
-                case,
-                profile,
-                id=f"{case.name}-{profile}",
-                marks=[pytest.mark.xfail(reason=case.gap, strict=True)] if case.gap else [],
-            )
-            for case in self.cases
-            for profile in case.profiles
+            pytest.param(case, profile, id=f"{case.name}-{profile}") for case in self.cases for profile in case.profiles
         ]
 
     def kernel(self, case: Case) -> Kernel:
