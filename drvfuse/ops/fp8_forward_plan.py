@@ -74,7 +74,8 @@ class ManyRows:
         segments = _ceil_div(columns, _SEGMENT)
         self._all_segments, self._QB = segments, QB
         self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        splits = [n for n in (1, 2, 4, 8) if n <= segments and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
+        most = min(segments, multiprocessors)
+        splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
         self.block_rows, self.parts = min(
             ((size, parts) for size in (64, 32) for parts in splits),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
