@@ -16,12 +16,15 @@
 // segment in phase 1, once a tile and row of lanes in phase 2.
 #include "fp8_forward.cuh"
 
-constexpr int AHEAD = DRVFUSE_AHEAD;        // batches asked for before one is reduced, 0 or 1
-constexpr int RESIDENT = DRVFUSE_RESIDENT;  // quads of TR rows of which x is kept
+constexpr int DEPTH = 8;                    // batches of near rows that a warp has under way
+constexpr int RESIDENT = DRVFUSE_RESIDENT;  // quads of TR rows of which x is kept: the near rows
 constexpr bool KNOWN = DRVFUSE_KNOWN;
+constexpr bool PIECES = DRVFUSE_PIECES;  // scales of near rows can be copied in pieces
 constexpr int QUADS = TR / 4, FAR = QUADS - RESIDENT;
+constexpr int SCALES = SEGMENT / QB;  // of a segment's row
+constexpr int PIECE = SCALES < 8 ? SCALES : 8;
 static_assert(BLOCK_ROWS % TILE_ROWS == 0 && BATCH == 4 && TR == 16, "whole tiles of whole batches");
-static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0 && (KNOWN || RESIDENT == 0), "known_scales(), near()");
+static_assert(RESIDENT == 0 || (KNOWN && ALIGNED), "near rows are copied by 16 bytes, and their scales");
 
 // The rows of a block, counted from 0, and what it keeps of them.
 struct Rows {
@@ -30,38 +33,66 @@ struct Rows {
     int first, width, count;  // columns from `first` on
     float* rstd;              // [count]
     u8* x;                    // [count * RESIDENT / QUADS, pitch], swizzled
-    bf16* scales;             // [groups of QB, count], swizzled
-    int pitch;
+    bf16* scales;             // [count, scale_pitch], rows of each TR moved on by 16 bytes
+    int pitch, scale_pitch;
 
     __device__ __forceinline__ i64 global(int local) const {
         return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
     }
-    __device__ __forceinline__ bool near(int local) const { return (local & (TR - 1)) < 4 * RESIDENT; }
     // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
     __device__ __forceinline__ u8* near_x(int local, int at) const {
         const u32 turn = u32(local) / TR;
         return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + ((at - first) ^ (turn * TILE_COLUMNS % 128));
     }
-    // Of a row and the next three, `quad` quads down. Lanes of several groups write, and read, one row's at once.
-    __device__ __forceinline__ uint2* known_scales(int local, int at, int quad = 0) const {
-        const int group = u32(at - first) / QB;
-        const int row = local ^ (4 * group & (BLOCK_ROWS - 1)) ^ 4 * quad;
-        return reinterpret_cast<uint2*>(scales + group * count + row);
+    __device__ __forceinline__ bf16* known_scales(int local, int at) const {
+        return scales + local * scale_pitch + u32(local) / TR * 8 + u32(at - first) / QB;
     }
 };
 
-__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
-    if (RESIDENT > 0 && rows.near(local)) {
-        u8* x = rows.near_x(local, at);
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            *reinterpret_cast<uint4*>(x + r * rows.pitch) =
-                make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
-        }
+template <int BYTES>
+__device__ __forceinline__ void copy_to_shared(void* to, const void* from, int valid) {
+    const u32 target = u32(__cvta_generic_to_shared(to));
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(valid)
+                     : "memory");
     }
-    if (KNOWN && (QB == PACK || at % QB == 0)) {
-        *rows.known_scales(local, at) = make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16,
-                                                   batch.scale[2] | u32(batch.scale[3]) << 16);
+}
+
+// Asks for a batch of near rows, for a warp: x, of which each lane will read what it has asked for itself, and scales.
+__device__ __forceinline__ void ask_for_batch(const Rows& rows, int local, int segment_at) {
+    const ForwardParams& p = rows.p;
+    const int lane = threadIdx.x % 32, at = segment_at + lane * PACK;
+    const i64 row = rows.global(local);
+    const int left = int(min(p.rows - row, i64(BATCH)));
+    const u8* from = p.x + row * p.x_stride + at;
+    u8* to = rows.near_x(local, at);
+    if (at < p.columns) {
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r, from += p.x_stride, to += rows.pitch) copy_to_shared<16>(to, from, r < left ? 16 : 0);
+    }
+    if constexpr (PIECES) {
+        constexpr int pieces = SCALES / PIECE;
+        if (lane >= BATCH * pieces) return;
+        const int r = lane / pieces, piece = segment_at + lane % pieces * PIECE * QB;
+        const int exist = r < left ? min(max((p.columns - piece + QB - 1) / QB, 0), PIECE) : 0;
+        copy_to_shared<2 * PIECE>(rows.known_scales(local + r, piece),
+                                  p.scales + (row + r) * p.scale_stride + piece / QB, 2 * exist);
+    }
+}
+
+// A batch of near rows that has come.
+__device__ __forceinline__ void take_batch(Batch& batch, const Rows& rows, int local, int at) {
+    if (at >= rows.p.columns) {
+        batch = Batch{};
+        return;
+    }
+    const u8* x = rows.near_x(local, at);
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) {
+        load_bytes<PACK>(batch.word[r], x + r * rows.pitch, PACK, true);
+        batch.scale[r] = rows.known_scales(local + r, at)->bits;
     }
 }
 
@@ -79,8 +110,7 @@ __device__ __forceinline__ void load_far_quad(QuadWords& word, const ForwardPara
 }
 
 struct Factors {
-    u32 scale[2];
-    float rstd[4];
+    float scale[4], rstd[4];
 };
 
 // Of quad `quad` of a lane's rows, which begin at `own`.
@@ -88,14 +118,18 @@ __device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows,
     const ForwardParams& p = rows.p;
     if constexpr (KNOWN) {
         const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + own + 4 * quad);
-        const uint2 pair = *rows.known_scales(own, at, quad);
         factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
-        factors.scale[0] = pair.x, factors.scale[1] = pair.y;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) factors.scale[r] = *rows.known_scales(own + 4 * quad + r, at);
     } else {
         const i64 row = rows.global(own) + 4 * quad;
-        load_scales(factors.scale, p, row, at);
+        const bf16* scale = p.scales + row * p.scale_stride + at / QB;
 #pragma unroll
-        for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
+        for (int r = 0; r < 4; ++r, scale += p.scale_stride) {
+            const bool exists = row + r < p.rows;
+            factors.scale[r] = exists ? float(*scale) : 0.0f;
+            factors.rstd[r] = exists ? p.rstd[row + r] : 0.0f;
+        }
     }
 }
 
@@ -106,7 +140,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const int all_segments = (p.columns + SEGMENT - 1) / SEGMENT;
     const int first_column = part * p.part_columns, width = min(p.part_columns, p.columns - first_column);
     const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
-    const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS, pitch = (width + 127) / 128 * 128;
+    const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS;
+    const int pitch = (width + 127) / 128 * 128, scale_pitch = segments * SCALES;
     Largest* largest = reinterpret_cast<Largest*>(dynamic);
     Largest &estimate = largest[0], &exact = largest[1];
     u8* x = dynamic + 2 * sizeof(Largest);
@@ -114,75 +149,126 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
-    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch};
+    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch, scale_pitch};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
-    // Phase 1.
-    const Place step{WARPS % segments, WARPS / segments * BATCH};
-    const auto next_place = [&](const Place& place) {
+    // Phase 1. A place's `down` counts batches, of near rows or of far ones.
+    const Place step{WARPS % segments, WARPS / segments};
+    const auto next = [&](const Place& place) {
         Place after{place.across + step.across, place.down + step.down};
-        if (after.across >= segments) after.across -= segments, after.down += BATCH;
+        if (after.across >= segments) after.across -= segments, ++after.down;
         return after;
     };
-    const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
-    const auto load = [&](Batch& batch, const Place& place) {
-        load_batch(batch, p, rows.global(place.down), column_of(place));
+    const auto near_row = [](const Place& place) {
+        constexpr int quads = RESIDENT > 0 ? RESIDENT : 1;
+        return place.down / quads * TR + place.down % quads * 4;
     };
-    Place place{warp % segments, warp / segments * BATCH};
-    int end = min(p.chunk_rows, count);
+    const auto far_row = [](const Place& place) {
+        constexpr int quads = FAR > 0 ? FAR : 1;
+        return place.down / quads * TR + (RESIDENT + place.down % quads) * 4;
+    };
+    const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
+    int first = 0, end = min(p.chunk_rows, count);  // the chunk
+    const auto load = [&](Batch& batch, const Place& place) {
+        if (place.down < end / TR * FAR) load_batch(batch, p, rows.global(far_row(place)), column_of(place));
+    };
+    const auto ask = [&](const Place& place) {
+        if (place.down < end / TR * RESIDENT) {
+            ask_for_batch(rows, near_row(place), first_column + place.across * SEGMENT);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    Place near, asked, far, farther;
     Batch one, other;
+    // The first far batches are asked for ahead of the near ones, and reduced behind them.
+    const auto begin = [&] {
+        far = {warp % segments, first / TR * FAR + warp / segments};
+        farther = next(far);
+        if constexpr (FAR > 0) load(one, far), load(other, farther);
+        near = asked = {warp % segments, first / TR * RESIDENT + warp / segments};
+        if constexpr (RESIDENT > 0) {
+#pragma unroll 1
+            for (int i = 0; i < DEPTH; ++i, asked = next(asked)) ask(asked);
+        }
+    };
     wait_for_producer();
-    if (place.down < end) load(one, place);
+    begin();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
+    if constexpr (RESIDENT > 0 && !PIECES) {
+        for (int i = threadIdx.x; i < count * scale_pitch; i += THREADS) {
+            const int local = i / scale_pitch, at = first_column + i % scale_pitch * QB;
+            const i64 row = rows.global(local);
+            const bool exists = row < p.rows && at < p.columns;
+            rows.known_scales(local, at)->bits = exists ? p.scales[row * p.scale_stride + at / QB].bits : 0;
+        }
+    }
     __syncthreads();
 
     u32 best = 0;
     float largest_weight = 0.0f;
-    bool given_up = use.aborted();
+    bool given_up = false;
     float w[PACK];
     int held = -1;
-    for (int first = 0; first < count; first = end, end = min(end + p.chunk_rows, count)) {
-        // Asks for the batch at `place` in the place of `next`: `batch` itself, or before it is reduced another.
-        const auto reduce = [&](const Batch& batch, Batch& next) {
-            const Place from = place;
-            place = next_place(from);
-            if (AHEAD && place.down < end) load(next, place);
-            const int at = column_of(from), row = from.down - first;
-            if (from.across != held) {
-                held = from.across;
-                load_phase1_weights(w, largest_weight, p, at);
+    for (;;) {
+        // What follows the loads of a batch.
+        const auto reduce = [&](const Batch& batch, int segment, int local) {
+            const int row = local - first;
+            if (segment != held) {
+                held = segment;
+                load_phase1_weights(w, largest_weight, p, first_column + segment * SEGMENT + lane * PACK);
             }
-            if (at < p.columns) keep_batch(batch, rows, from.down, at);
             float squares[BATCH];
             u32 most[BATCH];
             reduce_packs(batch, w, squares, most);
-            if (!AHEAD && place.down < end) load(next, place);
             const float sum = sum_lanes(squares);
 #pragma unroll
             for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
             if (lane % (32 / BATCH) == 0) {
-                const int r = lane / (32 / BATCH), segment = first_segment + from.across;
+                const int r = lane / (32 / BATCH);
+                segment += first_segment;
                 sums[segment * p.chunk_rows + row + r] = sum;
                 atomicMax(products + row + r, r < 2 ? (r < 1 ? most[0] : most[1]) : (r < 3 ? most[2] : most[3]));
                 if (p.parts > 1) {
-                    const i64 word = (rows.global(from.down) + r) * all_segments + segment;
+                    const i64 word = (rows.global(local) + r) * all_segments + segment;
                     if (word < p.rows * all_segments) leave_word(words->sums + word, use.epoch(), __float_as_uint(sum));
                 }
             }
         };
-        if (first > 0) {
-            place = {warp % segments, first + warp / segments * BATCH};
-            if (place.down < end) load(one, place);
+        const auto reduce_far = [&](const Batch& batch, const Place& place) {
+            const int local = far_row(place), at = column_of(place);
+            if (KNOWN && at < p.columns && (QB == PACK || at % QB == 0)) {
+#pragma unroll
+                for (int r = 0; r < BATCH; ++r) rows.known_scales(local + r, at)->bits = batch.scale[r];
+            }
+            reduce(batch, place.across, local);
+        };
+        if constexpr (RESIDENT > 0) {
+            for (; near.down < end / TR * RESIDENT; near = next(near), asked = next(asked)) {
+                asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+                __syncwarp();
+                Batch batch;
+                take_batch(batch, rows, near_row(near), column_of(near));
+                ask(asked);
+                reduce(batch, near.across, near_row(near));
+            }
         }
-        while (place.down < end) {
-            reduce(one, AHEAD ? other : one);
-            if (AHEAD && place.down < end) reduce(other, one);
+        if constexpr (FAR > 0) {
+            while (far.down < end / TR * FAR) {
+                reduce_far(one, far);
+                far = next(farther);
+                load(one, far);
+                if (farther.down >= end / TR * FAR) break;
+                reduce_far(other, farther);
+                farther = next(far);
+                load(other, farther);
+            }
         }
         if (p.parts > 1) {
             Patience patience(p.scratch);
+            given_up |= use.aborted();
             for (int i = threadIdx.x; i < (end - first) * all_segments; i += THREADS) {
                 const int segment = i % all_segments, row = i / all_segments;
                 const int from = segment * SEGMENT / p.part_columns;
@@ -206,7 +292,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             if (KNOWN) rstds[local] = rstd;
             products[local - first] = 0;
         }
-        if (end < count) __syncthreads();
+        if (end == count) break;
+        first = end, end = min(end + p.chunk_rows, count);
+        __syncthreads();
+        begin();
     }
     best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&estimate.own, best);
@@ -219,17 +308,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const auto lane_column = [&] {
         return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
     };
-    QuadWords far[FAR > 0 ? FAR : 1];
+    QuadWords reread[FAR > 0 ? FAR : 1];
     Pack<Weight, TC> weights;
     const auto ask_for_tile = [&] {
         if (tile.across >= strips) return;
         const int at = lane_column(), from = at < p.columns ? at : first_column;
         const i64 row = rows.global(lane_row());
 #pragma unroll
-        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(far[q - RESIDENT], p, row + 4 * q, from);
+        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(reread[q - RESIDENT], p, row + 4 * q, from);
         load_weight_pack(weights, p, at);
     };
     ask_for_tile();
+    Turned<TR, TC> before;  // the tile of which the columns are stored between the rows of the next
+    u8* columns = nullptr;
+    int columns_valid = 0;
     tell(words, 0, estimate, use);
     Awaited awaited[1];
     if (!hear(words, 0, estimate, use, p.scratch, given_up, awaited)) return;
@@ -258,31 +350,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         to_float(weight, weights);
         Turned<TR, TC> turned;
         u8* to = p.qy + row0 * p.columns + at;
-        const u8* const near = rows.near_x(own, from);
+        const u8* const kept = rows.near_x(own, from);
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             QuadWords word;
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 if (q < RESIDENT) {
-                    load_bytes<TC>(word[r], near + (4 * q + r) * pitch, TC, true);
+                    load_bytes<TC>(word[r], kept + (4 * q + r) * pitch, TC, true);
                 } else {
 #pragma unroll
-                    for (int j = 0; j < TC / 4; ++j) word[r][j] = far[q < RESIDENT ? 0 : q - RESIDENT][r][j];
+                    for (int j = 0; j < TC / 4; ++j) word[r][j] = reread[q < RESIDENT ? 0 : q - RESIDENT][r][j];
                 }
             }
             Factors factors;
             load_factors(factors, rows, own, q, from);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
-                const u32 pair = factors.scale[r / 2];
-                const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
                 float v[TC];
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
 #pragma unroll
                 for (int i = 0; i < TC; ++i) {
-                    v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
+                    v[i] = rounded_to_bf16(normalised(v[i], factors.scale[r], factors.rstd[r], weight[i]));
                 }
                 quantise<X, TC>(word[r], v, inverse);
             }
@@ -297,13 +387,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 }
             }
             turned.take(q, word);
+            if (RUN == TR && columns != nullptr) {
+                store_columns<ALIGNED>(columns, before, p.batch_rows, columns_valid, q * TC / QUADS, TC / QUADS);
+            }
         }
-        // The next tile's bytes are asked for before this one's columns, which nothing can be moved across.
         tile.across += tile_step.across, tile.down += tile_step.down;
         if (tile.down >= passes) tile.down -= passes, ++tile.across;
         ask_for_tile();
-        store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
+        if constexpr (RUN == TR) {
+            before = turned, columns_valid = valid;
+            columns = left > 0 ? turned_place(p.qy_t, row0, p.rows, p.batch_rows, p.columns, at) : nullptr;
+        } else {
+            store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
+        }
     }
+    if (RUN == TR && columns != nullptr) store_columns<ALIGNED>(columns, before, p.batch_rows, columns_valid, 0, TC);
     if (gridDim.x > 1) use.finish();
     if (!p.early_trigger) launch_dependents();
 }

@@ -18,10 +18,10 @@ _FEW_ROWS = 8  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
-def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+def forward_plan(device: Device, rows: int, columns: int, QB: int, aligned: bool = True) -> FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
     if rows > min(_FEW_ROWS * min(device.sm_count, MAX_BLOCKS), MAX_WORD_ROWS):
-        return ManyRows(device, rows, columns, QB)
+        return ManyRows(device, rows, columns, QB, aligned)
     return FewRows(device, rows, columns)
 
 
@@ -69,10 +69,10 @@ class ManyRows:
     kernel = "fp8_rmsnorm_forward_rows"
     tile_rows = 16
 
-    def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
+    def __init__(self, device: Device, rows: int, columns: int, QB: int, aligned: bool) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
-        self._all_segments, self._QB = segments, QB
+        self._all_segments, self._QB, self._aligned = segments, QB, aligned
         self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         most = min(segments, multiprocessors)
         splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
@@ -94,22 +94,18 @@ class ManyRows:
         self._width = min(self.part_columns, columns)
         self._most = (self.groups + (self.longer > 0)) * self.block_rows
         per_row = 4 * (self._all_segments + 1)
-        self.chunk_rows = max(4, min(self._most, _SUMS_BYTES // per_row // 4 * 4))
-        known_bytes = self._most * (2 * _ceil_div(self._width, self._QB) + 4)
+        self.chunk_rows = max(16, min(self._most, _SUMS_BYTES // per_row // 16 * 16))
+        known_bytes = self._most * (2 * _SEGMENT // self._QB * each + 4) + self._most // 16 * 16
         self.shared_bytes = 16 + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= self._room
         self.resident = 0
         if self.known:
             self.shared_bytes += known_bytes
             quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
-            self.resident = min(4, (self._room - self.shared_bytes) // quarter)
+            self.resident = min(4, (self._room - self.shared_bytes) // quarter) if self._aligned else 0
             self.shared_bytes += self.resident * quarter
-        # Warps that stay in a segment have its weights. What is not resident takes registers, and 24 warps have 80; 16
-        # have enough to ask for two batches at once, which is all that a small block has.
-        small = self._most // 4 * each <= 32
-        most = 24 if self.resident >= 3 and not small else 20 if self.known and not small else 16
-        self.warps = next((n for n in range(most, 15, -2) if n % each == 0 or each % n == 0), most)
-        self.ahead = int(most < 24)
+        # Warps that stay in a segment have its weights.
+        self.warps = next((n for n in (16, 18, 20) if n % each == 0 or each % n == 0), 16)
         tiles = self._most // self.block_rows * _ceil_div(self._width * self.row_lanes, 256)
         self.tile_columns = 8 if tiles >= self.warps else 4
 
@@ -121,7 +117,6 @@ class ManyRows:
     def defines(self) -> tuple[tuple[str, str | int], ...]:
         return (
             *_tile_defines(self, 4),
-            ("DRVFUSE_AHEAD", self.ahead),
             ("DRVFUSE_RESIDENT", self.resident),
             ("DRVFUSE_KNOWN", int(self.known)),
         )

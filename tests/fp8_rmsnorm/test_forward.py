@@ -37,10 +37,10 @@ def altered(monkeypatch, **changes):
         {},
         {"resident": 3, "tile_columns": 8},
         {"resident": 1, "warps": 18},
+        {"resident": 0},
         {"resident": 0, "known": False},
-        {"ahead": 0},
     ],
-    ids=["all", "three-quads", "one-quad", "nothing", "none-ahead"],
+    ids=["all", "three-quads", "one-quad", "scales", "nothing"],
 )
 def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, changes):
     altered(monkeypatch, **changes)
@@ -49,7 +49,7 @@ def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monke
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-@pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
+@pytest.mark.parametrize("changes", [{}, {"chunk_rows": 16}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
 def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
     """The blocks of a team leave one another their sums of squares."""
@@ -72,7 +72,11 @@ def test_weights_of_shared_columns_that_are_nan(device, rng):
 
 @pytest.mark.parametrize(
     "columns,QB,fp8,w",
-    [(160, 64, "float8_e5m2", "float32"), (100, 128, "float8_e4m3fn", "bfloat16")],
+    [
+        (160, 64, "float8_e5m2", "float32"),  # rows of scales off 16 bytes
+        (100, 128, "float8_e4m3fn", "bfloat16"),
+        (1024, 128, "float8_e4m3fn", "bfloat16"),  # 8 bytes of scales a segment
+    ],
 )
 def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     values = case(rng, (many_rows(device), columns), QB, fp8, w)
