@@ -102,6 +102,8 @@ struct Batch {
     u16 scale[BATCH];
 };
 
+// With SCALES false the caller has them from elsewhere.
+template <bool SCALES = true>
 __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int at) {
     const u8* x = p.x + row * p.x_stride + at;
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
@@ -109,7 +111,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
 #pragma unroll
         for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
             stream_pack(batch.word[r], x);
-            batch.scale[r] = scale->bits;
+            if (SCALES) batch.scale[r] = scale->bits;
         }
         return;
     }
@@ -120,7 +122,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
         batch.scale[r] = 0;
         if (row + r < p.rows && at < p.columns) {
             load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);
-            batch.scale[r] = scale->bits;
+            if (SCALES) batch.scale[r] = scale->bits;
         }
     }
 }

@@ -14,86 +14,69 @@
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
 // its 16), and again what is not RESIDENT or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
 // segment in phase 1, once a tile and row of lanes in phase 2.
+#include "bulk_copy.cuh"
 #include "fp8_forward.cuh"
 
-constexpr int DEPTH = 8;                    // batches of near rows that a warp has under way
 constexpr int RESIDENT = DRVFUSE_RESIDENT;  // quads of TR rows of which x is kept: the near rows
 constexpr bool KNOWN = DRVFUSE_KNOWN;
-constexpr bool PIECES = DRVFUSE_PIECES;  // scales of near rows can be copied in pieces
+constexpr bool BULK = DRVFUSE_BULK;  // rows of scales can be copied as wholes
 constexpr int QUADS = TR / 4, FAR = QUADS - RESIDENT;
-constexpr int SCALES = SEGMENT / QB;  // of a segment's row
-constexpr int PIECE = SCALES < 8 ? SCALES : 8;
 static_assert(BLOCK_ROWS % TILE_ROWS == 0 && BATCH == 4 && TR == 16, "whole tiles of whole batches");
-static_assert(RESIDENT == 0 || (KNOWN && ALIGNED), "near rows are copied by 16 bytes, and their scales");
+static_assert((RESIDENT == 0 || (KNOWN && ALIGNED)) && (KNOWN || !BULK), "near rows are copied as wholes");
 
 // The rows of a block, counted from 0, and what it keeps of them.
 struct Rows {
     const ForwardParams& p;
     int team, teams;
     int first, width, count;  // columns from `first` on
+    u64* come;                // [count / 4], barriers for what is copied of four rows
     float* rstd;              // [count]
-    u8* x;                    // [count * RESIDENT / QUADS, pitch], swizzled
+    u8* x;                    // [count * RESIDENT / QUADS, pitch], rows of each TR moved on
     bf16* scales;             // [count, scale_pitch], rows of each TR moved on by 16 bytes
     int pitch, scale_pitch;
 
     __device__ __forceinline__ i64 global(int local) const {
         return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
     }
-    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
+    // Lanes TR rows apart read the same columns at once: they shall be in other banks.
     __device__ __forceinline__ u8* near_x(int local, int at) const {
         const u32 turn = u32(local) / TR;
-        return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + ((at - first) ^ (turn * TILE_COLUMNS % 128));
+        return x + (turn * (4 * RESIDENT) + u32(local) % TR) * pitch + turn * (TILE_COLUMNS % 128) + (at - first);
     }
     __device__ __forceinline__ bf16* known_scales(int local, int at) const {
         return scales + local * scale_pitch + u32(local) / TR * 8 + u32(at - first) / QB;
     }
 };
 
-template <int BYTES>
-__device__ __forceinline__ void copy_to_shared(void* to, const void* from, int valid) {
-    const u32 target = u32(__cvta_generic_to_shared(to));
-    if constexpr (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(valid) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(valid)
-                     : "memory");
-    }
-}
-
-// Asks for a batch of near rows, for a warp: x, of which each lane will read what it has asked for itself, and scales.
-__device__ __forceinline__ void ask_for_batch(const Rows& rows, int local, int segment_at) {
+// Asks for x of the near rows and for all scales, with a barrier for each four rows.
+__device__ __forceinline__ void ask_for_rows(const Rows& rows) {
+#if __CUDA_ARCH__ >= 900
     const ForwardParams& p = rows.p;
-    const int lane = threadIdx.x % 32, at = segment_at + lane * PACK;
-    const i64 row = rows.global(local);
-    const int left = int(min(p.rows - row, i64(BATCH)));
-    const u8* from = p.x + row * p.x_stride + at;
-    u8* to = rows.near_x(local, at);
-    if (at < p.columns) {
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r, from += p.x_stride, to += rows.pitch) copy_to_shared<16>(to, from, r < left ? 16 : 0);
+    const int scale_bytes = BULK ? (rows.width + QB - 1) / QB * 2 : 0;
+    for (int quad = threadIdx.x / 32 + threadIdx.x % 32 * WARPS; quad < rows.count / 4; quad += THREADS) {
+        const bool near = quad % QUADS < RESIDENT;
+        if (!near && !BULK) continue;
+        expect_copies(rows.come + quad, 4 * (scale_bytes + (near ? rows.width : 0)));
+#pragma unroll 1
+        for (int local = 4 * quad; local < 4 * quad + 4; ++local) {
+            const i64 row = min(rows.global(local), p.rows - 1);  // another where there is none, which nobody looks at
+            if (near) {
+                copy_bulk(rows.near_x(local, rows.first), p.x + row * p.x_stride + rows.first, rows.width,
+                          rows.come + quad);
+            }
+            if (BULK) {
+                copy_bulk(rows.known_scales(local, rows.first), p.scales + row * p.scale_stride + rows.first / QB,
+                          scale_bytes, rows.come + quad);
+            }
+        }
     }
-    if constexpr (PIECES) {
-        constexpr int pieces = SCALES / PIECE;
-        if (lane >= BATCH * pieces) return;
-        const int r = lane / pieces, piece = segment_at + lane % pieces * PIECE * QB;
-        const int exist = r < left ? min(max((p.columns - piece + QB - 1) / QB, 0), PIECE) : 0;
-        copy_to_shared<2 * PIECE>(rows.known_scales(local + r, piece),
-                                  p.scales + (row + r) * p.scale_stride + piece / QB, 2 * exist);
-    }
+#endif
 }
 
-// A batch of near rows that has come.
-__device__ __forceinline__ void take_batch(Batch& batch, const Rows& rows, int local, int at) {
-    if (at >= rows.p.columns) {
-        batch = Batch{};
-        return;
-    }
-    const u8* x = rows.near_x(local, at);
-#pragma unroll
-    for (int r = 0; r < BATCH; ++r) {
-        load_bytes<PACK>(batch.word[r], x + r * rows.pitch, PACK, true);
-        batch.scale[r] = rows.known_scales(local + r, at)->bits;
-    }
+__device__ __forceinline__ void await_rows(const Rows& rows, int local) {
+#if __CUDA_ARCH__ >= 900
+    await_copies(rows.come + local / 4);
+#endif
 }
 
 using QuadWords = u32[4][TC / 4];  // TC columns of four rows; what does not exist is 0
@@ -141,15 +124,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const int first_column = part * p.part_columns, width = min(p.part_columns, p.columns - first_column);
     const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
     const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS;
-    const int pitch = (width + 127) / 128 * 128, scale_pitch = segments * SCALES;
+    const int pitch = (width + 127) / 128 * 128, scale_pitch = (segments * SEGMENT / QB + 7) / 8 * 8;
     Largest* largest = reinterpret_cast<Largest*>(dynamic);
     Largest &estimate = largest[0], &exact = largest[1];
     u8* x = dynamic + 2 * sizeof(Largest);
-    float* rstds = reinterpret_cast<float*>(x + count * RESIDENT / QUADS * pitch);
+    float* rstds = reinterpret_cast<float*>(x + (RESIDENT > 0 ? count * RESIDENT / QUADS * pitch + count / TR * (TILE_COLUMNS % 128) : 0));
     u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
-    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch, scale_pitch};
+    u64* come = reinterpret_cast<u64*>(scales + (KNOWN ? count * scale_pitch + count / TR * 8 : 0));
+    const Rows rows{p, team, teams, first_column, width, count, come, rstds, x, scales, pitch, scale_pitch};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
     // Phase 1. A place's `down` counts batches, of near rows or of far ones.
@@ -170,34 +154,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
     int first = 0, end = min(p.chunk_rows, count);  // the chunk
     const auto load = [&](Batch& batch, const Place& place) {
-        if (place.down < end / TR * FAR) load_batch(batch, p, rows.global(far_row(place)), column_of(place));
+        if (place.down < end / TR * FAR) load_batch<!KNOWN>(batch, p, rows.global(far_row(place)), column_of(place));
     };
-    const auto ask = [&](const Place& place) {
-        if (place.down < end / TR * RESIDENT) {
-            ask_for_batch(rows, near_row(place), first_column + place.across * SEGMENT);
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    };
-    Place near, asked, far, farther;
-    Batch one, other;
-    // The first far batches are asked for ahead of the near ones, and reduced behind them.
-    const auto begin = [&] {
-        far = {warp % segments, first / TR * FAR + warp / segments};
-        farther = next(far);
-        if constexpr (FAR > 0) load(one, far), load(other, farther);
-        near = asked = {warp % segments, first / TR * RESIDENT + warp / segments};
-        if constexpr (RESIDENT > 0) {
-#pragma unroll 1
-            for (int i = 0; i < DEPTH; ++i, asked = next(asked)) ask(asked);
-        }
-    };
+    if constexpr (RESIDENT > 0 || BULK) {
+#if __CUDA_ARCH__ >= 900
+        for (int quad = threadIdx.x; quad < count / 4; quad += THREADS) make_copy_barrier(come + quad);
+#endif
+        __syncthreads();
+    }
     wait_for_producer();
-    begin();
+    // A far batch is asked for before the one ahead of it is reduced, the first before all near ones.
+    Place far{warp % segments, warp / segments};
+    Batch ahead;
+    if constexpr (FAR > 0) load(ahead, far);
+    ask_for_rows(rows);
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
-    if constexpr (RESIDENT > 0 && !PIECES) {
+    if constexpr (KNOWN && !BULK) {
         for (int i = threadIdx.x; i < count * scale_pitch; i += THREADS) {
             const int local = i / scale_pitch, at = first_column + i % scale_pitch * QB;
             const i64 row = rows.global(local);
@@ -237,33 +212,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 }
             }
         };
-        const auto reduce_far = [&](const Batch& batch, const Place& place) {
-            const int local = far_row(place), at = column_of(place);
-            if (KNOWN && at < p.columns && (QB == PACK || at % QB == 0)) {
+        const auto take_scales = [&](Batch& batch, int local, int at) {
 #pragma unroll
-                for (int r = 0; r < BATCH; ++r) rows.known_scales(local + r, at)->bits = batch.scale[r];
+            for (int r = 0; r < BATCH; ++r) {
+                batch.scale[r] = at < p.columns ? rows.known_scales(local + r, at)->bits : u16(0);
             }
-            reduce(batch, place.across, local);
         };
         if constexpr (RESIDENT > 0) {
-            for (; near.down < end / TR * RESIDENT; near = next(near), asked = next(asked)) {
-                asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
-                __syncwarp();
-                Batch batch;
-                take_batch(batch, rows, near_row(near), column_of(near));
-                ask(asked);
-                reduce(batch, near.across, near_row(near));
+            Place near{warp % segments, first / TR * RESIDENT + warp / segments};
+            for (; near.down < end / TR * RESIDENT; near = next(near)) {
+                const int local = near_row(near), at = column_of(near);
+                await_rows(rows, local);
+                Batch batch = {};
+                if (at < p.columns) {
+                    const u8* x = rows.near_x(local, at);
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) load_bytes<PACK>(batch.word[r], x + r * pitch, PACK, true);
+                }
+                take_scales(batch, local, at);
+                reduce(batch, near.across, local);
             }
         }
         if constexpr (FAR > 0) {
             while (far.down < end / TR * FAR) {
-                reduce_far(one, far);
-                far = next(farther);
-                load(one, far);
-                if (farther.down >= end / TR * FAR) break;
-                reduce_far(other, farther);
-                farther = next(far);
-                load(other, farther);
+                Batch batch = ahead;
+                const int across = far.across, local = far_row(far);
+                far = next(far);
+                load(ahead, far);
+                if (BULK) await_rows(rows, local);
+                if (KNOWN) take_scales(batch, local, first_column + across * SEGMENT + lane * PACK);
+                reduce(batch, across, local);
             }
         }
         if (p.parts > 1) {
@@ -294,8 +272,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         }
         if (end == count) break;
         first = end, end = min(end + p.chunk_rows, count);
+        far = {warp % segments, first / TR * FAR + warp / segments};
+        if constexpr (FAR > 0) load(ahead, far);
         __syncthreads();
-        begin();
     }
     best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&estimate.own, best);
@@ -310,15 +289,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     };
     QuadWords reread[FAR > 0 ? FAR : 1];
     Pack<Weight, TC> weights;
-    const auto ask_for_tile = [&] {
-        if (tile.across >= strips) return;
-        const int at = lane_column(), from = at < p.columns ? at : first_column;
-        const i64 row = rows.global(lane_row());
-#pragma unroll
-        for (int q = RESIDENT; q < QUADS; ++q) load_far_quad(reread[q - RESIDENT], p, row + 4 * q, from);
-        load_weight_pack(weights, p, at);
+    const auto reread_quad = [&](int q) {
+        const int at = lane_column();
+        load_far_quad(reread[q - RESIDENT], p, rows.global(lane_row()) + 4 * q, at < p.columns ? at : first_column);
     };
-    ask_for_tile();
+    if (tile.across < strips) {
+#pragma unroll
+        for (int q = RESIDENT; q < QUADS; ++q) reread_quad(q);
+        load_weight_pack(weights, p, lane_column());
+    }
     Turned<TR, TC> before;  // the tile of which the columns are stored between the rows of the next
     u8* columns = nullptr;
     int columns_valid = 0;
@@ -351,6 +330,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         Turned<TR, TC> turned;
         u8* to = p.qy + row0 * p.columns + at;
         const u8* const kept = rows.near_x(own, from);
+        tile.across += tile_step.across, tile.down += tile_step.down;
+        if (tile.down >= passes) tile.down -= passes, ++tile.across;
+        const bool more = tile.across < strips;
+        if (more) load_weight_pack(weights, p, lane_column());
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {
             QuadWords word;
@@ -376,6 +359,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 }
                 quantise<X, TC>(word[r], v, inverse);
             }
+            // Of the next tile, before this one's stores, which nothing can be moved across.
+            if (q >= RESIDENT && more) reread_quad(q);
             // A branch, or the compiler defers the stores of the whole tile.
             if (4 * q + 4 <= left) {
 #pragma unroll
@@ -391,9 +376,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 store_columns<ALIGNED>(columns, before, p.batch_rows, columns_valid, q * TC / QUADS, TC / QUADS);
             }
         }
-        tile.across += tile_step.across, tile.down += tile_step.down;
-        if (tile.down >= passes) tile.down -= passes, ++tile.across;
-        ask_for_tile();
         if constexpr (RUN == TR) {
             before = turned, columns_valid = valid;
             columns = left > 0 ? turned_place(p.qy_t, row0, p.rows, p.batch_rows, p.columns, at) : nullptr;

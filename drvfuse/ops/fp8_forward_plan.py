@@ -18,10 +18,15 @@ _FEW_ROWS = 8  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
-def forward_plan(device: Device, rows: int, columns: int, QB: int, aligned: bool = True) -> FewRows | ManyRows:
-    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
+def forward_plan(
+    device: Device, rows: int, columns: int, QB: int, aligned: bool = True, scales_aligned: bool = True
+) -> FewRows | ManyRows:
+    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it.
+
+    `aligned`: rows of x are whole packs of 16 bytes on 16 bytes. `scales_aligned`: rows of scales begin on 16 bytes.
+    """
     if rows > min(_FEW_ROWS * min(device.sm_count, MAX_BLOCKS), MAX_WORD_ROWS):
-        return ManyRows(device, rows, columns, QB, aligned)
+        return ManyRows(device, rows, columns, QB, aligned, scales_aligned)
     return FewRows(device, rows, columns)
 
 
@@ -37,12 +42,13 @@ class FewRows:
         self.block_rows = 1
         self.warps = 8 if 2 < rows <= multiprocessors else 16
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for shape in ((16, 8, 4), (16, 4, 4), (4, 4, lanes)):
+        for warps, shape in ((16, (16, 8, 4)), (16, (16, 4, 4)), (8, (8, 4, 4)), (self.warps, (4, 4, lanes))):
             self.tile_rows, self.tile_columns, self.row_lanes = shape
             down = _ceil_div(rows, self.tile_rows * self.row_lanes)
             tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
-            if rows >= 64 and tiles >= 15 * multiprocessors:
+            if rows >= 64 and tiles >= (warps - 1) * multiprocessors:
                 break
+        self.warps = warps
         blocks = 1 if rows * columns <= _ALONE else max(rows, _ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))
         self.groups, self.longer = divmod(rows, self.grid)
@@ -69,10 +75,15 @@ class ManyRows:
     kernel = "fp8_rmsnorm_forward_rows"
     tile_rows = 16
 
-    def __init__(self, device: Device, rows: int, columns: int, QB: int, aligned: bool) -> None:
+    def __init__(
+        self, device: Device, rows: int, columns: int, QB: int, aligned: bool, scales_aligned: bool
+    ) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
-        self._all_segments, self._QB, self._aligned = segments, QB, aligned
+        self._all_segments, self._QB = segments, QB
+        self._copies, self._scale_copies = aligned, scales_aligned  # by 16 bytes
+        if device.capability < (9, 0) or columns < _SEGMENT:
+            self._copies = self._scale_copies = False
         self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         most = min(segments, multiprocessors)
         splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
@@ -95,19 +106,25 @@ class ManyRows:
         self._most = (self.groups + (self.longer > 0)) * self.block_rows
         per_row = 4 * (self._all_segments + 1)
         self.chunk_rows = max(16, min(self._most, _SUMS_BYTES // per_row // 16 * 16))
-        known_bytes = self._most * (2 * _SEGMENT // self._QB * each + 4) + self._most // 16 * 16
+        # Warps that stay in a segment have its weights.
+        self.warps = next((n for n in (16, 18, 20) if n % each == 0 or each % n == 0), 16)
+        tiles = self._most // self.block_rows * _ceil_div(self._width * self.row_lanes, 256)
+        self.tile_columns = 8 if tiles >= self.warps else 4
+        turns, pitch = self._most // 16, _ceil_div(_SEGMENT // self._QB * each, 8) * 8
+        known_bytes = self._most * (2 * pitch + 6) + turns * 16
         self.shared_bytes = 16 + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= self._room
         self.resident = 0
         if self.known:
             self.shared_bytes += known_bytes
+            room = self._room - self.shared_bytes - turns * (32 // self.row_lanes * self.tile_columns % 128)
             quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
-            self.resident = min(4, (self._room - self.shared_bytes) // quarter) if self._aligned else 0
-            self.shared_bytes += self.resident * quarter
-        # Warps that stay in a segment have its weights.
-        self.warps = next((n for n in (16, 18, 20) if n % each == 0 or each % n == 0), 16)
-        tiles = self._most // self.block_rows * _ceil_div(self._width * self.row_lanes, 256)
-        self.tile_columns = 8 if tiles >= self.warps else 4
+            self.resident = min(4, room // quarter) if self._copies else 0
+            if self.resident:
+                self.shared_bytes = self._room - room + self.resident * quarter
+        last = columns - (self.parts - 1) * self.part_columns
+        parts = [last] + [self.part_columns] * (self.parts > 1)
+        self.bulk = self.known and self._scale_copies and not any(2 * _ceil_div(n, self._QB) % 16 for n in parts)
 
     @property
     def threads(self) -> int:
@@ -119,6 +136,7 @@ class ManyRows:
             *_tile_defines(self, 4),
             ("DRVFUSE_RESIDENT", self.resident),
             ("DRVFUSE_KNOWN", int(self.known)),
+            ("DRVFUSE_BULK", int(self.bulk)),
         )
 
 

@@ -90,11 +90,10 @@ def fp8_rmsnorm_forward(
     batch_rows = shape[1] if batched else count
     space = acquire(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    plan = forward_plan(device, count, columns, QB, aligned)
+    scales_aligned = scales.ptr % 16 == 0 and scales.stride % 8 == 0
+    plan = forward_plan(device, count, columns, QB, aligned, scales_aligned)
     run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
-    piece = min(16, 1024 // QB)  # bytes of scales
-    pieces = scales.ptr % piece == 0 and 2 * scales.stride % piece == 0
-    defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run), ("DRVFUSE_PIECES", int(pieces)))
+    defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
     kernel = launching.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
         x=xs.ptr,

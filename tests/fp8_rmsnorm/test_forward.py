@@ -36,9 +36,9 @@ def altered(monkeypatch, **changes):
     [
         {},
         {"resident": 3, "tile_columns": 8},
-        {"resident": 1, "warps": 18},
+        {"resident": 1, "bulk": False},
         {"resident": 0},
-        {"resident": 0, "known": False},
+        {"resident": 0, "known": False, "bulk": False},
     ],
     ids=["all", "three-quads", "one-quad", "scales", "nothing"],
 )
