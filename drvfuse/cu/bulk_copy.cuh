@@ -10,7 +10,7 @@
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ u32 shared_address(const void* address) { return u32(__cvta_generic_to_shared(address)); }
 
-// By one thread; a block barrier must follow before another thread uses it.
+// By the thread that makes the copies; a block barrier must come before another thread awaits them.
 __device__ __forceinline__ void make_copy_barrier(u64* barrier) {
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

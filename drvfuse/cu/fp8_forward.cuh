@@ -14,8 +14,10 @@
 // 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
 // NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
 //
-// Memory order: words of grid_words.cuh carry all that blocks tell one another. Failure: scratch.cuh; then qy, qy_t and
-// the scale are not written.
+// Memory order: words of grid_words.cuh carry all that blocks tell one another. The epoch in them is the one that thread 0
+// of their block has read and handed on through shared memory, so a block leaves no word before it has read the epoch;
+// block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
+// and rstd hold is undefined.
 #pragma once
 #include "fp8_tile.cuh"
 #include "grid_words.cuh"
@@ -210,16 +212,29 @@ struct Largest {
     u32 own, all;
 };
 
+// What the threads of a block share of the meetings.
+struct Meetings {
+    Largest estimate, exact;
+    u32 epoch;
+    u32 unused[3];
+
+    // By thread 0; a block barrier must follow.
+    __device__ __forceinline__ void begin(const ScratchUse& use) {
+        estimate = exact = Largest{0, 0};
+        epoch = use.epoch();
+    }
+};
+
 // Tells the other blocks what this one has found; a block barrier.
-__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, const ScratchUse& use) {
+__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
     __syncthreads();
-    if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, use.epoch(), largest.own);
+    if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
 }
 
 // Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
 // threads, if this block has given up, now or, by `given_up`, before.
 template <int N>
-__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, ScratchUse& use,
+__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, u32 epoch, ScratchUse& use,
                                      const Scratch& scratch, bool given_up, Awaited (&all)[N]) {
     static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
     if (gridDim.x == 1) {
@@ -230,7 +245,7 @@ __device__ __forceinline__ bool hear(GridWords* words, int round, Largest& large
     given_up |= use.aborted();
     all[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
     Patience patience(scratch);
-    if (!given_up) await_words(all, use.epoch(), patience, given_up);
+    if (!given_up) await_words(all, epoch, patience, given_up);
     __syncwarp();
     const u32 most = warp_max(given_up ? 0 : all[0].value);
     if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);

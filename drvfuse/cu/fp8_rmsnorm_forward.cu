@@ -38,7 +38,7 @@ __device__ __forceinline__ void load_quad(Quad& quad, const ForwardParams& p, i6
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
-    __shared__ Largest estimate, exact;
+    __shared__ Meetings meetings;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
     float* rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;  // of the warp's tile
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
-    if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
+    if (threadIdx.x == 0) meetings.begin(use);
     load_first_tile();
 
     // Phase 1.
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                 const float rstd = finish_row(p, total, most, best);
                 p.rstd[row] = rstd;
                 if (gridDim.x > 1) {
-                    leave_word(words->rows + row, use.epoch(), __float_as_uint(rstd));
+                    leave_word(words->rows + row, meetings.epoch, __float_as_uint(rstd));
                 } else {
                     alone[row] = rstd;
                 }
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         if (end < count) __syncthreads();
     }
     best = warp_max(largest <= WEIGHT_LIMIT ? best : UNDECIDED);
-    if (lane == 0) atomicMax(&estimate.own, best);
+    if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     // The rstd of a tile's rows, of which other blocks have reduced some.
     constexpr int LOOKS = (TILE_ROWS + 31) / 32;
@@ -153,21 +153,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         __syncwarp();
     };
-    tell(words, 0, estimate, use);
+    tell(words, 0, meetings.estimate, meetings.epoch);
     await_rows();
-    if (!hear(words, 0, estimate, use, p.scratch, false, awaited)) return;
+    if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, false, awaited)) return;
     take_rows();
-    u32 scale_bits = decided_scale(estimate.all);
+    u32 scale_bits = decided_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
         for (int local = warp; local < count && global(local) < p.rows; local += WARPS) {
             const i64 row = global(local);
             const u32 most = exact_row_maximum(p, row, p.rstd[row], 0, p.columns);
-            if (lane == 0) atomicMax(&exact.own, most);
+            if (lane == 0) atomicMax(&meetings.exact.own, most);
         }
-        tell(words, 1, exact, use);
+        tell(words, 1, meetings.exact, meetings.epoch);
         Awaited again[1];
-        if (!hear(words, 1, exact, use, p.scratch, false, again)) return;
-        scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
+        if (!hear(words, 1, meetings.exact, meetings.epoch, use, p.scratch, false, again)) return;
+        scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = reciprocal(bf16{u16(scale_bits)});
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             bool given_up = false;
             await_rows();
             awaited[0] = {};
-            await_words(awaited, use.epoch(), patience, given_up);
+            await_words(awaited, meetings.epoch, patience, given_up);
             __syncwarp();
             take_rows();
         }

@@ -56,6 +56,7 @@ __device__ __forceinline__ void ask_for_rows(const Rows& rows) {
     for (int quad = threadIdx.x / 32 + threadIdx.x % 32 * WARPS; quad < rows.count / 4; quad += THREADS) {
         const bool near = quad % QUADS < RESIDENT;
         if (!near && !BULK) continue;
+        make_copy_barrier(rows.come + quad);
         expect_copies(rows.come + quad, 4 * (scale_bytes + (near ? rows.width : 0)));
 #pragma unroll 1
         for (int local = 4 * quad; local < 4 * quad + 4; ++local) {
@@ -125,9 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
     const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS;
     const int pitch = (width + 127) / 128 * 128, scale_pitch = (segments * SEGMENT / QB + 7) / 8 * 8;
-    Largest* largest = reinterpret_cast<Largest*>(dynamic);
-    Largest &estimate = largest[0], &exact = largest[1];
-    u8* x = dynamic + 2 * sizeof(Largest);
+    Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
+    u8* x = dynamic + sizeof(Meetings);
     float* rstds = reinterpret_cast<float*>(x + (RESIDENT > 0 ? count * RESIDENT / QUADS * pitch + count / TR * (TILE_COLUMNS % 128) : 0));
     u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
@@ -156,12 +156,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const auto load = [&](Batch& batch, const Place& place) {
         if (place.down < end / TR * FAR) load_batch<!KNOWN>(batch, p, rows.global(far_row(place)), column_of(place));
     };
-    if constexpr (RESIDENT > 0 || BULK) {
-#if __CUDA_ARCH__ >= 900
-        for (int quad = threadIdx.x; quad < count / 4; quad += THREADS) make_copy_barrier(come + quad);
-#endif
-        __syncthreads();
-    }
     wait_for_producer();
     // A far batch is asked for before the one ahead of it is reduced, the first before all near ones.
     Place far{warp % segments, warp / segments};
@@ -170,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     ask_for_rows(rows);
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
-    if (threadIdx.x == 0) estimate = exact = Largest{0, 0};
+    if (threadIdx.x == 0) meetings.begin(use);
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     if constexpr (KNOWN && !BULK) {
         for (int i = threadIdx.x; i < count * scale_pitch; i += THREADS) {
@@ -208,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 atomicMax(products + row + r, r < 2 ? (r < 1 ? most[0] : most[1]) : (r < 3 ? most[2] : most[3]));
                 if (p.parts > 1) {
                     const i64 word = (rows.global(local) + r) * all_segments + segment;
-                    if (word < p.rows * all_segments) leave_word(words->sums + word, use.epoch(), __float_as_uint(sum));
+                    if (word < p.rows * all_segments) leave_word(words->sums + word, meetings.epoch, __float_as_uint(sum));
                 }
             }
         };
@@ -253,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 if (from == part || word >= p.rows * all_segments || given_up) continue;
                 Awaited sum[1] = {{words->sums + word, u32(team * p.parts + from), 0}};
-                await_words(sum, use.epoch(), patience, given_up);
+                await_words(sum, meetings.epoch, patience, given_up);
                 sums[segment * p.chunk_rows + row] = __uint_as_float(sum[0].value);
             }
         }
@@ -277,12 +271,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         __syncthreads();
     }
     best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
-    if (lane == 0) atomicMax(&estimate.own, best);
+    if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
-    // Tiles of one strip of columns after one another.
+    // The last rows first, since L2 may still hold what was read last.
     const int passes = count / TILE_ROWS, strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    Place tile{warp / passes, warp % passes};
-    const Place tile_step{WARPS / passes, WARPS % passes};
+    Place tile{warp % strips, passes - 1 - warp / strips};
+    const Place tile_step{WARPS % strips, WARPS / strips};
     const auto lane_row = [&] { return tile.down * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
     const auto lane_column = [&] {
         return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
@@ -293,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         const int at = lane_column();
         load_far_quad(reread[q - RESIDENT], p, rows.global(lane_row()) + 4 * q, at < p.columns ? at : first_column);
     };
-    if (tile.across < strips) {
+    if (tile.down >= 0) {
 #pragma unroll
         for (int q = RESIDENT; q < QUADS; ++q) reread_quad(q);
         load_weight_pack(weights, p, lane_column());
@@ -301,27 +295,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     Turned<TR, TC> before;  // the tile of which the columns are stored between the rows of the next
     u8* columns = nullptr;
     int columns_valid = 0;
-    tell(words, 0, estimate, use);
+    tell(words, 0, meetings.estimate, meetings.epoch);
     Awaited awaited[1];
-    if (!hear(words, 0, estimate, use, p.scratch, given_up, awaited)) return;
-    u32 scale_bits = decided_scale(estimate.all);
+    if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
+    u32 scale_bits = decided_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
         // Whole rows, since only of those it matters whether all y are NaN.
         for (int local = part + warp * p.parts; local < count; local += WARPS * p.parts) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;
             const u32 most = exact_row_maximum(p, row, KNOWN ? rstds[local] : p.rstd[row], 0, p.columns);
-            if (lane == 0) atomicMax(&exact.own, most);
+            if (lane == 0) atomicMax(&meetings.exact.own, most);
         }
-        tell(words, 1, exact, use);
-        if (!hear(words, 1, exact, use, p.scratch, false, awaited)) return;
-        scale_bits = fp8_scale_bits<X>(__uint_as_float(exact.all));
+        tell(words, 1, meetings.exact, meetings.epoch);
+        if (!hear(words, 1, meetings.exact, meetings.epoch, use, p.scratch, false, awaited)) return;
+        scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = reciprocal(bf16{u16(scale_bits)});
 
     // Phase 2.
-    while (tile.across < strips) {
+    while (tile.down >= 0) {
         const int at = lane_column(), own = lane_row(), valid = p.columns - at, from = valid > 0 ? at : first_column;
         const i64 row0 = rows.global(own);
         const int left = valid > 0 ? int(min(p.rows - row0, i64(TR))) : 0;
@@ -330,9 +324,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         Turned<TR, TC> turned;
         u8* to = p.qy + row0 * p.columns + at;
         const u8* const kept = rows.near_x(own, from);
-        tile.across += tile_step.across, tile.down += tile_step.down;
-        if (tile.down >= passes) tile.down -= passes, ++tile.across;
-        const bool more = tile.across < strips;
+        tile.across += tile_step.across, tile.down -= tile_step.down;
+        if (tile.across >= strips) tile.across -= strips, --tile.down;
+        const bool more = tile.down >= 0;
         if (more) load_weight_pack(weights, p, lane_column());
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) {

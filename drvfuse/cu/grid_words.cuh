@@ -4,7 +4,7 @@
 #pragma once
 #include "scratch.cuh"
 
-constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 17;
+constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 14;
 
 // ops/fp8_forward_plan.py has its size.
 struct GridWords {

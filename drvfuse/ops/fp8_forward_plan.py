@@ -9,10 +9,11 @@ from .scratch import STATE_BYTES
 MAX_COLUMNS = 1 << 18
 MAX_BLOCKS = 256
 MAX_WORD_ROWS = 2048
-MAX_WORD_SUMS = 1 << 17
+MAX_WORD_SUMS = 1 << 14
 WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 _SEGMENT = 512
 _SUMS_BYTES = 16384
+_MEETINGS_BYTES = 32
 _ALONE = 8192
 _FEW_ROWS = 8  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
@@ -75,9 +76,7 @@ class ManyRows:
     kernel = "fp8_rmsnorm_forward_rows"
     tile_rows = 16
 
-    def __init__(
-        self, device: Device, rows: int, columns: int, QB: int, aligned: bool, scales_aligned: bool
-    ) -> None:
+    def __init__(self, device: Device, rows: int, columns: int, QB: int, aligned: bool, scales_aligned: bool) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
         self._all_segments, self._QB = segments, QB
@@ -112,7 +111,7 @@ class ManyRows:
         self.tile_columns = 8 if tiles >= self.warps else 4
         turns, pitch = self._most // 16, _ceil_div(_SEGMENT // self._QB * each, 8) * 8
         known_bytes = self._most * (2 * pitch + 6) + turns * 16
-        self.shared_bytes = 16 + per_row * self.chunk_rows
+        self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= self._room
         self.resident = 0
         if self.known:
@@ -155,6 +154,14 @@ def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: i
     """Rows times segments of the block that has most."""
     groups = _ceil_div(_ceil_div(rows, size), max(1, multiprocessors // parts))
     return groups * size * _ceil_div(segments, parts)
+
+
+def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
+    """Bytes of a column of qy_t that one store can take: they must be aligned and stay in one batch."""
+    run = tile_rows
+    while run > 1 and (batch_rows % run or address % run):
+        run //= 2
+    return run if run >= 4 else 1
 
 
 def _ceil_div(a: int, b: int) -> int:

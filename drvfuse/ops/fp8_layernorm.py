@@ -18,8 +18,9 @@ from ..runtime.array import Array
 from ..runtime.driver import Driver
 from . import fp8_rmsnorm_backward as backward
 from . import launching, operands
+from .fp8_forward_plan import column_run
 from .fp8_operands import WEIGHTS, quantised_rows
-from .fp8_rmsnorm import COAT_WARPS, _run
+from .fp8_rmsnorm import COAT_WARPS
 from .fp8_teams import MAX_COLUMNS, RowPlan
 from .launching import Specialisation
 from .options import PDLLevel, real
@@ -206,7 +207,7 @@ def _forward(
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_PARAMETERS", int(bool(affines))),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", _run(tile_rows, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_RUN", column_run(tile_rows, batch_rows, qy_t.ptr)),
             ("DRVFUSE_TILE_ROWS", tile_rows),
             ("DRVFUSE_ROW_LANES", row_lanes),
             *plan.defines,

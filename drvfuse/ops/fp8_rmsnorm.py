@@ -15,7 +15,7 @@ from typing import Any
 from .. import dtypes
 from ..errors import ArgumentError
 from . import launching, operands
-from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, forward_plan
+from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, column_run, forward_plan
 from .fp8_operands import column_weights, quantised_rows
 from .launching import Specialisation
 from .operands import Operand
@@ -92,7 +92,7 @@ def fp8_rmsnorm_forward(
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     scales_aligned = scales.ptr % 16 == 0 and scales.stride % 8 == 0
     plan = forward_plan(device, count, columns, QB, aligned, scales_aligned)
-    run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
+    run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
     kernel = launching.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
@@ -134,11 +134,3 @@ def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[s
         ("DRVFUSE_GROUP", QB),
         ("DRVFUSE_ALIGNED", int(aligned)),
     )
-
-
-def _run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """Bytes of a column of qy_t that one store can take: they must be aligned and stay in one batch."""
-    run = tile_rows
-    while run > 1 and (batch_rows % run or address % run):
-        run //= 2
-    return run if run >= 4 else 1
