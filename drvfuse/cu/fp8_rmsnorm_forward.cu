@@ -73,8 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
-    if (threadIdx.x == 0) meetings.begin(use);
-    load_first_tile();
 
     // Phase 1.
     u32 best = 0;
@@ -82,11 +80,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     float w[PACK];
     int held = -1;
     const Place step{WARPS % segments, WARPS / segments * BATCH};
-    for (int first = 0; first < count; first += p.chunk_rows) {
+    for (int first = 0; first == 0 || first < count; first += p.chunk_rows) {  // once also without rows
         const int end = min(first + p.chunk_rows, count);
         Place place{warp % segments, first + warp / segments * BATCH}, after;
         Batch batch, next;
         if (place.down < end) load_batch(batch, p, global(place.down), place.across * SEGMENT + lane * PACK);
+        if (first == 0) load_first_tile();
         for (; place.down < end; place = after, batch = next) {
             after = {place.across + step.across, place.down + step.down};
             if (after.across >= segments) after.across -= segments, after.down += BATCH;
@@ -109,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                 for (int r = 0; r < BATCH; ++r) products[to + r] = most[r];
             }
         }
+        if (first == 0 && threadIdx.x == 0) meetings.begin(use);
         __syncthreads();
         for (int local = first + threadIdx.x; local < end; local += THREADS) {
             const i64 row = global(local);
