@@ -54,9 +54,11 @@ struct ForwardParams {
     int columns;
     int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
     int parts, part_columns;  // of many rows: blocks that share a group of rows, and the columns of one
+    int resident_rows;        // of many rows: of a block's, those of which x stays
     int chunk_rows;           // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
+    int unused;
 };
 
 struct Place {
@@ -104,8 +106,6 @@ struct Batch {
     u16 scale[BATCH];
 };
 
-// With SCALES false the caller has them from elsewhere.
-template <bool SCALES = true>
 __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int at) {
     const u8* x = p.x + row * p.x_stride + at;
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
 #pragma unroll
         for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
             stream_pack(batch.word[r], x);
-            if (SCALES) batch.scale[r] = scale->bits;
+            batch.scale[r] = scale->bits;
         }
         return;
     }
@@ -124,7 +124,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
         batch.scale[r] = 0;
         if (row + r < p.rows && at < p.columns) {
             load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);
-            if (SCALES) batch.scale[r] = scale->bits;
+            batch.scale[r] = scale->bits;
         }
     }
 }

@@ -19,15 +19,10 @@ _FEW_ROWS = 8  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
-def forward_plan(
-    device: Device, rows: int, columns: int, QB: int, aligned: bool = True, scales_aligned: bool = True
-) -> FewRows | ManyRows:
-    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it.
-
-    `aligned`: rows of x are whole packs of 16 bytes on 16 bytes. `scales_aligned`: rows of scales begin on 16 bytes.
-    """
+def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
     if rows > min(_FEW_ROWS * min(device.sm_count, MAX_BLOCKS), MAX_WORD_ROWS):
-        return ManyRows(device, rows, columns, QB, aligned, scales_aligned)
+        return ManyRows(device, rows, columns, QB)
     return FewRows(device, rows, columns)
 
 
@@ -35,7 +30,7 @@ class FewRows:
     """Rows and tiles are shared out by themselves: x is read twice."""
 
     kernel = "fp8_rmsnorm_forward"
-    parts = 1
+    parts, resident_rows = 1, 0
 
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
@@ -74,15 +69,12 @@ class ManyRows:
     """
 
     kernel = "fp8_rmsnorm_forward_rows"
-    tile_rows = 16
+    tile_rows, tile_columns = 4, 16
 
-    def __init__(self, device: Device, rows: int, columns: int, QB: int, aligned: bool, scales_aligned: bool) -> None:
+    def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
         self._all_segments, self._QB = segments, QB
-        self._copies, self._scale_copies = aligned, scales_aligned  # by 16 bytes
-        if device.capability < (9, 0) or columns < _SEGMENT:
-            self._copies = self._scale_copies = False
         self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         most = min(segments, multiprocessors)
         splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
@@ -96,34 +88,24 @@ class ManyRows:
         each = _ceil_div(self._all_segments, self.parts)
         self.parts = _ceil_div(self._all_segments, each)
         self.part_columns = each * _SEGMENT
-        self.row_lanes = self.block_rows // 16
+        self.row_lanes = self.block_rows // self.tile_rows
         groups = _ceil_div(rows, self.block_rows)
         teams = max(1, min(multiprocessors // self.parts, groups))
         self.grid = teams * self.parts
         self.groups, self.longer = divmod(groups, teams)
-        self._width = min(self.part_columns, columns)
-        self._most = (self.groups + (self.longer > 0)) * self.block_rows
+        width = min(self.part_columns, columns)
+        most = (self.groups + (self.longer > 0)) * self.block_rows
         per_row = 4 * (self._all_segments + 1)
-        self.chunk_rows = max(16, min(self._most, _SUMS_BYTES // per_row // 16 * 16))
-        # Warps that stay in a segment have its weights.
-        self.warps = next((n for n in (16, 18, 20) if n % each == 0 or each % n == 0), 16)
-        tiles = self._most // self.block_rows * _ceil_div(self._width * self.row_lanes, 256)
-        self.tile_columns = 8 if tiles >= self.warps else 4
-        turns, pitch = self._most // 16, _ceil_div(_SEGMENT // self._QB * each, 8) * 8
-        known_bytes = self._most * (2 * pitch + 6) + turns * 16
+        self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
+        known_bytes = most * (2 * _ceil_div(width, self._QB) + 4)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= self._room
-        self.resident = 0
-        if self.known:
-            self.shared_bytes += known_bytes
-            room = self._room - self.shared_bytes - turns * (32 // self.row_lanes * self.tile_columns % 128)
-            quarter = self._most // 4 * _ceil_div(self._width, 128) * 128
-            self.resident = min(4, room // quarter) if self._copies else 0
-            if self.resident:
-                self.shared_bytes = self._room - room + self.resident * quarter
-        last = columns - (self.parts - 1) * self.part_columns
-        parts = [last] + [self.part_columns] * (self.parts > 1)
-        self.bulk = self.known and self._scale_copies and not any(2 * _ceil_div(n, self._QB) % 16 for n in parts)
+        self.shared_bytes += known_bytes * self.known
+        pitch = _ceil_div(width, 128) * 128
+        self.resident_rows = min(most, (self._room - self.shared_bytes) // pitch // 4 * 4)
+        self.shared_bytes += self.resident_rows * pitch
+        # Warps that stay in a segment have its weights.
+        self.warps = next((n for n in (24, 22, 20) if n % each == 0 or each % n == 0), 24)
 
     @property
     def threads(self) -> int:
@@ -131,12 +113,7 @@ class ManyRows:
 
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return (
-            *_tile_defines(self, 4),
-            ("DRVFUSE_RESIDENT", self.resident),
-            ("DRVFUSE_KNOWN", int(self.known)),
-            ("DRVFUSE_BULK", int(self.bulk)),
-        )
+        return (*_tile_defines(self, 4), ("DRVFUSE_KNOWN", int(self.known)))
 
 
 def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str | int], ...]:

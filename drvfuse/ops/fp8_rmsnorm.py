@@ -32,9 +32,11 @@ class ForwardParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "parts", "part_columns", "chunk_rows")),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "parts", "part_columns")),
+        *((name, ctypes.c_int32) for name in ("resident_rows", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     )
 
 
@@ -90,8 +92,7 @@ def fp8_rmsnorm_forward(
     batch_rows = shape[1] if batched else count
     space = acquire(device, queue, workspace, WORDS_BYTES)
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    scales_aligned = scales.ptr % 16 == 0 and scales.stride % 8 == 0
-    plan = forward_plan(device, count, columns, QB, aligned, scales_aligned)
+    plan = forward_plan(device, count, columns, QB)
     run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
     kernel = launching.load(device, Specialisation(plan.kernel, defines))
@@ -113,6 +114,7 @@ def fp8_rmsnorm_forward(
         longer=plan.longer,
         parts=plan.parts,
         part_columns=plan.part_columns,
+        resident_rows=plan.resident_rows,
         chunk_rows=plan.chunk_rows,
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
