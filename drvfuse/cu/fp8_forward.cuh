@@ -53,12 +53,11 @@ struct ForwardParams {
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
     int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
-    int parts, part_columns;  // of many rows: blocks that share a group of rows, and the columns of one
+    int part_columns;         // of many rows: of the blocks that share a group of rows, the columns of one
     int resident_rows;        // of many rows: of a block's, those of which x stays
     int chunk_rows;           // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
-    int unused;
 };
 
 struct Place {
@@ -215,13 +214,13 @@ struct Largest {
 // What the threads of a block share of the meetings.
 struct Meetings {
     Largest estimate, exact;
-    u32 epoch;
-    u32 unused[3];
+    u32 epoch, users;
+    u32 unused[2];
 
     // By thread 0; a block barrier must follow.
     __device__ __forceinline__ void begin(const ScratchUse& use) {
         estimate = exact = Largest{0, 0};
-        epoch = use.epoch();
+        epoch = use.epoch(), users = use.users();
     }
 };
 

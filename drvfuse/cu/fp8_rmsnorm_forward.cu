@@ -221,6 +221,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             take_rows();
         }
     }
-    if (gridDim.x > 1) use.finish();
+    if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
     if (!p.early_trigger) launch_dependents();
 }

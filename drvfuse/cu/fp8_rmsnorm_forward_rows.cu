@@ -3,21 +3,23 @@
 // it shares with fp8_rmsnorm_forward.cu, with the numerics: fp8_forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
-// Grid: cooperative, one block a multiprocessor at most. `parts` blocks are a team; groups of BLOCK_ROWS rows go round the
+// Grid: cooperative, one block a multiprocessor at most. PARTS blocks are a team; groups of BLOCK_ROWS rows go round the
 // teams, and each block of a team has `part_columns` columns, whole segments, of its rows.
 //   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Blocks of a
 //            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
-//            |y|. RESIDENT of each 4 quads of rows stay in shared memory; with KNOWN scales and rstd of all rows do.
+//            |y|. x of the first `resident_rows` rows stays in shared memory; with KNOWN scales and rstd of all rows do.
 //   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh), its quads from
-//            shared memory or, asked for a tile ahead, from memory.
+//   Phase 2  a warp takes a tile of a group's rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh), of which it has asked
+//            for each quad of rows when it had used the tile's before.
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
-// its 16), and again what is not RESIDENT or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
+// its 16), and again what is not resident or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
 // segment in phase 1, once a tile and row of lanes in phase 2.
 #include "fp8_forward.cuh"
 
 constexpr bool KNOWN = DRVFUSE_KNOWN;  // scales and rstd of all rows are kept
-static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4 && TR == 4 && TC == 16, "a lane has four rows of a pack");
+constexpr int PARTS = DRVFUSE_PARTS;   // blocks that share a group of rows
+constexpr int QUADS = TR / 4;
+static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
 
 // The rows of a block, counted from 0, and what it keeps of them.
@@ -33,9 +35,9 @@ struct Rows {
     __device__ __forceinline__ i64 global(int local) const {
         return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
     }
-    // Lanes four rows apart read the same columns at once, so their places in 128 bytes are changed over.
+    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
     __device__ __forceinline__ u8* resident_x(int local, int at) const {
-        return x + local * pitch + ((at - first) ^ (u32(local) / 4 * TILE_COLUMNS % 128));
+        return x + local * pitch + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
     }
     // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
     __device__ __forceinline__ uint2* known_scales(int local, int at) const {
@@ -59,7 +61,7 @@ __device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows,
     }
 }
 
-using Quad = u32[4][TC / 4];  // a pack of each of four rows; what does not exist is 0
+using Quad = u32[4][TC / 4];  // TC columns of four rows; what does not exist is 0
 
 __device__ __forceinline__ void load_quad(Quad& word, const Rows& rows, int local, int at) {
     const ForwardParams& p = rows.p;
@@ -104,9 +106,10 @@ __device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows,
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_rows(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int part = blockIdx.x % p.parts, team = blockIdx.x / p.parts, teams = gridDim.x / p.parts;
+    const int part = blockIdx.x % PARTS, team = blockIdx.x / PARTS, teams = gridDim.x / PARTS;
     const int all_segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    const int first_column = part * p.part_columns, width = min(p.part_columns, p.columns - first_column);
+    const int first_column = part * p.part_columns;
+    const int width = PARTS > 1 ? min(p.part_columns, p.columns - first_column) : p.columns;
     const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
     const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS, pitch = (width + 127) / 128 * 128;
     Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
@@ -131,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     };
     Place place{warp % segments, warp / segments * BATCH};
     int first = 0, end = min(p.chunk_rows, count);  // the chunk
-    Batch batch;
+    Batch batch, next;
     wait_for_producer();
     if (place.down < end) load(batch, place);
     if (p.early_trigger) launch_dependents();
@@ -149,6 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         while (place.down < end) {
             const Place from = place;
             const int at = column_of(from), row = from.down - first;
+            place = next_place(from);
+            if (place.down < end) load(next, place);
             if (from.across != held) {
                 held = from.across;
                 load_phase1_weights(w, largest_weight, p, at);
@@ -157,8 +162,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             float squares[BATCH];
             u32 most[BATCH];
             reduce_packs(batch, w, squares, most);
-            place = next_place(from);
-            if (place.down < end) load(batch, place);
             const float sum = sum_lanes(squares);
 #pragma unroll
             for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
@@ -166,15 +169,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
                 atomicMax(products + row + r, r < 2 ? (r < 1 ? most[0] : most[1]) : (r < 3 ? most[2] : most[3]));
-                if (p.parts > 1) {
+                if constexpr (PARTS > 1) {
                     const i64 word = (rows.global(from.down) + r) * all_segments + segment;
                     if (word < p.rows * all_segments) {
                         leave_word(words->sums + word, meetings.epoch, __float_as_uint(sum));
                     }
                 }
             }
+            batch = next;
         }
-        if (p.parts > 1) {
+        if constexpr (PARTS > 1) {
             Patience patience(p.scratch);
             given_up |= use.aborted();
             for (int i = threadIdx.x; i < (end - first) * all_segments; i += THREADS) {
@@ -182,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int from = segment * SEGMENT / p.part_columns;
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 if (from == part || word >= p.rows * all_segments || given_up) continue;
-                Awaited sum[1] = {{words->sums + word, u32(team * p.parts + from), 0}};
+                Awaited sum[1] = {{words->sums + word, u32(team * PARTS + from), 0}};
                 await_words(sum, meetings.epoch, patience, given_up);
                 sums[segment * p.chunk_rows + row] = __uint_as_float(sum[0].value);
             }
@@ -217,21 +221,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const auto lane_column = [&] {
         return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
     };
-    Quad word;
+    Quad quads[QUADS];
     Pack<Weight, TC> weights;
-    const auto ask_for_tile = [&] {
+    const auto ask_for_quad = [&](int q) {
         const int at = lane_column();
-        load_quad(word, rows, lane_row(), at < p.columns ? at : first_column);
-        load_weight_pack(weights, p, at);
+        load_quad(quads[q], rows, lane_row() + 4 * q, at < p.columns ? at : first_column);
     };
     tell(words, 0, meetings.estimate, meetings.epoch);
-    if (tile.down >= 0) ask_for_tile();
+    if (tile.down >= 0) {
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) ask_for_quad(q);
+        load_weight_pack(weights, p, lane_column());
+    }
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
     u32 scale_bits = decided_scale(meetings.estimate.all);
     if (scale_bits == UNDECIDED) {
         // Whole rows, since only of those it matters whether all y are NaN.
-        for (int local = part + warp * p.parts; local < count; local += WARPS * p.parts) {
+        for (int local = part + warp * PARTS; local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;
             const u32 most = exact_row_maximum(p, row, KNOWN ? rstds[local] : p.rstd[row], 0, p.columns);
@@ -249,34 +256,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         const int at = lane_column(), own = lane_row(), valid = p.columns - at, from = valid > 0 ? at : first_column;
         const i64 row = rows.global(own);
         const int left = valid > 0 ? int(min(p.rows - row, i64(TR))) : 0;
-        float weight[TC];
-        to_float(weight, weights);
-        Factors factors;
-        load_factors(factors, rows, own, from);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const u32 pair = factors.scale[r / 2];
-            const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
-            float v[TC];
-#pragma unroll
-            for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
-#pragma unroll
-            for (int i = 0; i < TC; ++i) v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
-            quantise<X, TC>(word[r], v, inverse);
-        }
-        u8* to = p.qy + row * p.columns + at;
-#pragma unroll
-        for (int r = 0; r < 4; ++r, to += p.columns) {
-            if (r < left) store_bytes<TC>(to, word[r], valid, ALIGNED);
-        }
-        Turned<TR, TC> turned;
-        turned.take(0, word);
-        // The next tile's bytes are asked for before this one's columns, which nothing can be moved across.
         tile.across += tile_step.across, tile.down -= tile_step.down;
         if (tile.across >= strips) tile.across -= strips, --tile.down;
-        if (tile.down >= 0) ask_for_tile();
+        const bool more = tile.down >= 0;
+        float weight[TC];
+        to_float(weight, weights);
+        if (more) load_weight_pack(weights, p, lane_column());
+        Turned<TR, TC> turned;
+        u8* to = p.qy + row * p.columns + at;
+#pragma unroll
+        for (int q = 0; q < QUADS; ++q) {
+            Factors factors;
+            load_factors(factors, rows, own + 4 * q, from);
+            u32 out[4][TC / 4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const u32 pair = factors.scale[r / 2];
+                const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
+                float v[TC];
+#pragma unroll
+                for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(quads[q][r][j], v + 4 * j);
+#pragma unroll
+                for (int i = 0; i < TC; ++i) {
+                    v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
+                }
+                quantise<X, TC>(out[r], v, inverse);
+            }
+            // The next tile's bytes are asked for before this one's stores, which nothing can be moved across.
+            if (more) ask_for_quad(q);
+#pragma unroll
+            for (int r = 0; r < 4; ++r, to += p.columns) {
+                if (4 * q + r < left) store_bytes<TC>(to, out[r], valid, ALIGNED);
+            }
+            turned.take(q, out);
+        }
         store_turned<RUN, ALIGNED>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
     }
-    if (gridDim.x > 1) use.finish();
+    if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
     if (!p.early_trigger) launch_dependents();
 }

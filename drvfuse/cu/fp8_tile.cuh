@@ -40,23 +40,6 @@ __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], flo
     for (int j = 0; j < TC / 4; ++j) out[j] = Word<X>::pack(v + 4 * j);
 }
 
-// Where row `row` of column `at` lies in [rows / batch_rows, columns, batch_rows].
-__device__ __forceinline__ u8* turned_place(u8* out, i64 row, i64 rows, i64 batch_rows, int columns, int at) {
-    if (batch_rows == rows) return out + at * rows + row;
-    return out + (row / batch_rows * columns + at) * batch_rows + row % batch_rows;
-}
-
-// Columns `first` to first + count - 1 of a lane's, whole, to where the lane's first begins; `valid` of them exist.
-template <bool ALIGNED, int TR, int TC>
-__device__ __forceinline__ void store_columns(u8* to, const Turned<TR, TC>& turned, i64 batch_rows, int valid, int first,
-                                              int count) {
-#pragma unroll
-    for (int c = 0; c < TC; ++c) {
-        if (c < first || c >= first + count) continue;  // known when the caller's loop is unrolled
-        if (ALIGNED || c < valid) store_words<TR / 4>(to + c * batch_rows, turned.word[c]);
-    }
-}
-
 // Columns `at`, at + 1, ... of a lane's rows from `row0` on, into [rows / batch_rows, columns, batch_rows], in stores of
 // RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist.
 template <int RUN, bool ALIGNED, int TR, int TC>
@@ -67,7 +50,9 @@ __device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turn
     for (int r = 0; r < TR; r += RUN) {
         const i64 row = row0 + r;
         if (row >= rows) return;
-        u8* const first = turned_place(out, row, rows, batch_rows, columns, at);
+        i64 batch = 0, inside = row;
+        if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
+        u8* const first = out + (batch * columns + at) * batch_rows + inside;
 #pragma unroll
         for (int c = 0; c < TC; ++c) {
             u8* const to = first + c * batch_rows;

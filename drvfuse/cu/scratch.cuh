@@ -133,13 +133,19 @@ public:
         return !__syncthreads_or(failed);
     }
 
+    // In the leading thread, how many launches were at work when this one began.
+    __device__ __forceinline__ u32 users() const { return users_; }
+
     // Once, when every block has read the epoch. Says so if another launch was at work when this one began: only here,
     // since waiting for that word at the start would delay the launch.
-    __device__ __forceinline__ void finish() {
+    __device__ __forceinline__ void finish() { finish(epoch(), users_); }
+
+    // The same of a kernel that has no registers for these numbers, so that its leading thread kept them elsewhere.
+    __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
-        set_scratch_word(&scratch_.state->epoch, epoch());
+        set_scratch_word(&scratch_.state->epoch, epoch);
         atomicSub(&scratch_.state->users, 1u);
-        if (users_ != 0) give_up(scratch_, IN_USE, 0, epoch(), users_);
+        if (users != 0) give_up(scratch_, IN_USE, 0, epoch, users);
     }
 
 private:

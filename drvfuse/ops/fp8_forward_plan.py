@@ -15,13 +15,15 @@ _SEGMENT = 512
 _SUMS_BYTES = 16384
 _MEETINGS_BYTES = 32
 _ALONE = 8192
-_FEW_ROWS = 8  # a multiprocessor
+_FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
 def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
-    if rows > min(_FEW_ROWS * min(device.sm_count, MAX_BLOCKS), MAX_WORD_ROWS):
+    teams = rows * _ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
+    few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(device.sm_count, MAX_BLOCKS)
+    if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(device, rows, columns, QB)
     return FewRows(device, rows, columns)
 
@@ -35,7 +37,7 @@ class FewRows:
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         self.part_columns = columns
-        self.block_rows = 1
+        self.block_rows = 4 if rows >= 8 * multiprocessors else 1
         self.warps = 8 if 2 < rows <= multiprocessors else 16
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
         for warps, shape in ((16, (16, 8, 4)), (16, (16, 4, 4)), (8, (8, 4, 4)), (self.warps, (4, 4, lanes))):
@@ -45,11 +47,13 @@ class FewRows:
             if rows >= 64 and tiles >= (warps - 1) * multiprocessors:
                 break
         self.warps = warps
-        blocks = 1 if rows * columns <= _ALONE else max(rows, _ceil_div(tiles, self.warps))
+        groups = _ceil_div(rows, self.block_rows)
+        blocks = 1 if rows * columns <= _ALONE else max(groups, _ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))
-        self.groups, self.longer = divmod(rows, self.grid)
-        segments = _ceil_div(columns, _SEGMENT)
-        self.chunk_rows = max(1, min(_ceil_div(rows, self.grid), _SUMS_BYTES // (8 * segments)))
+        self.groups, self.longer = divmod(groups, self.grid)
+        segments, step = _ceil_div(columns, _SEGMENT), self.block_rows
+        most = (self.groups + (self.longer > 0)) * step
+        self.chunk_rows = max(step, min(most, _SUMS_BYTES // (8 * segments) // step * step))
         rstds = (rows if self.grid == 1 else 0) + self.warps * self.tile_rows * self.row_lanes
         self.shared_bytes = 8 * segments * self.chunk_rows + 4 * rstds
 
@@ -59,7 +63,7 @@ class FewRows:
 
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return _tile_defines(self, 1)
+        return _tile_defines(self, self.block_rows)
 
 
 class ManyRows:
@@ -69,7 +73,7 @@ class ManyRows:
     """
 
     kernel = "fp8_rmsnorm_forward_rows"
-    tile_rows, tile_columns = 4, 16
+    warps = 16
 
     def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
@@ -88,6 +92,8 @@ class ManyRows:
         each = _ceil_div(self._all_segments, self.parts)
         self.parts = _ceil_div(self._all_segments, each)
         self.part_columns = each * _SEGMENT
+        # Small tiles where there are few, else those with the wider stores of columns.
+        self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         groups = _ceil_div(rows, self.block_rows)
         teams = max(1, min(multiprocessors // self.parts, groups))
@@ -104,8 +110,6 @@ class ManyRows:
         pitch = _ceil_div(width, 128) * 128
         self.resident_rows = min(most, (self._room - self.shared_bytes) // pitch // 4 * 4)
         self.shared_bytes += self.resident_rows * pitch
-        # Warps that stay in a segment have its weights.
-        self.warps = next((n for n in (24, 22, 20) if n % each == 0 or each % n == 0), 24)
 
     @property
     def threads(self) -> int:
@@ -113,7 +117,7 @@ class ManyRows:
 
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return (*_tile_defines(self, 4), ("DRVFUSE_KNOWN", int(self.known)))
+        return (*_tile_defines(self, 4), ("DRVFUSE_KNOWN", int(self.known)), ("DRVFUSE_PARTS", self.parts))
 
 
 def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str | int], ...]:

@@ -32,11 +32,10 @@ class ForwardParams(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "parts", "part_columns")),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "part_columns")),
         *((name, ctypes.c_int32) for name in ("resident_rows", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
     )
 
 
@@ -87,10 +86,11 @@ def fp8_rmsnorm_forward(
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
     written = operands.new_outputs(device, queue, wanted, outputs)
     read = [xs, scales, weight]
-    operands.no_overlap(read, written)
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
     space = acquire(device, queue, workspace, WORDS_BYTES)
+    given = [] if workspace is None else [operands.whole("workspace", workspace, driver, ("uint8",))]
+    operands.no_overlap(read, [*written, *given])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     plan = forward_plan(device, count, columns, QB)
     run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
@@ -112,7 +112,6 @@ def fp8_rmsnorm_forward(
         columns=columns,
         groups=plan.groups,
         longer=plan.longer,
-        parts=plan.parts,
         part_columns=plan.part_columns,
         resident_rows=plan.resident_rows,
         chunk_rows=plan.chunk_rows,

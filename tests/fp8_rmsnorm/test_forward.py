@@ -10,7 +10,8 @@ from fp8_support import BF16, Case, Strided, case, check_forward, place, same
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, ManyRows, forward_plan
+from drvfuse.ops import fp8_forward_plan
+from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, FewRows, ManyRows, forward_plan
 
 
 def many_rows(device: df.Device) -> int:
@@ -32,13 +33,20 @@ def altered(monkeypatch, **changes):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"resident_rows": 12}, {"resident_rows": 0}, {"resident_rows": 0, "known": False}],
-    ids=["all", "some", "scales", "nothing"],
+    "columns,changes",
+    [
+        (512, {}),
+        (512, {"resident_rows": 20}),
+        (640, {"resident_rows": 12}),  # blocks share columns: other tiles
+        (512, {"resident_rows": 0}),
+        (640, {"resident_rows": 0, "known": False}),
+    ],
+    ids=["all", "some", "some-shared", "scales", "nothing"],
 )
-def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, changes):
+def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, columns, changes):
     altered(monkeypatch, **changes)
-    values = case(rng, (many_rows(device), 640))
+    values = case(rng, (many_rows(device), columns))
+    assert (forward_plan(device, *values.x.shape, 16).parts > 1) == (columns == 640)
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -77,10 +85,11 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
 
 
-@pytest.mark.parametrize("columns", [272, 4096])
-def test_rows_that_are_shared_out_twice(device, rng, columns):
-    """Fewer rows than are kept: tiles of rows of which other blocks have reduced some."""
-    values = case(rng, (8 * device.sm_count - 3, columns))
+@pytest.mark.parametrize("columns,more", [(272, -3), (4096, -3), (272, 5)])
+def test_rows_that_are_shared_out_twice(device, rng, monkeypatch, columns, more):
+    """Fewer rows than are kept: tiles of rows of which other blocks have reduced some, four at a time if more."""
+    monkeypatch.setattr(fp8_forward_plan, "_FEW_ROWS", 9)
+    values = case(rng, (8 * device.sm_count + more, columns))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -157,6 +166,15 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
     values = values._replace(w=(values.w.astype(np.float32) * np.float32(weight)).astype(BF16))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.emu
+def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
+    with df.emu.Machine(devices=1, sm_count=132) as machine:
+        device = df.device(0, driver=machine)
+        assert forward_plan(device, 2048, 4096, 16).parts == 4
+        assert isinstance(forward_plan(device, 2048, 8192, 16), FewRows)
+        assert forward_plan(device, 8192, 8192, 16).parts == 1
 
 
 @pytest.mark.emu
