@@ -19,21 +19,21 @@ from drvfuse.trace.clocks import VIRTUAL, Clock
 from drvfuse.trace.plot import plot
 from drvfuse.trace.summary import summary
 
-LOAD, STORE, BARRIER, FINISH = (layout.ROLES.index(role) for role in ("load", "store", "barrier", "finish"))
+LOAD, STORE, BARRIER = (layout.ROLES.index(role) for role in ("load", "store", "barrier"))
 EXACT = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=0.0, error_ns=0.0)
 
 
 def lap(role: int, clock: int) -> int:
-    return (role + 1) << 48 | clock % 2**48
+    return (clock + (role + 1 << 48)) % 2**64
 
 
-def block(entry_ns, entry, exit_ns, *laps, waits=(), room=5, sm=3):
-    """The words of a block."""
-    head = [entry_ns, (sm + 1) << 48 | entry % 2**48, exit_ns, len(laps)]
-    return [*head, *(wait % 2**64 for wait in waits), *laps, *[0] * (room - len(laps) + 1)]
+def block(entry_ns, entry, exit_ns, *laps, exit, waits=(), room=6, sm=3):
+    """The words of a block with room for so many phases."""
+    words = [entry_ns, entry, exit_ns + (sm << 48), exit, *waits, *laps]
+    return [*(word % 2**64 for word in words), *[0] * (layout.block_words(room, len(waits)) - len(words))]
 
 
-def section(blocks, room=5, rounds=0, peers=0, rank=0, offset=8):
+def section(blocks, room=6, rounds=0, peers=0, rank=0, offset=16):
     words = layout.block_words(room, rounds * peers)
     return SimpleNamespace(
         rank=rank,
@@ -49,21 +49,15 @@ def section(blocks, room=5, rounds=0, peers=0, rank=0, offset=8):
 
 
 def records(*blocks, clock=EXACT, **rest):
-    words = np.array([7, *(w for b in blocks for w in b)], np.uint64)
+    words = np.array([7, 7, *(w for b in blocks for w in b)], np.uint64)
     return decode.records([section(len(blocks), **rest)], {0: words}, {0: clock})
 
 
-def test_phases_follow_each_other_and_waits_lie_in_their_barrier():
-    start = 2**48 - 100  # the clock's 48 bits wrap inside the block
-    laps = (
-        lap(LOAD, start + 40),
-        lap(BARRIER, start + 310),
-        lap(STORE, start + 320),
-        lap(BARRIER, start + 390),
-        lap(FINISH, start + 400),
-    )
-    waits = (start + 90, start + 300, start + 2**48 + 385, 0)
-    found = records(block(10**18, start, 10**18 + 200, *laps, waits=waits), rounds=2, peers=2)
+@pytest.mark.parametrize("start", [2**48 - 100, 2**64 - 100])  # the sums wrap inside the block
+def test_phases_follow_each_other_and_waits_lie_in_their_barrier(start):
+    laps = (lap(LOAD, start + 40), lap(BARRIER, start + 310), lap(STORE, start + 320), lap(BARRIER, start + 390))
+    waits = (start + 90, start + 300, start + 385, 0)
+    found = records(block(10**18, start, 10**18 + 200, *laps, exit=start + 400, waits=waits), rounds=2, peers=2)
     assert found["role"].tolist() == ["block", "load", "barrier", "wait", "wait", "store", "barrier", "wait", "finish"]
     assert found["peer"].tolist() == [-1, -1, -1, 1, 0, -1, -1, 0, -1]
     assert found["start"].tolist() == [0, 0, 40, 40, 40, 310, 320, 320, 390]
@@ -73,40 +67,35 @@ def test_phases_follow_each_other_and_waits_lie_in_their_barrier():
     assert set(found["sm"]) == {3}
 
 
-def test_what_an_earlier_launch_left_is_no_record():
-    """Of three phases and a round of waits, this launch wrote one phase."""
-    stale = block(1000, 900, 1100, *(lap(BARRIER, 2000 + n) for n in range(3)), waits=(2001, 2002))
-    fresh = block(1000, 900, 1100, lap(FINISH, 1000), waits=(2001, 2002))
-    fresh[7:9] = stale[7:9]
-    never = [0] * len(fresh)
-    found = records(never, fresh, rounds=1, peers=2)
+def test_a_block_that_has_not_run_has_no_records_and_one_without_laps_has_its_finish():
+    ran = block(1000, 900, 1100, exit=1000, waits=(0, 0))
+    found = records([0] * len(ran), ran, rounds=1, peers=2)
     assert found[["block", "role"]].tolist() == [(1, "block"), (1, "finish")]
     assert found["end"].tolist() == [100, 100]
 
 
 def test_more_phases_than_were_expected_are_an_error():
-    with pytest.raises(DrvfuseError, match="noted 6 phases in a block where 5"):
-        records(block(0, 0, 10, *(lap(LOAD, n) for n in range(6))))
+    laps = [lap(LOAD, 1 + n) for n in range(6)]
+    assert len(records(block(0, 0, 10, *laps[:5], exit=10))) == 7
+    with pytest.raises(DrvfuseError, match="noted 7 phases or more in a block where 6"):
+        records(block(0, 0, 10, *laps, exit=10))
 
 
 def test_the_exit_narrows_down_where_in_its_tick_the_entry_was():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
     # It lasted 700 ns and ended a tick later: the entry was in the last 700 ns of its tick; else in the first 300.
-    late = block(5000, 0, 6000, lap(FINISH, 700))
-    early = block(5000, 0, 5000, lap(FINISH, 700))
+    late = block(5000, 0, 6000, exit=700)
+    early = block(5000, 0, 5000, exit=700)
     found = records(late, early, clock=coarse)
     assert found["start_ns"].tolist() == [500, 500, 0, 0]
     # A long block measures its own rate.
-    found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), lap(FINISH, 2_000_000)), clock=coarse)
+    found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), exit=2_000_000), clock=coarse)
     assert found["end_ns"].tolist() == [4_000_000, 2_000_000, 4_000_000]
 
 
 def test_ranks_lie_on_the_clock_of_the_first():
     sections = [section(1, rank=rank, offset=0) for rank in (0, 1)]
-    words = {
-        r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, lap(FINISH, 105)), np.uint64)
-        for r, ns in ((0, 0), (1, 900))
-    }
+    words = {r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, exit=105), np.uint64) for r, ns in ((0, 0), (1, 900))}
     ahead = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=870.25, error_ns=3.0)
     found = decode.records(sections, words, {0: EXACT, 1: ahead})
     assert found["start_ns"].tolist() == [0, 0, 29.75, 29.75]
@@ -177,21 +166,25 @@ def check_chrome(found):
     slices, names = [], set()
     for event in found["traceEvents"]:
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
+        assert event["pid"] > 0 and (
+            event["tid"] > 0 or event["name"] == "process_name"
+        )  # Perfetto has its own use for 0
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name") and isinstance(event["args"]["name"], str)
             names.add((event["name"], event["pid"], event["tid"]))
         else:
             assert event["ph"] == "X" and event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["args"], dict)
             slices.append(event)
-    open_slices: dict[tuple[int, int], list[float]] = {}
+    open_slices: dict[tuple[int, int], list[int]] = {}
     for event in slices:
         thread = (event["pid"], event["tid"])
         assert ("thread_name", *thread) in names and ("process_name", event["pid"], 0) in names
+        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # as Perfetto reads them
         stack = open_slices.setdefault(thread, [])
-        while stack and stack[-1] <= event["ts"] + 1e-6:
+        while stack and stack[-1] <= start:
             stack.pop()
-        assert not stack or event["ts"] + event["dur"] <= stack[-1] + 1e-6, "slices of a thread nest"
-        stack.append(event["ts"] + event["dur"])
+        assert not stack or start + length <= stack[-1], "slices of a thread nest"
+        stack.append(start + length)
     return slices
 
 
@@ -199,10 +192,11 @@ def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
     clocks_of = {0: EXACT, 1: Clock(32.0, 1.98, 5.0, math.inf)}
     found = json.loads(json.dumps(chrome.trace_object(SAMPLE, clocks_of), allow_nan=False))
     slices = check_chrome(found)
-    assert {(s["pid"], s["tid"]) for s in slices} == {(0, 0), (0, 1), (1, 0)}
+    assert {(s["pid"], s["tid"]) for s in slices} == {(1, 1), (1, 2), (2, 1)}
     assert len(slices) == len(SAMPLE)
     (wait,) = [s for s in slices if s["name"] == "wait for rank 1"]
     assert (wait["ts"], wait["dur"], wait["args"]) == (0.3, 0.4, {"cycles": 400, "peer": 1})
+    assert [s["pid"] for s in slices if s["name"] == "wait for itself"] == [1]
     assert found["otherData"]["clocks"]["1"]["error_ns"] is None
     assert found["otherData"]["clocks"]["0"] == {
         "resolution_ns": 1.0, "cycles_per_ns": 2.0, "offset_ns": 0.0, "error_ns": 0.0,
@@ -219,7 +213,14 @@ def test_launches_that_overlap_get_threads_of_their_own():
     )
     slices = check_chrome(chrome.trace_object(overlapping, {0: VIRTUAL}))
     threads = {s["args"]["launch"]: s["tid"] for s in slices if "launch" in s["args"]}
-    assert threads[0] == threads[2] == 0 != threads[1] and set(threads) == {0, 1, 2}
+    assert threads[0] == threads[2] == 1 != threads[1] and set(threads) == {0, 1, 2}
+
+
+def test_slices_with_fractions_of_a_nanosecond_do_not_overlap(rng):
+    ends = np.cumsum(rng.uniform(0.1, 3, 200))
+    laps = [(0, 0, 0, "load", -1, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    fractions = made((0, 0, 0, "block", -1, 0, ends[-1]), *laps)
+    assert len(check_chrome(chrome.trace_object(fractions, {0: VIRTUAL}))) == 201
 
 
 @pytest.mark.gpus(2)
@@ -231,7 +232,7 @@ def test_files_of_a_real_trace(group, rng, tmp_path):
         df.allreduce_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6, algo=algo, trace=trace)
     trace.chrome(tmp_path / "t.json")
     slices = check_chrome(json.loads((tmp_path / "t.json").read_text()))
-    assert {s["pid"] for s in slices} == set(range(group.size)) and len(slices) == len(trace.records())
+    assert {s["pid"] for s in slices} == set(range(1, group.size + 1)) and len(slices) == len(trace.records())
     pytest.importorskip("matplotlib")
     trace.plot(tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -248,17 +249,49 @@ def test_tables_name_phases_ranks_and_who_was_waited_for():
     assert summary(SAMPLE[:0], {}) == "nothing was recorded\n"
 
 
+def test_tables_of_an_emulated_call_begin_with_what_its_times_mean_and_finish_is_the_last_phase():
+    pytest.importorskip("rich")
+    late = made(
+        (0, 0, 0, "block", -1, 0, 50),
+        (0, 0, 0, "finish", -1, 10, 50),
+        (0, 0, 1, "block", -1, 0, 100),
+        (0, 0, 1, "apply_load", -1, 30, 90),
+        (0, 0, 1, "finish", -1, 90, 100),
+    )
+    first, *lines = summary(late, {0: VIRTUAL}).splitlines()
+    assert first.startswith("times by a virtual clock")
+    assert [line.split()[0] for line in lines if "%" in line] == ["apply_load", "finish"]
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(Unsupported, match=r"drvfuse\[cli\]"):
         summary(SAMPLE, {})
     with pytest.raises(Unsupported, match=r"drvfuse\[plot\]"):
-        plot(tmp_path / "t.png", SAMPLE)
+        plot(tmp_path / "t.png", SAMPLE, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("clocks_of", "said"),
+    [
+        ({0: EXACT}, "first block began -->"),
+        ({0: EXACT, 1: Clock(32.0, 1.98, 5.0, 310.0)}, "began; ranks aligned to +- 310 ns -->"),
+        ({0: EXACT, 1: Clock(32.0, 1.98, 0.0, math.inf)}, "clocks were not compared -->"),
+        ({0: VIRTUAL, 1: VIRTUAL}, "by a virtual clock"),
+    ],
+)
+def test_an_image_says_how_well_ranks_are_aligned_and_which_blocks_it_shows(clocks_of, said, tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = [(0, 0, block, role, -1, block, block + 90) for block in range(40) for role in ("block", "load")]
+    plot(tmp_path / "t.svg", made(*blocks), clocks_of)  # the format has each text in a comment
+    text = (tmp_path / "t.svg").read_text()
+    assert said in text and "<!-- kernel (16 of 40 blocks) -->" in text
+    assert "<!-- rank 0 block 0 -->" in text and "<!-- rank 0 block 39 -->" in text
 
 
 def test_an_image_of_nothing_is_refused(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(ArgumentError):
-        plot(tmp_path / "t.png", SAMPLE[:0])
+        plot(tmp_path / "t.png", SAMPLE[:0], {})
