@@ -169,6 +169,20 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
 
 
 @pytest.mark.emu
+@pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
+def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
+    """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
+    for seed in range(3):
+        with df.emu.Machine(devices=1, sm_count=4, seed=seed, race="strict", delay_stores=True) as machine:
+            device = df.device(0, driver=machine)
+            for _ in range(2):
+                values = case(rng, shape)
+                x, s_x, w, _ = place(device, values)
+                check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+            assert not machine.reports
+
+
+@pytest.mark.emu
 def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
