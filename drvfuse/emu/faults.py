@@ -130,17 +130,17 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
         return f"{what}: device {launch.device} may only read this memory: {where}"
     if kind == "uninitialised" and f.value:
         _, line = _place(launch, f.value - 1)
-        return (
-            f"{what}: nobody has written there, but the cp.async at line {line} is to: "
-            "no cp.async.wait_group of its thread that covers it comes before"
-        )
+        name, wait = "cp.async", "cp.async.wait_group of its thread that covers it"
+        if ".bulk." in launch.kernel.sites[f.value - 1].opcode:
+            name, wait = "cp.async.bulk", "wait for its mbarrier (mbarrier.try_wait)"
+        return f"{what}: nobody has written there, but the {name} at line {line} is to: no {wait} comes before"
     if kind == "uninitialised":
         return f"{what}: nobody has written there: {where}"
     if kind == "foreign_shared":
         return f"{what}: outside of the block's {launch._struct.shared_bytes} bytes of shared memory"
     if kind == "copy_size":
         if f.size == f.value:
-            return f"cp.async.bulk of {f.size} bytes: a multiple of 16 is expected"
+            return f"cp.async.bulk of {f.size} bytes: 16, or a multiple of it, is expected"
         return f"cp.async of {f.size} bytes with a src-size of {f.value}"
     if kind == "mbarrier":
         return (

@@ -88,6 +88,11 @@ FN void drop_first(Copies* pool, CopyQueue* q) {
 // The site (plus one) of a copy to this byte that has been issued by a thread of a block, and not made; or 0.
 FAR u32 copying_to(Launch* l, Block* b, u64 addr) {
     if (!l->copies) return 0;
+    Bulk* bulk;
+    LOOP for (u32 k = b->bulks; k; k = bulk->next) {
+        bulk = &l->copy_pool->bulk[k];
+        if (addr - bulk->target < bulk->size) return bulk->site + 1;
+    }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Copy* c;
         LOOP for (u32 k = queue_of(thread_at(l, b, i))->first; k; k = c->next) {

@@ -154,13 +154,14 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     }
     if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
     if (unreadable_range(t, source, size, site, &word) || refused(t, mbarrier, 8, 0, site, &word)) return 1;
-    u32 i = pool->bulk_free;
-    if (i) pool->bulk_free = pool->bulk[i].next;
-    else if (pool->bulk_high + 1 < BULKS) i = ++pool->bulk_high;
-    if (!i || !(*(u64*)mbarrier & VALID)) {
-        fault(l, t, F_MBARRIER, site, mbarrier, 8, i ? E_NO_BARRIER : E_PENDING, BULKS);
+    u32 full = !pool->bulk_free && pool->bulk_high + 1 == BULKS;
+    if (full || !(*(u64*)mbarrier & VALID)) {
+        fault(l, t, F_MBARRIER, site, mbarrier, 8, full ? E_PENDING : E_NO_BARRIER, BULKS - 1);
         return 1;
     }
+    u32 i = pool->bulk_free;
+    if (i) pool->bulk_free = pool->bulk[i].next;
+    else i = ++pool->bulk_high;
     Site* count = &l->sites[site];
     u32 owner = l->owner_class[*(u32*)(l->access_base + (source - l->window_base >> 16) * 4) >> 16 & 0xFF];
     count->size = 16;

@@ -205,6 +205,20 @@ def test_without_a_wait_the_bytes_are_not_there(rig: Rig, rng: np.random.Generat
     assert not one(rig, body, rng.integers(8, 1 << 32, 512, np.uint32), 1008).equal  # type: ignore[attr-defined]
 
 
+def test_a_read_without_a_wait_is_found_and_the_copy_named(rig: Rig) -> None:
+    body = ONE.replace("s[i] = 7;", "if (i < 4) s[i] = 7;").replace("AWAIT(&b, 0) // wait", "__syncthreads();")
+    launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
+    assert rig.finish(launch) and launch.fault is not None
+    assert (launch.fault.kind, launch.fault.line) == ("uninitialised", line_of(body, "read"))
+    assert f"the cp.async.bulk at line {line_of(body, 'many')} is to: no wait for its mbarrier" in launch.fault.message
+
+
+def test_a_refused_copy_takes_no_room(rig: Rig) -> None:
+    for _ in range(3):
+        assert fault_of(rig, "BULK(s, in, 16, b + 1)").kind == "mbarrier"
+    assert not rig.engine.copies[:16].any(), "entries that were ever used"
+
+
 def test_bytes_that_never_come_are_a_deadlock_at_the_wait(rig: Rig) -> None:
     body = ONE.replace("ARRIVE_TX(&b, bytes)", "ARRIVE_TX(&b, bytes + 16)")
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
