@@ -2,7 +2,7 @@
 // The rows of the gradient's kernel, from memory and to it: x with its scales, up to three g, rstd and mean; dx.
 //
 // A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
-// stand; what does not exist is undefined (with ALIGNED) or 0.
+// stand; what does not exist is undefined (with ALIGNED) or 0. With RING rows come by way of fp8_backward_ring.cuh instead.
 #pragma once
 #include "fp8_rows.cuh"
 #include "scratch.cuh"
@@ -13,7 +13,7 @@ constexpr int QB = DRVFUSE_GROUP;
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
-constexpr int DEPTH = DRVFUSE_DEPTH;  // rows of a team whose loads are in flight
+constexpr int RING = DRVFUSE_RING;  // rows of a team on their way through shared memory; 0: through registers, one
 constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
 constexpr bool CENTRED = DRVFUSE_CENTRED;
 constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
@@ -36,18 +36,22 @@ struct BackwardParams {
     u16* dx;
     Weight* dw;
     Weight* db;
-    u64* words;  // [segments][pitch]: dw, and at the next even column db
+    u32* words;  // [segments][SUMS][PACKS * SPAN], fp8_backward_sums.cuh
     Scratch scratch;
     i64 x_stride, scale_stride, g_stride[3];
-    int columns, pitch, segments;
+    int columns, segments;
     int segment_rows, longer;  // the first `longer` segments have a row more
-    int early_trigger;
+    int early_trigger, unused;
 };
 
 struct Row {
     u32 x[PACKS][WIDTH / 4];
     u32 g[GRADIENTS][PACKS][WIDTH / 2];
     u16 scale[PACKS];
+};
+
+// What the forward has saved of 32 rows of a team: lane l has the l-th's.
+struct Saved {
     float rstd, mean;
 };
 
@@ -56,7 +60,6 @@ struct Cursor {
     const u8* x;
     const bf16* scales;
     const u16* g[GRADIENTS];
-    const float *rstd, *mean;
 };
 
 // Predicated, not branched round, so that no arithmetic is scheduled in front of them; `word` is undefined if not wanted.
@@ -98,11 +101,17 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     }
 }
 
+// Of the row `row`, if it is wanted.
+__device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
+    Saved saved;
+    load_if(wanted, saved.rstd, p.rstd + row);
+    if constexpr (CENTRED) load_if(wanted, saved.mean, p.mean + row);
+    return saved;
+}
+
 // The row at `from`, which then moves on by `jump` rows.
 __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
                                          i64 jump) {
-    load_if(wanted, row.rstd, from.rstd);
-    if constexpr (CENTRED) load_if(wanted, row.mean, from.mean);
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const int valid = p.columns - column - i * SPAN;
@@ -118,8 +127,6 @@ __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, co
     }
     from.x += jump * p.x_stride;
     from.scales += jump * p.scale_stride;
-    from.rstd += jump;
-    if constexpr (CENTRED) from.mean += jump;
 #pragma unroll
     for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
 }

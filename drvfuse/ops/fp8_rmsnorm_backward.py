@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import ArgumentError
+from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import launching, operands
 from .fp8_forward_plan import WORDS_BYTES
@@ -23,6 +24,10 @@ from .scratch import HEADER_BYTES, ScratchParams, acquire
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
 MAX_GRADIENTS = 3
+_RING_BYTES = 1 << 17
+_RING_CAPABILITY = (9, 0)
+# Behind the words of the other ops, which leave them as they are: these must be zero.
+_WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
 
 
 class BackwardParams(ctypes.Structure):
@@ -37,8 +42,8 @@ class BackwardParams(ctypes.Structure):
         ("x_stride", ctypes.c_int64),
         ("scale_stride", ctypes.c_int64),
         ("g_stride", ctypes.c_int64 * MAX_GRADIENTS),
-        *((name, ctypes.c_int32) for name in ("columns", "pitch", "segments")),
-        *((name, ctypes.c_int32) for name in ("segment_rows", "longer", "early_trigger")),
+        *((name, ctypes.c_int32) for name in ("columns", "segments", "segment_rows", "longer")),
+        *((name, ctypes.c_int32) for name in ("early_trigger", "unused")),
     )
 
 
@@ -63,8 +68,8 @@ class BackwardShape(NamedTuple):
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         if rows <= DW_SEGMENTS:  # a row a segment
             teams = 1
-        strands = 1
-        while strands < 32 and 8 * strands <= segments:
+        strands, most = 1, 32 if columns <= 8192 else 16  # so that each block adds up one part of the columns
+        while strands < most and 8 * strands <= segments:
             strands *= 2
         return cls(packs, team_warps, teams, segments, strands)
 
@@ -77,14 +82,16 @@ class BackwardShape(NamedTuple):
         """Columns that the packs of a team cover."""
         return 256 * self.team_warps * self.packs
 
+    @property
+    def sum_bytes(self) -> int:
+        """Of shared memory for w and the exchange of sums: `weights` and `shared` of the kernel."""
+        exchanged = self.teams * self.team_columns if self.teams > 1 else 0
+        return 4 * (self.team_columns + max(exchanged, 4 * self.threads))
+
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return max(WORDS_BYTES, HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
-
-
-def _pitch(columns: int) -> int:
-    return -(-columns // 16) * 16
+    return _WORDS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 def fp8_rmsnorm_backward(
@@ -183,7 +190,9 @@ def run(
     plan = BackwardShape.of(count, columns)
     wide = (xs, *inputs.gradients, written[0])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned))
+    sum_bytes = 0 if weight is None else plan.sum_bytes
+    ring = _ring_slots(device, plan, inputs, count, columns, QB, sum_bytes) if aligned else 0
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -200,16 +209,13 @@ def run(
     )
     parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
     parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
-    space, smem = None, 0
+    space = None
     if weight is not None:
-        row = columns * len(sums)
-        space = acquire(device, queue, workspace, fp8_workspace_bytes(row))
+        space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
-        parameters.words, parameters.pitch = space.ptr + HEADER_BYTES, _pitch(row)
-        parameters.scratch = space.params
-        exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
-        smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
+        parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
+    smem = sum_bytes + ring * plan.teams * _slot_bytes(inputs, columns, QB)
     grid = max(1, min(plan.segments, device.sm_count))
     waits = space is not None
     read, threads = inputs.all, plan.threads
@@ -219,8 +225,27 @@ def run(
     return [o.span for o in written] if outputs is None else list(outputs)
 
 
-def _specialise(plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool) -> Specialisation:
-    gradients = len(inputs.gradients)
+def _slot_bytes(inputs: Inputs, columns: int, QB: int) -> int:
+    return columns * (1 + 2 * len(inputs.gradients)) + columns // QB * 2
+
+
+def _ring_slots(
+    device: Device, plan: BackwardShape, inputs: Inputs, rows: int, columns: int, QB: int, sum_bytes: int
+) -> int:
+    """Rows of each team that are on their way through shared memory; 0: none, since bulk copies cannot bring them, they
+    do not fit, or each block has one row only."""
+    if device.capability < _RING_CAPABILITY or rows <= DW_SEGMENTS:
+        return 0
+    if columns % (8 * QB) or not inputs.scales.rows_aligned:
+        return 0
+    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - sum_bytes
+    slots = min(room, _RING_BYTES) // (plan.teams * _slot_bytes(inputs, columns, QB))
+    return 0 if slots < 2 else min(slots, 8)
+
+
+def _specialise(
+    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int
+) -> Specialisation:
     return Specialisation(
         "fp8_rmsnorm_backward",
         (
@@ -233,9 +258,9 @@ def _specialise(plan: BackwardShape, inputs: Inputs, QB: int, columns: int, alig
             ("DRVFUSE_TEAM_WARPS", plan.team_warps),
             ("DRVFUSE_TEAMS", plan.teams),
             ("DRVFUSE_PACKS", plan.packs),
-            ("DRVFUSE_DEPTH", 2 if aligned and gradients == 1 and plan.team_warps <= 4 else 1),
+            ("DRVFUSE_RING", ring),
             ("DRVFUSE_STRANDS", plan.strands),
-            ("DRVFUSE_GRADIENTS", gradients),
+            ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
             ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
         ),
     )
