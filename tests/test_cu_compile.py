@@ -12,21 +12,21 @@ from drvfuse import dtypes
 from drvfuse.comm import workspace
 from drvfuse.errors import ArgumentError
 from drvfuse.ops import kernels
-from drvfuse.ops.kernels import Specialisation
+from drvfuse.ops.kernels import CollectiveKernel
 from drvfuse.runtime.nvrtc import Image, compile_source
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3, E5M2 = (dtypes.get(name) for name in ("float8_e4m3fn", "float8_e5m2"))
 
 
-def allreduce(algo="one_stage", dtype=BF16, ranks=8, **rest) -> Specialisation:
+def allreduce(algo="one_stage", dtype=BF16, ranks=8, **rest) -> CollectiveKernel:
     packs = kernels.allreduce_launch(1 << 20, dtype, ranks, algo, 64).packs
-    return Specialisation("allreduce", algo, dtype, ranks, **{"out_dtype": dtype, "packs": packs, **rest})
+    return CollectiveKernel("allreduce", algo, dtype, ranks, **{"out_dtype": dtype, "packs": packs, **rest})
 
 
-def fused(algo="one_stage", dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> Specialisation:
+def fused(algo="one_stage", dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> CollectiveKernel:
     packs = kernels.rmsnorm_launch(1, columns, dtype, ranks, algo, 64).packs
-    return Specialisation(
+    return CollectiveKernel(
         "allreduce_rmsnorm_fp8", algo, dtype, ranks, out_dtype, **{"packs": packs, "gamma_dtype": dtype, **rest}
     )
 
@@ -59,12 +59,12 @@ RAGGED = [
 ]
 
 
-def label(spec: Specialisation) -> str:
+def label(spec: CollectiveKernel) -> str:
     flags = [name for name in ("ragged", "staged", "local", "residual") if getattr(spec, name)]
     return "-".join([spec.name, spec.dtype.name, spec.out_dtype.name, str(spec.ranks), str(spec.packs), *flags])
 
 
-def compiled(spec: Specialisation, arch="sm_90a", options=(), after="") -> Image:
+def compiled(spec: CollectiveKernel, arch="sm_90a", options=(), after="") -> Image:
     request = kernels.request(spec)
     return compile_source(
         request.source + after,
@@ -192,7 +192,7 @@ def test_epilogue_is_a_second_parameter():
 def test_a_specialisation_without_kernel_is_refused(change, argument):
     fields = {"op": "allreduce", "algo": "one_stage", "dtype": BF16, "ranks": 2, "out_dtype": BF16, **change}
     with pytest.raises(ArgumentError) as caught:
-        Specialisation(**fields)
+        CollectiveKernel(**fields)
     assert caught.value.argument == argument
 
 

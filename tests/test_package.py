@@ -57,6 +57,17 @@ def test_dependencies_point_down(layer: str) -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
 
 
+@pytest.mark.parametrize("layer", sorted(ALLOWED.keys() - {"emu"}))  # the emulator has an object for each handle
+def test_a_layer_has_one_public_class_of_a_name(layer: str) -> None:
+    found = [
+        node.name
+        for path in (ROOT / layer).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted(found) == sorted(set(found))
+
+
 def test_importing_loads_no_driver_and_nothing_heavy() -> None:
     code = "import sys; before = set(sys.modules); import drvfuse; print(*sorted(set(sys.modules) - before))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

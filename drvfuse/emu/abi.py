@@ -92,7 +92,6 @@ class Status(IntEnum):
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
     CLUSTER_BARRIER = 8
-    MBARRIER = 9
 
 
 class Barrier(IntEnum):
@@ -185,6 +184,19 @@ class Space(IntEnum):
     PARAM = 5
 
 
+class Mbarrier(IntEnum):
+    """`op` of rt_mbarrier."""
+
+    INIT = 0
+    INVAL = 1
+    ARRIVE = 2
+    EXPECT = 3
+    TEST = 4
+
+
+MBARRIER_PARITY = 61  # the bit of an mbarrier's word, and of the state that an arrival gives
+
+
 FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
 FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
 
@@ -209,6 +221,14 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     # rt_access for a plain load or store of that size: thread, addr, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_loop": ("i32", ("ptr", "i32")),  # thread, site: LOOP_SLICE rounds were made -> 0 ok, else return FAULT
+    "rt_copy": (
+        "i32",
+        ("ptr", "i64", "i64", "i32", "i32", "i32"),
+    ),  # thread, target, source, size, bytes read, site -> 0 ok, else return FAULT
+    "rt_copy_commit": ("i32", ("ptr",)),  # likewise
+    "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
+    "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in runtime_mbarrier.cuh
+    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32")),  # thread, target, source, size, mbarrier, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -15,8 +15,10 @@ from drvfuse.emu import (
     codegen_bits,
     codegen_control,
     codegen_convert,
+    codegen_copy,
     codegen_float,
     codegen_integer,
+    codegen_mbarrier,
     codegen_memory,
     codegen_select,
 )
@@ -31,8 +33,10 @@ OPCODE_MODULES = (
     codegen_bits,
     codegen_control,
     codegen_convert,
+    codegen_copy,
     codegen_float,
     codegen_integer,
+    codegen_mbarrier,
     codegen_memory,
     codegen_select,
 )
@@ -79,6 +83,7 @@ class KernelCode:
     sites: tuple[Site, ...]
     has_pdl_wait: bool
     has_pdl_trigger: bool
+    has_copies: bool
 
 
 @dataclass(frozen=True)
@@ -287,6 +292,7 @@ class Unit:
                 sites,
                 any(e.waits for e in (g, *reached)),
                 any(e.triggers for e in (g, *reached)),
+                any(e.copies for e in (g, *reached)),
             )
         return out
 

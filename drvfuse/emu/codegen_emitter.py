@@ -30,7 +30,7 @@ class Emitter(Registers):
         self.allocas: list[str] = []
         self.local_bytes = 0
         self.local_offset: dict[int, int] = {}
-        self.waits = self.triggers = False
+        self.waits = self.triggers = self.copies = False
         self.closing: set[tuple[int, int]] = set()
 
     def runtime(self, name: str, *args: str) -> str | None:
@@ -73,6 +73,10 @@ class Emitter(Registers):
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
         else:
             bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
+        self.leave_if(bad)
+
+    def leave_if(self, bad: str | None) -> None:
+        """Leave with FAULT if the runtime has refused: `bad` is not 0."""
         ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
         self.fault_used = True
         self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")
@@ -81,6 +85,8 @@ class Emitter(Registers):
     @staticmethod
     def _accesses(ins: Instruction) -> bool:
         """Does the runtime check and count it?"""
+        if ins.base == "cp":
+            return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
         if ins.base not in ("ld", "ldu", "st", "atom", "red"):
             return False
         place = next((o for o in ins.operands if isinstance(o, Addr)), None)

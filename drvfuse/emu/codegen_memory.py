@@ -25,8 +25,8 @@ _SPACES = {
     "param::entry": abi.Space.PARAM,
     "param::func": abi.Space.PARAM,
 }
-_SCOPES = {"cta": abi.Scope.CTA, "cluster": abi.Scope.CLUSTER, "gpu": abi.Scope.GPU, "sys": abi.Scope.SYS}
-_ORDERS = {
+SCOPES = {"cta": abi.Scope.CTA, "cluster": abi.Scope.CLUSTER, "gpu": abi.Scope.GPU, "sys": abi.Scope.SYS}
+ORDERS = {
     "relaxed": abi.Order.RELAXED,
     "acquire": abi.Order.ACQUIRE,
     "release": abi.Order.RELEASE,
@@ -41,14 +41,14 @@ def _space(op: Opcode) -> tuple[str, int]:
     return name.split("::")[0], flags
 
 
-def _drop_hints(op: Opcode) -> None:
+def drop_hints(op: Opcode) -> None:
     """Cache hints change nothing here."""
     op.flag("ca", "cg", "cs", "lu", "cv", "wb", "wt")
     op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
 
 
 def _scope_flags(op: Opcode, default: str | None = None) -> int:
-    return int(_SCOPES[op.pick(*_SCOPES, default=default)]) << abi.ACC_SCOPE_SHIFT
+    return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.ACC_SCOPE_SHIFT
 
 
 def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
@@ -63,15 +63,15 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
         order = op.pick(*orders, "weak", default="weak")
         flags = 0
         if order != "weak":
-            flags = abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
+            flags = abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
     if op.flag("nc"):
         flags |= abi.ACC_NC
-    _drop_hints(op)
+    drop_hints(op)
     space, bits = _space(op)
     return space, flags | bits, bool(flags & abi.ACC_STRONG)
 
 
-def _announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
+def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
     """The half before a strong access: say where, then yield."""
 
     def before(g: Emitter, ins: Instruction) -> int:
@@ -164,7 +164,7 @@ def ld(op: Opcode) -> Action:
                 g.set_real(item, value, t, arithmetic=False)
 
     if strong:
-        return Action(after, before=_announce(space, n // 8 * count), rereads=True, pure=False)
+        return Action(after, before=announce(space, n // 8 * count), rereads=True, pure=False)
     return Action(after, pure=False)
 
 
@@ -271,11 +271,11 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
 @opcode("atom", "red")
 def atom(op: Opcode) -> Action:
     returns = op.base == "atom"
-    order = op.pick(*(_ORDERS if returns else ("relaxed", "release")), default="relaxed")
-    flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(_ORDERS[order]) << abi.ACC_ORDER_SHIFT
+    order = op.pick(*(ORDERS if returns else ("relaxed", "release")), default="relaxed")
+    flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT
     flags |= 0 if returns else abi.ACC_REDUCTION
     flags |= _scope_flags(op, "gpu")
-    _drop_hints(op)
+    drop_hints(op)
     space, bits = _space(op)
     flags |= bits
     verb = op.pick("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
@@ -311,13 +311,17 @@ def atom(op: Opcode) -> Action:
         for item, old in zip(dst, olds, strict=True):
             g.set_int(item, old, n)
 
-    return Action(after, before=_announce(space, n // 8 * count), rereads=True, pure=False)
+    return Action(after, before=announce(space, n // 8 * count), rereads=True, pure=False)
 
 
 # Fences -------------------------------------------------------------------------------------------------------------
 @opcode("fence", "membar")
 def fence(op: Opcode) -> Action:
-    if op.flag("proxy"):
+    if op.flag("mbarrier_init"):
+        op.pick("release")
+        op.pick("cluster")
+        flags = int(abi.Scope.CLUSTER) << abi.ACC_SCOPE_SHIFT | int(ORDERS["release"]) << abi.ACC_ORDER_SHIFT
+    elif op.flag("proxy"):
         op.pick("alias", "async")
         op.flag("global", "shared::cta", "shared::cluster")
         flags = abi.FENCE_PROXY
@@ -327,7 +331,7 @@ def fence(op: Opcode) -> Action:
     else:
         order = op.pick("sc", "acq_rel", "acquire", "release", default="acq_rel")
         flags = _scope_flags(op) | (abi.FENCE_SC if order == "sc" else 0)
-        flags |= int(_ORDERS["acq_rel" if order == "sc" else order]) << abi.ACC_ORDER_SHIFT
+        flags |= int(ORDERS["acq_rel" if order == "sc" else order]) << abi.ACC_ORDER_SHIFT
 
     def emit(g: Emitter, ins: Instruction) -> None:
         if g.mode != "raw":
@@ -387,13 +391,13 @@ def isspacep(op: Opcode) -> Action:
 @opcode("prefetch", "prefetchu", "applypriority", "discard")
 def hint(op: Opcode) -> Action:
     op.flag("global", "local", "L1", "L2", "tensormap")
-    _drop_hints(op)
+    drop_hints(op)
     return Action(lambda g, ins: None)
 
 
 @opcode("createpolicy")
 def createpolicy(op: Opcode) -> Action:
     op.flag("fractional", "range", "global")
-    _drop_hints(op)
+    drop_hints(op)
     op.pick("b64")
     return Action(lambda g, ins: g.set_int(ins.operands[0], "0", 64))

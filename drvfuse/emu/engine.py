@@ -23,6 +23,7 @@ from .faults import Blocked, Fault
 from .prints import Printer
 from .structs import (
     BLOCK_BYTES,
+    COPY_QUEUE_BYTES,
     EVENTS,
     POLL_BYTES,
     RACE_BLOCK_BYTES,
@@ -111,9 +112,15 @@ class Engine:
             self._delay = _zeroed(nbytes)
             self._state.delay = self._delay.ctypes.data
             self._end_delay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(runtime.address("rt_delay_end"))
+        self.end_copies = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(runtime.address("rt_copy_end"))
         self._settle = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(runtime.address("rt_race_settle"))
         self._last: list[EngineLaunch] = []
         self._pools = Pools(window)
+
+    @functools.cached_property
+    def copies(self) -> np.ndarray:
+        """Where the native runtime keeps asynchronous copies that are pending, of all launches."""
+        return _zeroed(ctypes.CFUNCTYPE(ctypes.c_uint64)(native.runtime().address("rt_copy_bytes"))())
 
     @property
     def clock_ns(self) -> int:
@@ -349,6 +356,9 @@ class EngineLaunch:
             access_base=window.access_address,
             owner_class=_owner_classes(device),
         )
+        if kernel.has_copies:
+            self._struct.copies = self._take(Kind.NONE, slots * threads * COPY_QUEUE_BYTES)
+            self._struct.copy_pool = engine.copies.ctypes.data
         if op is not None:
             self._struct.op = op.number
             engine.identify(op, self)
@@ -437,6 +447,8 @@ class EngineLaunch:
         if self._counters is None:
             if self.engine._end_delay is not None:
                 self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)
+            if self._struct.copies:
+                self.engine.end_copies(self.address)
             if self._struct.fault.kind:
                 self.fault = faults.describe(self)
             self._counters = self.counters

@@ -40,6 +40,8 @@ KINDS = (
     "unsupported",
     "endless",
     "interrupted",
+    "copy_size",
+    "mbarrier",
 )
 """Fault kinds, in the order of `runtime.cu`."""
 
@@ -126,10 +128,32 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
         )
     if kind == "read_only":
         return f"{what}: device {launch.device} may only read this memory: {where}"
+    if kind == "uninitialised" and f.value:
+        _, line = _place(launch, f.value - 1)
+        return (
+            f"{what}: nobody has written there, but the cp.async at line {line} is to: "
+            "no cp.async.wait_group of its thread that covers it comes before"
+        )
     if kind == "uninitialised":
         return f"{what}: nobody has written there: {where}"
     if kind == "foreign_shared":
         return f"{what}: outside of the block's {launch._struct.shared_bytes} bytes of shared memory"
+    if kind == "copy_size":
+        if f.size == f.value:
+            return f"cp.async.bulk of {f.size} bytes: a multiple of 16 is expected"
+        return f"cp.async of {f.size} bytes with a src-size of {f.value}"
+    if kind == "mbarrier":
+        return (
+            f"at 0x{f.addr:x}: "
+            + (
+                "",
+                "there is no mbarrier: no mbarrier.init before, or overwritten",
+                f"a count of {f.value}, which is out of range",
+                f"{f.value} arrivals, and fewer are to come in this phase",
+                f"{f.value} bytes are more than an mbarrier can count",
+                f"more than {f.value} bulk copies are pending",
+            )[f.flags]
+        )
     if kind == "foreign_local":
         return f"{what}: outside of the thread's {launch._struct.local_bytes} bytes of local memory"
     if kind == "assert":

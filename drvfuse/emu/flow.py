@@ -63,7 +63,7 @@ def _writes_first(ins: Instruction) -> bool:
     if base == "multimem":
         return ".ld_reduce" in ins.opcode
     if base == "mbarrier":
-        return not any(f".{x}" in ins.opcode for x in ("init", "inval", "expect_tx", "complete_tx"))
+        return any(f".{x}" in ins.opcode for x in ("arrive", "test_wait", "try_wait"))
     if base == "cp":
         return False
     if base == "call":

@@ -46,6 +46,8 @@ FAULTS = {
     "barrier_kinds": R.CUDA_ERROR_LAUNCH_FAILED,
     "barrier_left": R.CUDA_ERROR_LAUNCH_FAILED,
     "unsupported": R.CUDA_ERROR_LAUNCH_FAILED,
+    "copy_size": R.CUDA_ERROR_LAUNCH_FAILED,
+    "mbarrier": R.CUDA_ERROR_LAUNCH_FAILED,
 }
 """The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
 

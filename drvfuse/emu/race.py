@@ -28,7 +28,7 @@ PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
 _NO_SITE = 0xFFFFFFFF
 _POOL_SHIFT = 10
-_WRITE, _STRONG, _ATOMIC = 1, 2, 4
+_WRITE, _STRONG, _ATOMIC, _ASYNC = 1, 2, 4, 0x80
 _FREE = 2  # as the kind of access to a range
 _KEPT = 4096  # plain stores of flags that are remembered
 _UNTOLD = (0, 3, 9)  # edges that name no flag
@@ -48,6 +48,12 @@ _EDGES = (
     "both are strong, but their scopes do not include each other",
     "both are strong, but not of the same size",
     "the flag{store} was not read in the size in which it was written{load}",
+    "the thread has not waited for this copy: no cp.async.wait_group that covers it, and no cp.async.wait_all, "
+    "comes before",
+    "the copying thread has not waited for this copy: no cp.async.wait_group that covers it, and no cp.async.wait_all, "
+    "followed by a barrier, comes before",
+    "no barrier is between the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and this access",
+    "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
 )
 
 
@@ -249,7 +255,7 @@ def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report
 
 
 def _verb(flags: int) -> str:
-    strong = "strong " if flags & _STRONG else ""
+    strong = "strong " if flags & _STRONG else "asynchronous " if flags & _ASYNC else ""
     return "atomic" if flags & _ATOMIC else f"{strong}write" if flags & _WRITE else f"{strong}read"
 
 

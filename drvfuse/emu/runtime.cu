@@ -24,6 +24,7 @@
 //
 // Order depends on the seed and on the calls alone; the time budget is only looked at between passes.
 
+#include "runtime_mbarrier.cuh"
 #include "runtime_wait.cuh"
 
 FAR void settle_writes(Engine* e) {
@@ -250,6 +251,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
         force = 0;
         held = held_warps(l, b);
     } while (b->woken && ran < TURN);
+    if (b->bulks && b->live) ran += run_bulks(l, b, !ran);
     return ran;
 }
 
@@ -271,7 +273,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->leader = (Block*)(l->slots + (slot - rank) * l->slot_stride);
     b->active = 1;
     b->live = l->threads;
-    b->woken = b->triggered = 0;
+    b->woken = b->triggered = b->bulks = 0;
     if (rank == 0) {
         b->cluster_arrived = b->cluster_phase = 0;
         b->cluster_live = l->threads * l->cluster_size;
@@ -306,6 +308,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         t->launch = l;
         t->polls = 0;
         t->wake = 0;
+        if (l->copies) start_copies(t);
         if (++x == l->ntid[0]) {
             x = 0;
             if (++y == l->ntid[1]) {
@@ -323,6 +326,7 @@ FAR void finish_block(Launch* l, Block* b) {
     }
     if (l->state != RUNNING) return;
     if (l->engine->delay) delay_end_block(l->engine->delay, b);
+    if (l->copies) drop_copies(l, b);
     note(l, b, 0, V_END, NO_SITE, 0, 0, 0);
     if (l->engine->race) race_finish_block(l, b);
     b->active = 0;

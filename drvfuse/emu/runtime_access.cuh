@@ -51,6 +51,8 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
     return addr - base < bytes && addr - base + size <= bytes;
 }
 
+FAR u32 copying_to(Launch* l, Block* b, u64 addr);
+
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -87,7 +89,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
-    fault(l, t, kind, site, where, size, flags, 0);
+    fault(l, t, kind, site, where, size, flags, kind == F_UNINITIALISED ? copying_to(l, t->block, where) : 0);
     return 1;
 }
 
@@ -122,11 +124,13 @@ FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return interrupted(t, site);
 }
 
-FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+// 1, and a fault, if this thread must not make this access. *found: the access word of its granule. An access to local
+// memory or a parameter may be made, and is none of ours.
+FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
     if (off >= l->window_bytes || (addr & (size - 1))) return bad_access(t, addr, size, flags, site);
-    u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
+    u32 word = *found = *(u32*)(l->access_base + (off >> 16) * 4);
     u32 write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
     u32 bits = flags & A_ATOMIC ? 0x101 : write ? 0x100 : 1;
     if (((word >> l->device) & bits) != bits) return bad_access(t, addr, size, flags, site);
@@ -138,15 +142,23 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         kind |= K_FULL;
     }
     u64 shadow = addr + SHADOW_OFFSET;
-    u32 refused = 0;
-    if (size == 4) refused = shadow_refuses<u32>(shadow, kind, read, write);
-    else if (size == 8) refused = shadow_refuses<u64>(shadow, kind, read, write);
-    else if (size == 2) refused = shadow_refuses<unsigned short>(shadow, kind, read, write);
-    else if (size == 1) refused = shadow_refuses<u8>(shadow, kind, read, write);
+    u32 bad = 0;
+    if (size == 4) bad = shadow_refuses<u32>(shadow, kind, read, write);
+    else if (size == 8) bad = shadow_refuses<u64>(shadow, kind, read, write);
+    else if (size == 2) bad = shadow_refuses<unsigned short>(shadow, kind, read, write);
+    else if (size == 1) bad = shadow_refuses<u8>(shadow, kind, read, write);
     else {
-        LOOP for (u32 i = 0; i < size; i += 8) refused |= shadow_refuses<u64>(shadow + i, kind, read, write);
+        LOOP for (u32 i = 0; i < size; i += 8) bad |= shadow_refuses<u64>(shadow + i, kind, read, write);
     }
-    if (refused) return bad_access(t, addr, size, flags, site);
+    return bad ? bad_access(t, addr, size, flags, site) : 0;
+}
+
+FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    u32 word;
+    if (refused(t, addr, size, flags, site, &word)) return 1;
+    u32 type = word >> 24 & 0x3F, write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
+    if (type > K_SHARED) return 0;
     Engine* e = l->engine;
     if (!--e->fuel && refuel(t, addr, size, flags, site)) return 1;
     Site* c = &l->sites[site];

@@ -93,7 +93,7 @@ struct Block {
     u64 owner;     // of delayed stores: a number that no other block has had
     List pending;  // those that are seen by this block alone
     u32 epoch;     // barriers that it has completed
-    u32 pad;
+    u32 bulks;     // the first bulk copy that is pending
 };
 
 struct Site {
@@ -113,8 +113,10 @@ struct Launch {
     u64 clock;
     u32 sm_count, envreg1, envreg2;
     // Its number; what it knows from the start, and from griddepcontrol.wait on; what is known when it has ended.
-    u32 op, start, primary, end;
-    u32 reserved[9];
+    u32 op, start, primary, end, pad0;
+    struct CopyQueue* copies;  // a queue for each thread of each slot; null where the kernel has no asynchronous copies
+    struct Copies* copy_pool;
+    u32 reserved[4];
     Engine* engine;  // 128
     void* function;
     u8* slots;
@@ -187,8 +189,9 @@ enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX, VOTE_ALL, VOTE_ANY, VOTE_UNI, VO
        REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U, REDUX_AND, REDUX_OR, REDUX_XOR, WARP_SYNC, ELECT, ACTIVEMASK };
 enum { F_NONE, F_OUT_OF_BOUNDS, F_FREED, F_MISALIGNED, F_NO_ACCESS, F_READ_ONLY, F_UNINITIALISED, F_FOREIGN_SHARED,
        F_FOREIGN_LOCAL, F_TRAP, F_ASSERT, F_WARP_LANES, F_WARP_MISMATCH, F_BARRIER_COUNT,
-       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS, F_INTERRUPTED };
-enum { V_START, V_END, V_LOAD, V_STORE, V_ATOMIC, V_FENCE, V_BARRIER, V_GDC_WAIT, V_TRIGGER };
+       F_BARRIER_DIVERGENCE, F_BARRIER_KINDS, F_BARRIER_LEFT, F_UNSUPPORTED, F_ENDLESS, F_INTERRUPTED,
+       F_COPY_SIZE, F_MBARRIER };
+enum { V_START, V_END, V_LOAD, V_STORE, V_ATOMIC, V_FENCE, V_BARRIER, V_GDC_WAIT, V_TRIGGER, V_COPY, V_COPY_WAIT };
 enum { R_EVENT, R_IDLE, R_BUDGET, R_MORE };
 enum { K_SHARED = 5, K_LOCAL = 6, K_PARAM = 7, K_FREED = 8, K_INITIALISED = 0x40, K_FULL = 0x80 };
 

@@ -49,7 +49,7 @@ struct RaceBlock {
     u32 sync;  // all its accesses before this time are known to all its threads
     Ref end;   // known to its threads that have exited
     Ref arrived[16];
-    u32 misses, reserved;
+    u32 misses, bulks;
     Miss miss[MISSES];
 };
 
@@ -94,6 +94,12 @@ static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) 
 
 // Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
 const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
+// Of a cp.async: between its issue and its thread's wait for it, the entry's block has the bit COPYING, so it counts as a
+// thread that nobody has heard of, the issuing one included; then it has the bit N_COPIED. Either way it is not merged.
+const u32 N_ASYNC = 0x80, N_COPIED = 0x10, COPYING = 1 << 25;
+// A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
+// which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
+const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
@@ -102,7 +108,8 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
-       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES };
+       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
+       X_COPIED, X_BULK };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -111,6 +118,8 @@ struct Who {
     RaceBlock* rb;
     RaceThread* rt;
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
+    u32 agent;   // its block, with COPYING or BULK or without
+    u32 number;  // of a bulk copy
     Ref clock, common;
     u64 addr, now;  // events so far
     u32 size, thread, log;  // log: Entry::size
@@ -165,7 +174,12 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
 // What would have ordered the current access behind an entry; its sites, if a flag was seen.
 FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
-    if (same_block(w, e->op, e->block)) return e->warp == w->warp ? X_WARP : X_BARRIER;
+    if ((e->block & BULK) == BULK) return X_BULK;
+    if (e->block & COPYING) {
+        u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
+        return own ? X_COPY_OWN : X_COPY;
+    }
+    if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
     if (!w->rt) return X_ORDER;
     // A flag that would have told of it, else any flag of that block.
     LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
@@ -209,8 +223,12 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->site = w->site;
     f->flags = w->kind;
     f->other_op = e->op;
-    f->other_block = e->block;
+    f->other_block = e->block & ~BULK;
     f->other_warp = e->warp;
+    if ((e->block & BULK) == BULK) {
+        f->other_warp = e->serial >> 5;
+        f->other_lanes = 1u << (e->serial & 31);
+    }
     f->other_site = e->site;
     f->other_flags = e->kind;
 }

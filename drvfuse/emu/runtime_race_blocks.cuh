@@ -18,7 +18,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
     rb->sync = 1;
     rb->end = 0;
-    rb->misses = 0;
+    rb->misses = rb->bulks = 0;
     LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
     LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
     LOOP for (u32 i = 0; i < l->threads; i++) {
@@ -158,7 +158,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;

@@ -61,6 +61,14 @@ FN u32 stale(Who* w, Entry* e) {
     return knows(w->r, w->l->primary, e->op, e->block, e->warp, e->lanes, e->time) != 1;
 }
 
+FN void be_bulk(Who* w, Entry* e) {
+    if ((w->agent & BULK) != BULK) return;
+    e->warp = w->number % BULK_KINDS / 32;
+    e->lanes = 1u << w->number % 32;
+    e->time = 1 + w->number / BULK_KINDS;
+    e->serial = w->thread;
+}
+
 FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
     Ref* cell = cell_at(r, addr);
@@ -157,7 +165,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             Entry* e = (Entry*)at(r, ref);
             Ref* to = write ? cell : behind;
             e->op = w->op;
-            e->block = w->block;
+            e->block = w->agent;
             e->time = w->time;
             e->lanes = w->bit;
             e->bytes = (unsigned short)mask;
@@ -168,6 +176,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             e->size = w->log;
             e->serial = r->serial;
             *to = ref;
+            if (w->agent != w->block) be_bulk(w, e);
         }
     }
     if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
@@ -194,7 +203,7 @@ FN void who(Who* w, Thread* t) {
     w->rb = b->race;
     w->rt = race_thread(b, t->linear);
     w->op = l->op;
-    w->block = b->index;
+    w->block = w->agent = b->index;
     w->warp = t->warp;
     w->bit = 1u << t->lane;
     w->time = w->rt->time;

@@ -88,7 +88,7 @@ class BlockStruct(Structure):
         ("owner", u64),
         ("pending", u32 * 2),
         ("epoch", u32),
-        ("pad", u32),
+        ("bulks", u32),
     ]
 
 
@@ -119,8 +119,10 @@ class LaunchStruct(Structure):
         ("sm_count", u32),
         ("envreg1", u32),
         ("envreg2", u32),
-        *((name, u32) for name in ("op", "start", "primary", "end")),
-        ("reserved", u32 * 9),
+        *((name, u32) for name in ("op", "start", "primary", "end", "pad0")),
+        ("copies", u64),
+        ("copy_pool", u64),
+        ("reserved", u32 * 4),
         ("engine", u64),
         ("function", u64),
         ("slots", u64),
@@ -249,4 +251,5 @@ EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
 POLL_BYTES = 32 * 32
+COPY_QUEUE_BYTES = 16
 SITE_WORDS = 12

@@ -29,8 +29,8 @@ COLUMNS = 3  # more blocks than this share one column, which then names them
 APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
 EVENT_DTYPE = np.dtype(EventStruct)
-KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger")
-_START, _END, _LOAD, _STORE, _ATOMIC, _FENCE, _BARRIER, _GDC_WAIT, _TRIGGER = range(len(KINDS))
+KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger", "copy", "copy_wait")
+_START, _END, _LOAD, _STORE, _ATOMIC, _FENCE, _BARRIER = range(7)
 _OF_BLOCK = (_START, _END, _BARRIER)
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 

@@ -19,7 +19,7 @@ from .prepared import Prepared, Schedule, collective
 from .results import Results
 from .streams import resolve_streams
 from .tracing import CallTrace
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -79,7 +79,7 @@ def allreduce(
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace(group, trace) if trace is not None else None
 
-    sources = validate.operands(group, "inputs", inputs)
+    sources = validate.rank_arrays(group, "inputs", inputs)
     shape, dtype = sources[0].array.shape, sources[0].array.dtype
     options.one_of(f"dtype of {sources[0].name}", dtype.name, kernels.INPUT_DTYPES)
     validate.same_shape(sources, shape, f"that of {sources[0].name}")
@@ -87,9 +87,9 @@ def allreduce(
     bound = bind(group, epilogue) if epilogue is not None else None
     extra = bound.operands if bound is not None else [[] for _ in group]
 
-    targets: list[Operand] = []
+    targets: list[RankArray] = []
     if outputs is not None:
-        targets = validate.operands(group, "outputs", outputs, writable=True)
+        targets = validate.rank_arrays(group, "outputs", outputs, writable=True)
         validate.same_shape(targets, shape, "that of the inputs")
         validate.same_dtype(targets, dtype, "that of the inputs")
         read = [*sources, *validate.flatten(extra)]
@@ -169,7 +169,7 @@ class _Call:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
         group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
         shape = kernels.allreduce_launch(count, self.dtype, group.size, kernel_algo, self.blocks)
-        spec = kernels.Specialisation(
+        spec = kernels.CollectiveKernel(
             op="allreduce",
             algo=kernel_algo,
             dtype=self.dtype,

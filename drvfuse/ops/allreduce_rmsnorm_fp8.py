@@ -17,7 +17,7 @@ from .prepared import Prepared, Schedule, collective
 from .results import Results
 from .streams import resolve_streams
 from .tracing import CallTrace
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -84,7 +84,7 @@ def allreduce_rmsnorm_fp8(
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace(group, trace) if trace is not None else None
 
-    sources = validate.operands(group, "inputs", inputs)
+    sources = validate.rank_arrays(group, "inputs", inputs)
     first = sources[0]
     shape, dtype = first.array.shape, first.array.dtype
     options.one_of(f"dtype of {first.name}", dtype.name, kernels.INPUT_DTYPES)
@@ -92,7 +92,7 @@ def allreduce_rmsnorm_fp8(
         raise ArgumentError(first.name, f"of shape {shape}", f"of shape [..., 1 to {kernels.MAX_COLUMNS} columns]")
     validate.same_shape(sources, shape, f"that of {first.name}")
     validate.same_dtype(sources, dtype, f"that of {first.name}")
-    weights = validate.operands(group, "gammas", gammas)
+    weights = validate.rank_arrays(group, "gammas", gammas)
     validate.same_shape(weights, shape[-1:], "the columns of the inputs")
     validate.same_dtype(weights, dtype, "that of the inputs")
     out = dtypes.get(out_dtype, "out_dtype")
@@ -110,11 +110,11 @@ def allreduce_rmsnorm_fp8(
     if residual_outputs is not None and residuals is None:
         raise ArgumentError("residual_outputs", "given", "None, as there are no residuals")
 
-    def given(argument: str, value: Any, of: tuple[int, ...], kind: DType, writable: bool = True) -> list[Operand]:
+    def given(argument: str, value: Any, of: tuple[int, ...], kind: DType, writable: bool = True) -> list[RankArray]:
         if value is None:
             return []
         vectors = validate.VECTOR_BYTES if len(of) == len(shape) else None
-        found = validate.operands(group, argument, value, alignment=vectors, writable=writable)
+        found = validate.rank_arrays(group, argument, value, alignment=vectors, writable=writable)
         validate.same_shape(found, of, "as the inputs' shape requires")
         validate.same_dtype(found, kind, "as the other arguments require")
         return found
@@ -273,7 +273,7 @@ class _Call:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
         group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
         shape = kernels.rmsnorm_launch(rows, self.columns, self.dtype, group.size, kernel_algo, self.blocks)
-        spec = kernels.Specialisation(
+        spec = kernels.CollectiveKernel(
             op="allreduce_rmsnorm_fp8",
             algo=kernel_algo,
             dtype=self.dtype,

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..runtime import interop
 from . import validate
 from .epilogue import Epilogue, Replicated, Scalar
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -31,7 +31,7 @@ class BoundEpilogue:
     epilogue: Epilogue
     text: str
     structures: list[ctypes.Structure]
-    operands: list[list[Operand]]
+    operands: list[list[RankArray]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Parameter:
     dtype: DType
     is_array: bool
     values: list[float | int]
-    operands: list[Operand]
+    operands: list[RankArray]
 
     @property
     def cxx(self) -> str:
@@ -82,10 +82,10 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
     return _Parameter(dtype, bool(operands), [number for _, number in found], operands)
 
 
-def _array(group: Group, position: int, name: str, value: Any) -> Operand:
+def _array(group: Group, position: int, name: str, value: Any) -> RankArray:
     if isinstance(value, Scalar):
         raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
-    operand = validate.operand_of(group, name, value, alignment=None)
+    operand = validate.rank_array(group, name, value, alignment=None)
     device = group.ranks[position].device
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")

@@ -53,7 +53,7 @@ def sources_from(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Specialisation:
+class CollectiveKernel:
     """What a kernel is compiled for.
 
     `packs`: 16-byte packs a thread has in flight (all-reduce) or holds of a row (fused), from :func:`allreduce_launch`
@@ -130,7 +130,7 @@ class CompileRequest:
 
 
 @cache
-def request(spec: Specialisation) -> CompileRequest:
+def request(spec: CollectiveKernel) -> CompileRequest:
     """How to compile the kernel of `spec`."""
     defines: dict[str, str | int] = {
         **workspace.defines(),
@@ -244,7 +244,7 @@ def rmsnorm_launch(rows: int, columns: int, dtype: DType, ranks: int, algo: str,
     return LaunchShape(min(share, max_blocks, workspace.MAX_BLOCKS), threads, packs)
 
 
-def allreduce_chunk(spec: Specialisation, count: int, payload_bytes: int) -> int:
+def allreduce_chunk(spec: CollectiveKernel, count: int, payload_bytes: int) -> int:
     """`AllreduceParams.chunk_packs`: all, or as much as the payload holds; 1 where the kernel has no chunks."""
     packs = _ceil_div(count, spec.width)
     out_bytes = spec.width * spec.out_dtype.itemsize
@@ -258,7 +258,7 @@ def allreduce_chunk(spec: Specialisation, count: int, payload_bytes: int) -> int
     return _chunk(packs, each, payload_bytes, "16-byte pack of every rank")
 
 
-def rmsnorm_chunk(spec: Specialisation, rows: int, columns: int, payload_bytes: int) -> int:
+def rmsnorm_chunk(spec: CollectiveKernel, rows: int, columns: int, payload_bytes: int) -> int:
     """`FusedParams.chunk_rows`: as many rows as the payload holds, or all; 1 where the kernel has no chunks."""
     row_packs = _ceil_div(columns, spec.width)
     row_bytes = row_packs * PACK_BYTES

@@ -14,7 +14,7 @@ from ..runtime.kernel import Kernel, Launch, Module
 from ..runtime.nvrtc import compile_source
 from . import kernels
 from .options import PDLLevel
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..trace.buffer import Section
 
 
-def load_kernel(group: Group, spec: kernels.Specialisation) -> list[Kernel]:
+def load_kernel(group: Group, spec: kernels.CollectiveKernel) -> list[Kernel]:
     """The kernel of each local rank, compiled and loaded on its device. Cached on the driver.
 
     Raises Unsupported for a device that lacks the kernel's instructions, CompileError if NVRTC refuses the source.
@@ -72,7 +72,7 @@ def call_block(group: Group, position: int, sources: Sequence[int], own: int, pd
 
 def launches(
     group: Group,
-    spec: kernels.Specialisation,
+    spec: kernels.CollectiveKernel,
     shape: kernels.LaunchShape,
     parameters: Sequence[Sequence[ctypes.Structure]],
     pdl: PDLLevel,
@@ -93,7 +93,7 @@ def launches(
     ]
 
 
-def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
+def readable_by_peers(group: Group, inputs: Sequence[RankArray]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies."""
     if not group.peers_readable:
         return False

@@ -16,7 +16,7 @@ from .epilogue_binding import BoundEpilogue, bind
 from .streams import resolve_streams
 from .tracing import CallTrace
 from .traffic import Traffic
-from .validate import Operand, flatten, no_overlap
+from .validate import RankArray, flatten, no_overlap
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -56,8 +56,8 @@ class Prepared(Generic[R]):
         group: Group,
         algo: str,
         result: R,
-        reads: Sequence[Sequence[Operand]],
-        writes: Sequence[Sequence[Operand]],
+        reads: Sequence[Sequence[RankArray]],
+        writes: Sequence[Sequence[RankArray]],
         schedule: Schedule | None,
         streams: Any,
         traffic: Traffic,
@@ -208,7 +208,7 @@ class Prepared(Generic[R]):
                 owner.follow(stream)
 
 
-def _distinct(found: Iterable[Operand]) -> Iterable[Stream]:
+def _distinct(found: Iterable[RankArray]) -> Iterable[Stream]:
     """The producers of some arrays, each once."""
     producers = [operand.producer for operand in found if operand.producer is not None]
     return {(stream.device.index, stream.handle, stream.closed): stream for stream in producers}.values()

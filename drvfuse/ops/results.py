@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import validate
 from .streams import refuse_capture
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -27,7 +27,7 @@ class Results:
         group: Group,
         argument: str,
         given: Any,
-        targets: Sequence[Operand],
+        targets: Sequence[RankArray],
         shape: tuple[int, ...],
         dtype: DType,
         streams: Sequence[Stream],
@@ -37,7 +37,7 @@ class Results:
         if given is None:
             refuse_capture(streams, argument)
             created = [rank.device.empty(shape, dtype, stream=s) for rank, s in zip(group, streams, strict=True)]
-            self.operands = [Operand(f"{argument}[{i}]", array, None, False) for i, array in enumerate(created)]
+            self.operands = [RankArray(f"{argument}[{i}]", array, None, False) for i, array in enumerate(created)]
 
     @property
     def addresses(self) -> list[int]:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, CaptureError
 from ..runtime.stream import Stream
-from .validate import Operand
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
 
 
-def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> list[Stream]:
+def resolve_streams(group: Group, streams: Any, inputs: Sequence[RankArray]) -> list[Stream]:
     """The stream of each local rank: its own for None, its input's framework stream for "current", else as given."""
     if streams is None:
         return [rank.stream for rank in group]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
 from ..trace.buffer import Section, Trace
-from .kernels import LaunchShape, Specialisation
-from .validate import Operand
+from .kernels import CollectiveKernel, LaunchShape
+from .validate import RankArray
 
 if TYPE_CHECKING:
     from ..comm.group import Group
@@ -30,11 +30,11 @@ class CallTrace:
         self._devices = [rank.device for rank in group]
         self._trace = require_trace(trace, "group")
         self.sections: list[Section] = []
-        self.operands = [[Operand("trace", trace.buffer(device), None, False)] for device in self._devices]
+        self.operands = [[RankArray("trace", trace.buffer(device), None, False)] for device in self._devices]
 
     def reserve(
-        self, spec: Specialisation, shape: LaunchShape, items: int, chunk: int
-    ) -> tuple[Specialisation, list[Section]]:
+        self, spec: CollectiveKernel, shape: LaunchShape, items: int, chunk: int
+    ) -> tuple[CollectiveKernel, list[Section]]:
         """For a launch over `items` elements (all-reduce) or rows (fused) in such chunks: the traced kernel, and a
         section a local rank.
 
@@ -51,7 +51,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def counts(spec: Specialisation, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
+def counts(spec: CollectiveKernel, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
     """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
     chunks = 1
     if spec.algo == "two_stage":
@@ -67,14 +67,14 @@ def counts(spec: Specialisation, shape: LaunchShape, items: int, chunk: int) -> 
     return 1 + 2 * rounds + chunks * (spec.staged + work) + 1, rounds
 
 
-def _allreduce_phases(spec: Specialisation, shape: LaunchShape, packs: int) -> int:
+def _allreduce_phases(spec: CollectiveKernel, shape: LaunchShape, packs: int) -> int:
     """For a chunk of which this rank reduces `packs` packs: a load of several at once, a sum and a store for each."""
     each = _ceil_div(packs, shape.blocks * shape.threads)
     loads = each // spec.packs + (spec.packs - 1 if each >= spec.packs else each)
     return loads + 2 * each + (spec.algo == "two_stage")
 
 
-def _rmsnorm_phases(spec: Specialisation, shape: LaunchShape, rows: int) -> int:
+def _rmsnorm_phases(spec: CollectiveKernel, shape: LaunchShape, rows: int) -> int:
     """For a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each."""
     each = _ceil_div(rows, shape.blocks)
     if spec.algo == "two_stage" and spec.residual:  # a sum; then all ranks' rows

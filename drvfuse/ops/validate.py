@@ -24,7 +24,7 @@ VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Operand:
+class RankArray:
     """An array of one rank: `name` as in error texts; `producer` is the stream whose work it must be ordered after.
 
     `foreign` arrays belong to another library, which may reuse them in the order of `producer`.
@@ -52,9 +52,9 @@ def is_bare(group: Group, value: Any) -> bool:
     return len(group) == 1 and not isinstance(value, (list, tuple))
 
 
-def operands(
+def rank_arrays(
     group: Group, argument: str, value: Any, *, alignment: int | None = VECTOR_BYTES, writable: bool = False
-) -> list[Operand]:
+) -> list[RankArray]:
     """One contiguous device array a local rank, on that rank's device, its first element aligned to `alignment`.
 
     `alignment=None` stands for that of the elements.
@@ -63,7 +63,7 @@ def operands(
     found = []
     for position, (rank, item) in enumerate(zip(group, values, strict=True)):
         name = argument if is_bare(group, value) else f"{argument}[{position}]"
-        operand = operand_of(group, name, item, alignment=alignment, writable=writable)
+        operand = rank_array(group, name, item, alignment=alignment, writable=writable)
         if operand.array.device is not rank.device:
             raise ArgumentError(
                 name,
@@ -74,36 +74,36 @@ def operands(
     return found
 
 
-def operand_of(group: Group, name: str, item: Any, *, alignment: int | None, writable: bool = False) -> Operand:
+def rank_array(group: Group, name: str, item: Any, *, alignment: int | None, writable: bool = False) -> RankArray:
     """One contiguous, aligned device array of the group's driver."""
     array, producer = interop.as_array(item, driver=group.driver, argument=name, writable=writable)
     needed = array.dtype.itemsize if alignment is None else alignment
     if array.size and array.ptr % needed:
         raise ArgumentError(name, f"at address {array.ptr:#x}", f"aligned to {needed} bytes")
-    return Operand(name, array, producer, array is not item)
+    return RankArray(name, array, producer, array is not item)
 
 
-def same_shape(found: Sequence[Operand], shape: tuple[int, ...], of: str) -> None:
+def same_shape(found: Sequence[RankArray], shape: tuple[int, ...], of: str) -> None:
     """Every array has `shape`, which is that of `of`."""
     for operand in found:
         if operand.array.shape != shape:
             raise ArgumentError(operand.name, f"of shape {operand.array.shape}", f"of shape {shape}, {of}")
 
 
-def same_dtype(found: Sequence[Operand], dtype: DType, of: str) -> None:
+def same_dtype(found: Sequence[RankArray], dtype: DType, of: str) -> None:
     """Every array has `dtype`, which is that of `of`."""
     for operand in found:
         if operand.array.dtype != dtype:
             raise ArgumentError(operand.name, f"of dtype {operand.array.dtype}", f"of dtype {dtype}, {of}")
 
 
-def flatten(found: Sequence[Sequence[Operand]]) -> list[Operand]:
+def flatten(found: Sequence[Sequence[RankArray]]) -> list[RankArray]:
     """The arrays of all ranks in one list."""
     return [operand for of_rank in found for operand in of_rank]
 
 
 def no_overlap(
-    read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]] = ()
+    read: Sequence[RankArray], written: Sequence[RankArray], in_place: Sequence[tuple[RankArray, RankArray]] = ()
 ) -> None:
     """No written array shares memory with any other, but for the pairs of `in_place`, which may be the same memory."""
     exempt = {(id(a), id(b)) for a, b in in_place if (a.array.ptr, a.array.nbytes) == (b.array.ptr, b.array.nbytes)}

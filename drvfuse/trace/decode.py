@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ..errors import DrvfuseError
 from . import layout
 
 if TYPE_CHECKING:
+    from .buffer import Section
     from .clocks import Clock
 
 Array = np.ndarray[Any, Any]
@@ -38,22 +39,6 @@ _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER = layout.ROLES.index("wait"), layout.ROLES.index("barrier")
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
 _LONG = 1000  # a block of so many ticks of the timer gives the rate of its SM's clock better than a calibration
-
-
-class Section(Protocol):
-    """A section of a buffer: `buffer.Section`."""
-
-    rank: int
-    launch: int
-    kernel: str
-    blocks: int
-    phases: int
-    rounds: int
-    peers: int
-    offset: int
-
-    @property
-    def words(self) -> int: ...
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:

@@ -258,6 +258,9 @@ LOOPS = {
             a += 7;
         } while (true);
     """,
+    "of_prefetches": """
+        do asm volatile("cp.async.bulk.prefetch.L2.global [%0], 16;" :: "l"(out)); while (true); // here
+    """,
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.ops import kernels
-from drvfuse.ops.kernels import CU, Specialisation
+from drvfuse.ops.kernels import CU, CollectiveKernel
 from drvfuse.runtime.nvrtc import compile_source
 from drvfuse.trace import layout
 
@@ -126,7 +126,7 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
 
     def code(folder: Path) -> str:
         out = BF16 if op == "allreduce" else E4M3
-        request = kernels.request(Specialisation(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused))
+        request = kernels.request(CollectiveKernel(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused))
         with config.override(cache=False):
             return comparable(compile_source(arch="sm_90a", **vars(request)).ptx, folder)
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous copies from global to shared memory, and waits for them. The runtime makes them (`runtime_copy.cuh`)."""
+
+from __future__ import annotations
+
+from drvfuse.emu.codegen_emitter import Emitter
+from drvfuse.emu.codegen_mbarrier import bulk
+from drvfuse.emu.codegen_memory import drop_hints
+from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, opcode
+from drvfuse.emu.ptx import Imm, Instruction, Reg
+
+
+@opcode("cp")
+def cp(op: Opcode) -> Action:
+    op.pick("async")
+    if op.rest[:2] == ["bulk", "prefetch"]:
+        return _prefetch(op)
+    if "bulk" in op.rest and "mbarrier::complete_tx::bytes" in op.rest:
+        return bulk(op)
+    if op.rest and op.rest[0] in ("bulk", "mbarrier", "reduce"):
+        raise RefusedError(f"cp.async.{op.rest[0]} is not supported yet")
+    if op.flag("commit_group"):
+        return Action(_commit, pure=False)
+    if op.flag("wait_group"):
+        return Action(_wait_group, pure=False)
+    if op.flag("wait_all"):
+        return Action(_wait_all, pure=False)
+    sizes = {"ca": (4, 8, 16), "cg": (16,)}[op.pick("ca", "cg")]
+    op.pick("shared", "shared::cta")
+    op.pick("global")
+    has_policy = "L2::cache_hint" in op.rest
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        target, source, size, *rest = ins.operands[:-1] if has_policy else ins.operands
+        if not isinstance(size, Imm) or size.value not in sizes or len(rest) > 1:
+            raise RefusedError(f"the size must be {' or '.join(map(str, sizes))}, with at most one operand behind it")
+        count = str(size.value)
+        if rest and isinstance(rest[0], Reg) and rest[0].type == "pred":  # ignore-src
+            count = g.op(f"select i1 {g.pred(rest[0])}, i32 0, i32 {count}")
+        elif rest:
+            count = g.word(rest[0], 32)
+        g.copies = True
+        where = g.address(target, "shared"), g.address(source, "global")
+        g.leave_if(g.runtime("rt_copy", "%t", *where, str(size.value), count, str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
+def _prefetch(op: Opcode) -> Action:
+    for part in ("bulk", "prefetch", "L2", "global"):
+        op.pick(part)
+    operands = 2 + ("L2::cache_hint" in op.rest)
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if len(ins.operands) != operands:
+            raise RefusedError(f"{operands} operands are expected")
+
+    return Action(emit)
+
+
+def _commit(g: Emitter, ins: Instruction) -> None:
+    g.copies = True
+    g.leave_if(g.runtime("rt_copy_commit", "%t"))
+
+
+def _wait(g: Emitter, ins: Instruction, newest: int) -> None:
+    g.copies = True
+    g.leave_if(g.runtime("rt_copy_wait", "%t", str(newest), str(g.site(ins))))
+
+
+def _wait_group(g: Emitter, ins: Instruction) -> None:
+    (newest,) = ins.operands
+    if not isinstance(newest, Imm) or newest.value < 0:
+        raise RefusedError("a constant number of groups is expected")
+    _wait(g, ins, newest.value)
+
+
+def _wait_all(g: Emitter, ins: Instruction) -> None:
+    _commit(g, ins)
+    _wait(g, ins, 0)
