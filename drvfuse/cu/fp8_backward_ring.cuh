@@ -3,13 +3,21 @@
 // worked at, so that what is in flight does not depend on registers.
 //
 // A slot has a row's x, its g one after another, and its scales, whole: all of them must be on 16 bytes and of a multiple
-// of 16 bytes. The team's first thread copies. A slot is filled again behind the barrier of the row that was read from it.
+// of 16 bytes, and slots on SLOT_ALIGNMENT: copies to places on 16 bytes only took a tenth longer. The team's first thread
+// copies. A slot is filled again behind the barrier of the row that was read from it.
 #pragma once
 #include "bulk_copy.cuh"
 #include "fp8_backward_rows.cuh"
 
+constexpr int RING = DRVFUSE_RING;  // rows of a team on their way; 0: rows come through registers, and nothing is here
+constexpr int SLOT_ALIGNMENT = 128;
+
 class Ring {
 public:
+    __device__ static __forceinline__ int slot_bytes(const BackwardParams& p) {
+        return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    }
+
     // By all threads of the team; `slots` and `barriers` are the team's own.
     __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, u64* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
@@ -33,24 +41,25 @@ public:
     // The next row, in registers.
     __device__ __forceinline__ void take(Row& row, int column) const {
         await_bytes(barriers_ + slot_, parity_);
-        const u8* from = slots_ + slot_ * bytes();
-        const u16* scales = reinterpret_cast<const u16*>(from + columns() * (1 + 2 * GRADIENTS));
+        const u8* from = slots_ + slot_ * slot_bytes(p_);
+        const u16* scales = reinterpret_cast<const u16*>(from + columns(p_) * (1 + 2 * GRADIENTS));
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int at = column + i * SPAN;
-            row.x[i][0] = row.x[i][1] = row.scale[i] = 0;
-            if (FULL || at < columns()) {
+            Octet& pack = row.pack[i];
+            pack.x[0] = pack.x[1] = pack.scale = 0;
+            if (FULL || at < columns(p_)) {
                 const uint2 x = *reinterpret_cast<const uint2*>(from + at);
-                row.x[i][0] = x.x, row.x[i][1] = x.y;
-                row.scale[i] = scales[at / QB];
+                pack.x[0] = x.x, pack.x[1] = x.y;
+                pack.scale = scales[at / QB];
             }
 #pragma unroll
             for (int k = 0; k < GRADIENTS; ++k) {
                 uint4 g = {};
-                if (FULL || at < columns()) {
-                    g = *reinterpret_cast<const uint4*>(from + columns() * (1 + 2 * k) + 2 * at);
+                if (FULL || at < columns(p_)) {
+                    g = *reinterpret_cast<const uint4*>(from + columns(p_) * (1 + 2 * k) + 2 * at);
                 }
-                row.g[k][i][0] = g.x, row.g[k][i][1] = g.y, row.g[k][i][2] = g.z, row.g[k][i][3] = g.w;
+                pack.g[k][0] = g.x, pack.g[k][1] = g.y, pack.g[k][2] = g.z, pack.g[k][3] = g.w;
             }
         }
     }
@@ -62,22 +71,24 @@ public:
     }
 
 private:
-    __device__ __forceinline__ int columns() const { return FULL ? PACKS * SPAN : p_.columns; }
-    __device__ __forceinline__ int bytes() const { return columns() * (1 + 2 * GRADIENTS) + columns() / QB * 2; }
+    __device__ static __forceinline__ int columns(const BackwardParams& p) { return FULL ? PACKS * SPAN : p.columns; }
+    __device__ static __forceinline__ int bytes(const BackwardParams& p) {
+        return columns(p) * (1 + 2 * GRADIENTS) + columns(p) / QB * 2;
+    }
 
     __device__ __forceinline__ void copy(int slot) {
         if (left_ <= 0) return;
         u64* barrier = barriers_ + slot;
-        u8* to = slots_ + slot * bytes();
-        expect_bytes(barrier, bytes());
-        copy_bytes(to, p_.x + next_ * p_.x_stride, columns(), barrier);
-        to += columns();
+        u8* to = slots_ + slot * slot_bytes(p_);
+        expect_bytes(barrier, bytes(p_));
+        copy_bytes(to, p_.x + next_ * p_.x_stride, columns(p_), barrier);
+        to += columns(p_);
 #pragma unroll
         for (int k = 0; k < GRADIENTS; ++k) {
-            copy_bytes(to, p_.g[k] + next_ * p_.g_stride[k], 2 * columns(), barrier);
-            to += 2 * columns();
+            copy_bytes(to, p_.g[k] + next_ * p_.g_stride[k], 2 * columns(p_), barrier);
+            to += 2 * columns(p_);
         }
-        copy_bytes(to, p_.scales + next_ * p_.scale_stride, 2 * (columns() / QB), barrier);
+        copy_bytes(to, p_.scales + next_ * p_.scale_stride, 2 * (columns(p_) / QB), barrier);
         next_ += jump_, --left_;
     }
 

@@ -2,7 +2,7 @@
 // The rows of the gradient's kernel, from memory and to it: x with its scales, up to three g, rstd and mean; dx.
 //
 // A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
-// stand; what does not exist is undefined (with ALIGNED) or 0. With RING rows come by way of fp8_backward_ring.cuh instead.
+// stand; what does not exist is undefined (with ALIGNED) or 0.
 #pragma once
 #include "fp8_rows.cuh"
 #include "scratch.cuh"
@@ -13,7 +13,6 @@ constexpr int QB = DRVFUSE_GROUP;
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
-constexpr int RING = DRVFUSE_RING;  // rows of a team on their way through shared memory; 0: through registers, one
 constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
 constexpr bool CENTRED = DRVFUSE_CENTRED;
 constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
@@ -24,7 +23,6 @@ constexpr int WIDTH = 8;  // elements of a pack
 constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
 constexpr int THREADS = TEAMS * TEAM_THREADS;
 constexpr int SPAN = TEAM_THREADS * WIDTH;
-constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
 struct BackwardParams {
     const u8* x;
@@ -44,13 +42,18 @@ struct BackwardParams {
     int early_trigger, unused;
 };
 
-struct Row {
-    u32 x[PACKS][WIDTH / 4];
-    u32 g[GRADIENTS][PACKS][WIDTH / 2];
-    u16 scale[PACKS];
+// 8 columns of a row.
+struct Octet {
+    u32 x[WIDTH / 4];
+    u32 g[GRADIENTS][WIDTH / 2];
+    u16 scale;
 };
 
-// What the forward has saved of 32 rows of a team: lane l has the l-th's.
+struct Row {
+    Octet pack[PACKS];
+};
+
+// What the forward has saved of a row.
 struct Saved {
     float rstd, mean;
 };
@@ -60,6 +63,12 @@ struct Cursor {
     const u8* x;
     const bf16* scales;
     const u16* g[GRADIENTS];
+
+    __device__ __forceinline__ Cursor(const BackwardParams& p, i64 row, int column)
+        : x(p.x + row * p.x_stride + column), scales(p.scales + row * p.scale_stride + column / QB) {
+#pragma unroll
+        for (int k = 0; k < GRADIENTS; ++k) g[k] = p.g[k] + row * p.g_stride[k] + column;
+    }
 };
 
 // Predicated, not branched round, so that no arithmetic is scheduled in front of them; `word` is undefined if not wanted.
@@ -109,22 +118,24 @@ __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bo
     return saved;
 }
 
+// The columns that are `ahead` of `from`, of which `valid` exist.
+__device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
+    wanted = wanted && (FULL || valid > 0);
+    if constexpr (ALIGNED) {
+        load_if(wanted, pack.x, from.x + ahead);
+    } else {
+        load_bytes<WIDTH>(pack.x, from.x + ahead, wanted ? valid : 0, false);
+    }
+    load_if(wanted, pack.scale, from.scales + ahead / QB);
+#pragma unroll
+    for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
+}
+
 // The row at `from`, which then moves on by `jump` rows.
 __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
                                          i64 jump) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-        const int valid = p.columns - column - i * SPAN;
-        const bool here = wanted && (FULL || valid > 0);
-        if constexpr (ALIGNED) {
-            load_if(here, row.x[i], from.x + i * SPAN);
-        } else {
-            load_bytes<WIDTH>(row.x[i], from.x + i * SPAN, here ? valid : 0, false);
-        }
-        load_if(here, row.scale[i], from.scales + i * SPAN / QB);
-#pragma unroll
-        for (int k = 0; k < GRADIENTS; ++k) load_gradient(here, row.g[k][i], from.g[k] + i * SPAN, valid);
-    }
+    for (int i = 0; i < PACKS; ++i) load_octet(row.pack[i], from, i * SPAN, wanted, p.columns - column - i * SPAN);
     from.x += jump * p.x_stride;
     from.scales += jump * p.scale_stride;
 #pragma unroll
@@ -132,18 +143,29 @@ __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, co
 }
 
 // Four elements of the gradient: the sum of the arrays', rounded to bf16 after each addition.
-__device__ __forceinline__ void gradient(float (&g)[4], const Row& row, int pack, int word) {
+__device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float* pair = g + 2 * half;
-        Word<bf16>::unpack(row.g[0][pack][word + half], pair);
+        Word<bf16>::unpack(pack.g[0][word + half], pair);
 #pragma unroll
         for (int k = 1; k < GRADIENTS; ++k) {
             float more[2];
-            Word<bf16>::unpack(row.g[k][pack][word + half], more);
+            Word<bf16>::unpack(pack.g[k][word + half], more);
             float sum[2] = {__fadd_rn(pair[0], more[0]), __fadd_rn(pair[1], more[1])};
             Word<bf16>::unpack(Word<bf16>::pack(sum), pair);
         }
+    }
+}
+
+// Four elements of xhat.
+__device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, int word, const Saved& saved) {
+    fp8_floats<X>(pack.x[word], xhat);
+    const float scale = bf16{pack.scale};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const float x = __fmul_rn(xhat[k], scale);
+        xhat[k] = __fmul_rn(CENTRED ? __fsub_rn(x, saved.mean) : x, saved.rstd);
     }
 }
 

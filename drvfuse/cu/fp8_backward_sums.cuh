@@ -9,12 +9,13 @@
 // A segment's words are in the order in which the threads of a team have the sums: quad q of a row, 4 columns, is of
 // thread q % TEAM_THREADS, so that the stores of a warp are contiguous.
 #pragma once
-#include "fp8_backward_rows.cuh"
+#include "fp8_backward_dx.cuh"
 
 constexpr int STRANDS = DRVFUSE_STRANDS;
 constexpr int ROW_QUADS = PACKS * SPAN / 4;
 constexpr int QUADS = THREADS / STRANDS;  // that a block adds up at a time
-constexpr int MOST = 9;                   // segments of a strand
+constexpr int MAX_SEGMENTS = 132;        // DW_SEGMENTS of ops/fp8_rmsnorm_backward.py
+constexpr int MOST = (MAX_SEGMENTS + STRANDS - 1) / STRANDS;  // segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
 // The first column of a quad of a row.
@@ -95,24 +96,19 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
     return true;
 }
 
-// Which of its sums a segment leaves, from those of each thread: to its words, or if there is no other segment to `to`.
-__device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, Weight* to, float* shared, int team,
-                                              int member, const float (&sums)[PACKS][WIDTH]) {
+// One of its sums, from those of each thread, to a segment's words.
+__device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
+                                              const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2 * PACKS; ++half) {
         const float* sum = &sums[half / 2][half % 2 * 4];
-        const int quad = half * TEAM_THREADS + member, column = quad_column(quad);
+        const int quad = half * TEAM_THREADS + member;
         const float4 own = make_float4(sum[0], sum[1], sum[2], sum[3]);
         if (TEAMS > 1) {
             *reinterpret_cast<float4*>(shared + (team * ROW_QUADS + quad) * 4) = own;
-        } else if (p.segments > 1) {
-            if (column < p.columns) leave_words(words + quad * 4, own);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                if (column + j < p.columns) store_scalar(to + column + j, sum[j]);
-            }
+        } else if (quad_column(quad) < p.columns) {
+            leave_words(words + quad * 4, own);
         }
     }
     if constexpr (TEAMS > 1) {

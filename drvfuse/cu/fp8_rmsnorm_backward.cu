@@ -27,10 +27,10 @@
 #include "pdl.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(const BackwardParams p) {
-    extern __shared__ __align__(16) u8 dynamic[];
-    float4* weights = reinterpret_cast<float4*>(dynamic);                            // [PACKS][2][TEAM_THREADS]
-    float* shared = reinterpret_cast<float*>(weights) + (WEIGHTED ? PACKS * SPAN : 0);  // teams' sums, then strands'
-    u8* slots = reinterpret_cast<u8*>(shared + (WEIGHTED ? SHARED_SUMS : 0));
+    extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
+    u8* slots = dynamic;
+    float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));  // [PACKS][2][TEAM_THREADS]
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;                       // teams' sums, then strands'
     __shared__ u64 arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
@@ -40,19 +40,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
 
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
-    ScratchUse use(p.scratch, WEIGHTED && p.segments != 1);
+    ScratchUse use(p.scratch, WEIGHTED);
     const float inverse = __frcp_rn(float(p.columns));
     const i64 jump = i64(TEAMS) * p.segments;
-    const int slot_bytes = p.columns * (1 + 2 * GRADIENTS) + p.columns / QB * 2;
-    Ring ring(p, slots + team * RING * slot_bytes, arrivals[team], member == 0);
+    Ring ring(p, slots + team * RING * Ring::slot_bytes(p), arrivals[team], member == 0);
 
     u32 turn = 0;
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
         const int count = (p.segment_rows + (segment < p.longer) - team + TEAMS - 1) / TEAMS;  // of rows for this team
-        Cursor from = {p.x + first * p.x_stride + column, p.scales + first * p.scale_stride + column / QB, {}};
-#pragma unroll
-        for (int k = 0; k < GRADIENTS; ++k) from.g[k] = p.g[k] + first * p.g_stride[k] + column;
+        Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
         Row row;
         if constexpr (RING > 0) {
@@ -60,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         } else {
             load_row(row, from, count > 0, p, column, jump);
         }
-        Saved saved, later = load_saved(p, first + lane * jump, lane < count);
+        Saved some, later = load_saved(p, first + lane * jump, lane < count);  // of 32 rows: lane l has the l-th's
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -68,118 +65,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             for (int j = 0; j < WIDTH; ++j) dw[i][j] = 0.0f, db[i][j] = 0.0f;
         }
         if (segment + blockIdx.x + 1 == gridDim.x) {
-            if (WEIGHTED && team == 0) {
-#pragma unroll
-                for (int i = 0; i < PACKS; ++i) {
-                    float v[WIDTH];
-                    const int valid = p.columns - column - i * SPAN;
-                    load_weights<Weight, WIDTH>(v, p.weight + column + i * SPAN, valid, ALIGNED && valid > 0);
-#pragma unroll
-                    for (int j = 0; j < 2; ++j) {
-                        weights[(2 * i + j) * TEAM_THREADS + member] =
-                            make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
-                    }
-                }
-            }
+            if (WEIGHTED && team == 0) keep_weights(weights, p, member);
             __syncthreads();  // that the slots' mbarriers are made, too
         }
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
             if (n % 32 == 0) {
-                saved = later;
+                some = later;
                 later = load_saved(p, first + (n + 32 + lane) * jump, n + 32 + lane < count);
             }
-            const float rstd = __shfl_sync(0xffffffffu, saved.rstd, n % 32);
-            const float mean = CENTRED ? __shfl_sync(0xffffffffu, saved.mean, n % 32) : 0.0f;
+            Saved saved = {__shfl_sync(0xffffffffu, some.rstd, n % 32), 0.0f};
+            if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, some.mean, n % 32);
             if constexpr (RING > 0) ring.take(row, column);
-            float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
-            float sums[SUMS] = {};
-#pragma unroll
-            for (int i = 0; i < PACKS; ++i) {
-                const float scale = bf16{row.scale[i]};
-                float own[SUMS] = {};
-#pragma unroll
-                for (int j = 0; j < WIDTH / 4; ++j) {
-                    float weight[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-                    if constexpr (WEIGHTED) {
-                        const float4 w = weights[(2 * i + j) * TEAM_THREADS + member];
-                        weight[0] = w.x, weight[1] = w.y, weight[2] = w.z, weight[3] = w.w;
-                    }
-                    float v[4], g[4];
-                    fp8_floats<X>(row.x[i][j], v);
-                    gradient(g, row, i, 2 * j);
-#pragma unroll
-                    for (int k = 0; k < 4; ++k) {
-                        const int at = 4 * j + k;
-                        const float x = __fmul_rn(v[k], scale);
-                        xhat[i][at] = __fmul_rn(CENTRED ? __fsub_rn(x, mean) : x, rstd);
-                        wdy[i][at] = __fmul_rn(weight[k], g[k]);
-                        if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g[k], xhat[i][at], dw[i][at]);
-                        if constexpr (WEIGHTED && CENTRED) db[i][at] = __fadd_rn(db[i][at], g[k]);
-                        if (ALIGNED || column + i * SPAN + at < p.columns) {
-                            own[0] = __fadd_rn(own[0], __fmul_rn(xhat[i][at], wdy[i][at]));
-                            if constexpr (CENTRED) own[1] = __fadd_rn(own[1], wdy[i][at]);
-                        }
-                    }
-                }
-#pragma unroll
-                for (int k = 0; k < SUMS; ++k) {
-                    if (FULL || column + i * SPAN < p.columns) sums[k] = __fadd_rn(sums[k], own[k]);
-                }
-            }
+            Products products(row, saved, weights, p.columns, member, [&](int i, int at, float g, float xhat) {
+                if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);
+                if constexpr (WEIGHTED && CENTRED) db[i][at] = __fadd_rn(db[i][at], g);
+            });
             if constexpr (RING == 0) load_row(row, from, n + 1 < count, p, column, jump);
-#pragma unroll
-            for (int mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-                for (int k = 0; k < SUMS; ++k) sums[k] = __fadd_rn(sums[k], __shfl_xor_sync(0xffffffffu, sums[k], mask));
-            }
-            if constexpr (TEAM_WARPS > 1) {
-#pragma unroll
-                for (int k = 0; k < SUMS; ++k) {
-                    if (lane == 0) warp_sums[turn][team][k][warp % TEAM_WARPS] = sums[k];
-                }
-                // Each team has a barrier of its own. Two sets of words: a warp is overtaken by one row at most.
-                asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
-#pragma unroll
-                for (int k = 0; k < SUMS; ++k) {
-                    sums[k] = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < TEAM_WARPS; ++i) sums[k] = __fadd_rn(sums[k], warp_sums[turn][team][k][i]);
-                }
-                turn ^= 1;
-            } else {
-                __syncwarp();
-            }
+            products.add_over_team(warp_sums[turn], team, warp);
+            turn ^= 1;
             if constexpr (RING > 0) ring.refill();
-            const float c1 = __fmul_rn(sums[0], inverse);
-#pragma unroll
-            for (int i = 0; i < PACKS; ++i) {
-                float v[WIDTH];
-#pragma unroll
-                for (int j = 0; j < WIDTH; ++j) {
-                    if constexpr (CENTRED) {
-                        const float c2 = __fmul_rn(sums[SUMS - 1], inverse);
-                        v[j] = __fmul_rn(__fsub_rn(wdy[i][j], __fmaf_rn(xhat[i][j], c1, c2)), rstd);
-                    } else {
-                        v[j] = __fmul_rn(__fmaf_rn(-xhat[i][j], c1, wdy[i][j]), rstd);
-                    }
-                }
-                store_dx(to + i * SPAN, v, p.columns - column - i * SPAN);
-            }
+            products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
         if constexpr (WEIGHTED) {
             u32* words = p.words + i64(segment) * (SUMS * ROW_QUADS * 4);
-            store_segment(p, words, p.dw, shared, team, member, dw);
-            if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, p.db, shared, team, member, db);
+            store_segment(p, words, shared, team, member, dw);
+            if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
         }
     }
-    if (!WEIGHTED || p.segments == 1) {  // all is in place
-        if (!p.early_trigger) launch_dependents();
-        return;
+    if constexpr (WEIGHTED) {
+        __syncthreads();
+        if (!add_segments(p, use, shared)) return;
+        use.finish();
     }
-    __syncthreads();
-    if (!add_segments(p, use, shared)) return;
-    use.finish();
     if (!p.early_trigger) launch_dependents();
 }

@@ -24,7 +24,9 @@ from .scratch import HEADER_BYTES, ScratchParams, acquire
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
 MAX_GRADIENTS = 3
-_RING_BYTES = 1 << 17
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
+_SLICE = 32
+_RING_BYTES, _MAX_RING = 1 << 17, 8
 _RING_CAPABILITY = (9, 0)
 # Behind the words of the other ops, which leave them as they are: these must be zero.
 _WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
@@ -48,9 +50,10 @@ class BackwardParams(ctypes.Structure):
 
 
 class BackwardShape(NamedTuple):
-    """How the kernel shares out its work; `packs` to `strands` order the sums, see cu/fp8_rmsnorm_backward.cu.
+    """How the kernel shares out its work; `packs` to `strands` order the sums, as the kernels' files say.
 
-    packs of 8 columns a thread, warps a team, teams a block, segments of rows, strands in the sum over segments.
+    packs of 8 columns a thread, warps a team, teams and segments of rows, strands in the sum over segments. With `few`
+    rows the segments are the slots of cu/fp8_rmsnorm_backward_few.cu, and `teams` is 1.
     """
 
     packs: int
@@ -58,33 +61,43 @@ class BackwardShape(NamedTuple):
     teams: int
     segments: int
     strands: int
+    few: bool
 
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
-        segments = min(rows, DW_SEGMENTS)
         row_packs = -(-columns // 8)
         packs = max(1 if rows <= DW_SEGMENTS else 2, -(-row_packs // 512))
         team_warps = -(-row_packs // (32 * packs))
+        if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
+            warps = team_warps * max(1, 16 // team_warps)
+            return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
-        if rows <= DW_SEGMENTS:  # a row a segment
-            teams = 1
-        strands, most = 1, 32 if columns <= 8192 else 16  # so that each block adds up one part of the columns
-        while strands < most and 8 * strands <= segments:
+        segments = min(rows, DW_SEGMENTS)
+        # As many as let nearly all blocks add up one part of the columns each.
+        most = max(16, min(64, 32 * team_warps * teams * DW_SEGMENTS * 4 // (256 * team_warps * packs)))
+        strands = 1
+        while 2 * strands <= min(most, segments):
             strands *= 2
-        return cls(packs, team_warps, teams, segments, strands)
+        return cls(packs, team_warps, teams, segments, strands, False)
+
+    @property
+    def block_teams(self) -> int:
+        """Teams of a block, which share out its rows."""
+        return max(1, 16 // self.team_warps) if self.few else self.teams
 
     @property
     def threads(self) -> int:
-        return 32 * self.team_warps * self.teams
+        return 32 * self.team_warps * self.block_teams
 
     @property
     def team_columns(self) -> int:
         """Columns that the packs of a team cover."""
         return 256 * self.team_warps * self.packs
 
-    @property
-    def sum_bytes(self) -> int:
-        """Of shared memory for w and the exchange of sums: `weights` and `shared` of the kernel."""
+    def sum_bytes(self, sums: int) -> int:
+        """Of shared memory for w and the exchange of `sums` sums over the rows: `weights` and `shared` of the kernels."""
+        if self.few:
+            return 4 * (self.team_columns + 8 * self.threads * sums)
         exchanged = self.teams * self.team_columns if self.teams > 1 else 0
         return 4 * (self.team_columns + max(exchanged, 4 * self.threads))
 
@@ -188,11 +201,13 @@ def run(
     written = operands.new_outputs(device, queue, wanted, outputs)
     operands.no_overlap(inputs.all, written)
     plan = BackwardShape.of(count, columns)
+    few = plan.few and bool(sums)
     wide = (xs, *inputs.gradients, written[0])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    sum_bytes = 0 if weight is None else plan.sum_bytes
-    ring = _ring_slots(device, plan, inputs, count, columns, QB, sum_bytes) if aligned else 0
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring))
+    smem = plan.sum_bytes(len(sums)) if sums else 0
+    ring = 0 if few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
+    smem += ring * plan.block_teams * _slot_bytes(inputs, columns, QB)
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, few))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -203,7 +218,7 @@ def run(
         scale_stride=inputs.scales.stride,
         columns=columns,
         segments=plan.segments,
-        segment_rows=count // max(plan.segments, 1),
+        segment_rows=count if few else count // max(plan.segments, 1),
         longer=count % max(plan.segments, 1),
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
@@ -215,22 +230,22 @@ def run(
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
         parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
-    smem = sum_bytes + ring * plan.teams * _slot_bytes(inputs, columns, QB)
-    grid = max(1, min(plan.segments, device.sm_count))
-    waits = space is not None
-    read, threads = inputs.all, plan.threads
+    read, waits = inputs.all, space is not None and not few
+    useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
+    grid = max(1, min(useful, device.sm_count))
     launching.launch(
-        kernel, device, queue, grid, threads, smem, parameters, level, read, written, space, cooperative=waits
+        kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space, cooperative=waits
     )
     return [o.span for o in written] if outputs is None else list(outputs)
 
 
 def _slot_bytes(inputs: Inputs, columns: int, QB: int) -> int:
-    return columns * (1 + 2 * len(inputs.gradients)) + columns // QB * 2
+    """`Ring::slot_bytes` of cu/fp8_backward_ring.cuh."""
+    return -(-(columns * (1 + 2 * len(inputs.gradients)) + columns // QB * 2) // 128) * 128
 
 
 def _ring_slots(
-    device: Device, plan: BackwardShape, inputs: Inputs, rows: int, columns: int, QB: int, sum_bytes: int
+    device: Device, plan: BackwardShape, inputs: Inputs, rows: int, columns: int, QB: int, used: int
 ) -> int:
     """Rows of each team that are on their way through shared memory; 0: none, since bulk copies cannot bring them, they
     do not fit, or each block has one row only."""
@@ -238,29 +253,28 @@ def _ring_slots(
         return 0
     if columns % (8 * QB) or not inputs.scales.rows_aligned:
         return 0
-    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - sum_bytes
-    slots = min(room, _RING_BYTES) // (plan.teams * _slot_bytes(inputs, columns, QB))
-    return 0 if slots < 2 else min(slots, 8)
+    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
+    slots = min(room, _RING_BYTES) // (plan.block_teams * _slot_bytes(inputs, columns, QB))
+    return 0 if slots < 2 else min(slots, _MAX_RING)
 
 
 def _specialise(
-    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int
+    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, few: bool
 ) -> Specialisation:
-    return Specialisation(
-        "fp8_rmsnorm_backward",
-        (
-            ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
-            ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_TEAM_WARPS", plan.team_warps),
-            ("DRVFUSE_TEAMS", plan.teams),
-            ("DRVFUSE_PACKS", plan.packs),
-            ("DRVFUSE_RING", ring),
-            ("DRVFUSE_STRANDS", plan.strands),
-            ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
-            ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
-        ),
+    defines = (
+        ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
+        ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
+        ("DRVFUSE_GROUP", QB),
+        ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
+        ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
+        ("DRVFUSE_ALIGNED", int(aligned)),
+        ("DRVFUSE_TEAM_WARPS", plan.team_warps),
+        ("DRVFUSE_TEAMS", plan.block_teams),
+        ("DRVFUSE_PACKS", plan.packs),
+        ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
+        ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
     )
+    if few:
+        return Specialisation("fp8_rmsnorm_backward_few", defines)
+    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands))
+    return Specialisation("fp8_rmsnorm_backward", (*defines, *more))

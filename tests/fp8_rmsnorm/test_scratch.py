@@ -24,9 +24,9 @@ NO_MAXIMUM = SourceEdit(
     "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
 )
 NO_WORDS = SourceEdit(
-    "fp8_backward_sums.cuh",
-    "if (at + j >= p.columns) continue;",
-    "if (at + j >= p.columns || words == p.words + p.pitch) continue;",  # of segment 1
+    "fp8_rmsnorm_backward.cu",
+    "        if constexpr (WEIGHTED) {\n            u32* words",
+    "        if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
 )
 
 
