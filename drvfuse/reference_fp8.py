@@ -160,9 +160,10 @@ def fp8_rmsnorm_backward(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
 
-    `shape` is (packs, team_warps, teams, segments, strands, ...) of the kernel for this number of rows and columns: they
-    order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its t-th on. The teams
-    are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in turn.
+    `shape` is the kernel's BackwardShape for this number of rows and columns, of which (packs, team_warps, teams,
+    segments, strands) order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its
+    t-th on. The teams are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in
+    turn.
     """
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)

@@ -69,20 +69,20 @@ struct Products {
 #pragma unroll
             for (int k = 0; k < SUMS; ++k) sums[k] = __fadd_rn(sums[k], __shfl_xor_sync(0xffffffffu, sums[k], mask));
         }
-        if constexpr (TEAM_WARPS == 1) {
+        if constexpr (TEAM_WARPS > 1) {
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) {
+                if (threadIdx.x % 32 == 0) words[team][k][warp % TEAM_WARPS] = sums[k];
+            }
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) {
+                sums[k] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < TEAM_WARPS; ++i) sums[k] = __fadd_rn(sums[k], words[team][k][i]);
+            }
+        } else {
             __syncwarp();
-            return;
-        }
-#pragma unroll
-        for (int k = 0; k < SUMS; ++k) {
-            if (threadIdx.x % 32 == 0) words[team][k][warp % TEAM_WARPS] = sums[k];
-        }
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
-#pragma unroll
-        for (int k = 0; k < SUMS; ++k) {
-            sums[k] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < TEAM_WARPS; ++i) sums[k] = __fadd_rn(sums[k], words[team][k][i]);
         }
     }
 

@@ -37,6 +37,8 @@ __device__ __forceinline__ void read_words(u32 (&word)[4], const u32* from) {
                  : "memory");
 }
 
+__device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
+
 __device__ __forceinline__ void clear_words(u32* at) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(0) : "memory");
 }
@@ -57,15 +59,11 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
             int missing = 0;
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
-                if (strand + k * STRANDS < p.segments) read_words(word[k], at + k * STEP);
+                if (strand + k * STRANDS < p.segments && !all(word[k])) read_words(word[k], at + k * STEP);
             }
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
-                if (strand + k * STRANDS < p.segments) {
-                    if (word[k][0] == 0 || word[k][1] == 0 || word[k][2] == 0 || word[k][3] == 0) {
-                        waiting = true, missing = strand + k * STRANDS;
-                    }
-                }
+                if (strand + k * STRANDS < p.segments && !all(word[k])) waiting = true, missing = strand + k * STRANDS;
             }
             if (waiting) failed = !patience.goes_on(gridDim.x - 1 - missing % gridDim.x, use.epoch(), 0);
         }

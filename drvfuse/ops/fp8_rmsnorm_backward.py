@@ -26,7 +26,7 @@ DW_SEGMENTS = 132
 MAX_GRADIENTS = 3
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
 _SLICE = 32
-_RING_BYTES, _MAX_RING = 1 << 17, 8
+_RING_BYTES, _MAX_RING = 96 << 10, 8
 _RING_CAPABILITY = (9, 0)
 # Behind the words of the other ops, which leave them as they are: these must be zero.
 _WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
@@ -73,11 +73,8 @@ class BackwardShape(NamedTuple):
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         segments = min(rows, DW_SEGMENTS)
-        # As many as let nearly all blocks add up one part of the columns each.
-        most = max(16, min(64, 32 * team_warps * teams * DW_SEGMENTS * 4 // (256 * team_warps * packs)))
-        strands = 1
-        while 2 * strands <= min(most, segments):
-            strands *= 2
+        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # of columns, for each block to add up
+        strands = max(1, min(64, 32 * team_warps * teams // quads, segments // 2))
         return cls(packs, team_warps, teams, segments, strands, False)
 
     @property
@@ -95,7 +92,7 @@ class BackwardShape(NamedTuple):
         return 256 * self.team_warps * self.packs
 
     def sum_bytes(self, sums: int) -> int:
-        """Of shared memory for w and the exchange of `sums` sums over the rows: `weights` and `shared` of the kernels."""
+        """Of shared memory for w and for adding up `sums` sums over the rows: `weights` and `shared` of the kernels."""
         if self.few:
             return 4 * (self.team_columns + 8 * self.threads * sums)
         exchanged = self.teams * self.team_columns if self.teams > 1 else 0

@@ -10,7 +10,15 @@ from fp8_support import BF16, Strided, case, check_backward, place
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.fp8_rmsnorm_backward import DW_SEGMENTS, BackwardShape
+from drvfuse.ops import fp8_rmsnorm_backward
+from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
+
+
+@pytest.fixture(params=[True, False], ids=["few", "many"])
+def few(request, monkeypatch):
+    """The same rows by the kernel for few rows, and by that for many."""
+    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 1 << 20 if request.param else 0)
+    return request.param
 
 
 def saved(device, values, QB=16):
@@ -19,7 +27,7 @@ def saved(device, values, QB=16):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 127, 128, 129, 131, 132, 133])
-def test_numbers_of_rows(device, rng, rows):
+def test_numbers_of_rows(device, rng, few, rows):
     values = case(rng, (rows, 80))
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
@@ -28,7 +36,7 @@ def test_numbers_of_rows(device, rng, rows):
 
 
 @pytest.mark.parametrize("shape", [(3, 4096), (140, 512), (135, 2304), (134, 2816)])
-def test_numbers_of_columns(device, rng, shape):
+def test_numbers_of_columns(device, rng, few, shape):
     """Teams of several warps, several packs a thread, lanes without a pack."""
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
@@ -37,7 +45,7 @@ def test_numbers_of_columns(device, rng, shape):
 
 
 @pytest.mark.parametrize("columns", [128, 200])
-def test_groups_of_128(device, rng, columns):
+def test_groups_of_128(device, rng, few, columns):
     values = case(rng, (140, columns), 128)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values, 128)
@@ -45,7 +53,7 @@ def test_groups_of_128(device, rng, columns):
 
 
 @pytest.mark.parametrize("shape,count", [((140, 96), 3), ((5, 100), 2), ((2, 3, 48), 3), ((3, 11, 96), 1)])
-def test_sums_of_gradients(device, rng, shape, count):
+def test_sums_of_gradients(device, rng, few, shape, count):
     """The bits of adding them before."""
     values = case(rng, shape)
     hosts = [values.g, *(rng.standard_normal(shape).astype(np.float32).astype(BF16) for _ in range(count - 1))]
@@ -59,7 +67,7 @@ def test_sums_of_gradients(device, rng, shape, count):
     check_backward(values._replace(g=total), rstd, results)
 
 
-def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng):
+def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few):
     values = case(rng, (33, 96))
     wide = [rng.standard_normal((33, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
     x, s_x, w, _ = place(device, values)
@@ -87,14 +95,9 @@ def test_gradients_that_are_refused(device, rng):
         assert caught.value.argument == argument
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("rows", [20, 150])
-@pytest.mark.emu
-def test_bytes_that_the_backward_moves(rng, driver, rows, count):
-    """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
-    columns, blocks = 640, 16
+def counted(rng, rows, columns, count, blocks):
+    """Counters of a launch on as many multiprocessors, and the bytes that its polls have read."""
     values = case(rng, (rows, columns))
-    shape = BackwardShape.of(rows, columns)
     with df.emu.Machine(devices=1, sm_count=blocks) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, g = place(device, values)
@@ -107,15 +110,37 @@ def test_bytes_that_the_backward_moves(rng, driver, rows, count):
         for line, lines in counters.lines.items()
         if "ld.relaxed.gpu.global.v4.u32" in counters.opcodes[line]
     )
-    elements = rows * columns
+    assert counters.total.host_written == counters.total.host_read == 0
+    return counters.total, polls
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("columns", [640, 656])  # by bulk copies, and straight to registers
+def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
+    """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
+    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 0)
+    rows, blocks = 150, 16
+    total, polls = counted(rng, rows, columns, count, blocks)
+    shape, elements = BackwardShape.of(rows, columns), rows * columns
     state = 2 * 4 + 4  # users up and down, the epoch
-    assert counters.total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
-    scale_per = 16 if rows > DW_SEGMENTS else 8  # through the ring once, else for each pack of 8
+    assert total.local_written == 2 * elements + (4 + 4) * shape.segments * columns + 2 * columns + state
+    scale_per = 16 if columns % 128 == 0 else 8  # else a thread reads that of each of its packs of 8
     of_rows = rows * 4 * shape.team_warps + elements * (1 + 2 * count) + elements // scale_per * 2
     header = 8 * shape.threads * blocks + 2 * 4
-    assert counters.total.local_read - polls == of_rows + 2 * columns * blocks + header
+    assert total.local_read - polls == of_rows + 2 * columns * blocks + header
     assert polls >= 4 * shape.segments * columns
-    assert counters.total.host_written == counters.total.host_read == 0
+
+
+@pytest.mark.emu
+def test_bytes_that_the_backward_of_few_rows_moves(rng):
+    """Rows are read once for dx, and once for dw; there are no words."""
+    rows, columns, blocks = 20, 640, 16
+    total, polls = counted(rng, rows, columns, 1, blocks)
+    shape, elements = BackwardShape.of(rows, columns), rows * columns
+    assert total.local_written == 2 * elements + 2 * columns and not polls
+    rstd = rows * 4 * 32 * shape.team_warps + rows * 4 * columns // 8  # by each thread
+    assert total.local_read == 2 * (elements * (1 + 2) + elements // 8 * 2) + rstd + 2 * columns * blocks
 
 
 @pytest.mark.gpu

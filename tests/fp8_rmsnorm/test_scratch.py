@@ -44,13 +44,13 @@ class Op:
     """One of the ops on some values: `run` queues it, `check` compares what it gave."""
 
     def __init__(self, name, device, values) -> None:
-        if name == "forward":  # of several blocks
-            values = values._replace(**{part: np.tile(getattr(values, part), (5, 1)) for part in ("x", "s_x", "g")})
+        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # so many rows that blocks wait for one another
+        values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)
         self.rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
         self.v = device.array(self.rstd)
-        self.tall_host = np.tile(values.g, (16, 1))  # of several blocks
+        self.tall_host = np.tile(values.g, (16, 1))
         self.tall = device.array(self.tall_host)
         self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
@@ -142,7 +142,7 @@ def test_launches_after_the_time_out_wait_for_nothing(backward, space):
 
 def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, device):
     backward.run()
-    outputs = device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
+    outputs = device.empty(backward.values.g.shape, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
     with df.Graph.capture(device.stream) as graph:
         backward.run(outputs=outputs)
     backward.give_up()
