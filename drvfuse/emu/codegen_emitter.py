@@ -219,6 +219,7 @@ class Emitter(Registers):
             self.allocas.append("%rounds = alloca i32")
             prologue = [*prologue, f"store i32 {abi.LOOP_SLICE}, ptr %rounds"]
         resumes = [b for b in graph.blocks if b.resumed]
+        self.place([b.live_in for b in resumes])
         number = {b.index: i + 1 for i, b in enumerate(resumes)}
         for block in graph.blocks:
             self._block(block, number)
@@ -242,17 +243,17 @@ class Emitter(Registers):
 
     def _block(self, block: Block, number: dict[int, int]) -> None:
         self.values, self.carry = {}, None
+        self.in_frame = block.in_frame
+        self.only_in_frame = block.live_in if block.resumed else 0
         self.start(f"B{block.index}")
         if block.resumed:
-            after = self._kept_registers(block)
-            self.restore(after)
             self.emit(block.resumed, "after")
         for ins in block.instructions:
             self.emit(ins, "after")
         if block.suspended:
             status = self.emit(block.suspended, "before")
             target = block.successors[0]
-            self.save(self._kept_registers(target))
+            self.save(target.live_in)
             self.do(f"store i32 {number[target.index]}, ptr %t")
             self.do(f"ret i32 {int(status or 0)}")
             return
@@ -300,10 +301,6 @@ class Emitter(Registers):
 
     def _ended(self, block: Block) -> bool:
         return bool(block.instructions) and block.instructions[-1].base in ("ret", "exit", "trap")
-
-    def _kept_registers(self, block: Block) -> int:
-        """Registers that the frame keeps for a resumed block: what it and its resumed instruction read."""
-        return block.live_in
 
     def finish(self) -> None:
         """Return from the function as `ret` does."""

@@ -2,8 +2,9 @@
 """The registers of one function while it is emitted.
 
 Inside a block a register is an SSA value, kept in its integer or its float form. It reaches other blocks through a
-stack slot (which LLVM promotes) and the other side of a suspend through the thread's frame. The NaN of fp32 arithmetic
-is made canonical only where its bits can be seen: in the integer form, in memory, in another block.
+stack slot (which LLVM promotes) and the other side of a suspend through the thread's frame: it is loaded from there
+where it is needed, and stored there only if it has changed. The NaN of fp32 arithmetic is made canonical only where its
+bits can be seen: in the integer form, in memory, in another block.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Registers:
         self.carry: str | None = None
         self.slots_used: set[int] = set()
         self.slots = self.frame_bytes = abi.T_SLOTS
+        self.frame_place: dict[int, int] = {}
+        self.in_frame = 0  # registers whose place in the frame holds their value
+        self.only_in_frame = 0  # of those, the ones whose stack slot does not
 
     # Text -----------------------------------------------------------------------------------------------------------
     def op(self, text: str) -> str:
@@ -89,15 +93,23 @@ class Registers:
     def _entry(self, reg: Reg) -> _Value:
         value = self.values.get(reg.index)
         if value is None:
-            self.slots_used.add(reg.index)
             t = storage(reg.type)
-            name = self.op(f"load {t}, ptr %r{reg.index}")
-            if t in ("float", "double"):
-                value = _Value(None, name, "f32" if t == "float" else "f64", False, False)
+            dirty = bool(self.only_in_frame >> reg.index & 1)
+            if dirty:
+                name = self._from_frame(reg)
             else:
-                value = _Value(name, None, "", False, False)
+                self.slots_used.add(reg.index)
+                name = self.op(f"load {t}, ptr %r{reg.index}")
+            if t in ("float", "double"):
+                value = _Value(None, name, "f32" if t == "float" else "f64", dirty, False)
+            else:
+                value = _Value(name, None, "", dirty, False)
             self.values[reg.index] = value
         return value
+
+    def _define(self, reg: Reg, value: _Value) -> None:
+        self.values[reg.index] = value
+        self.in_frame &= ~(1 << reg.index)
 
     def _canonical(self, value: _Value) -> str:
         if value.raw_nan:
@@ -193,7 +205,7 @@ class Registers:
             value = self.op(f"{'sext' if sign else 'zext'} i{n} {value} to i{w}")
         if self.guard:
             value = self.op(f"select i1 {self.guard}, i{w} {value}, i{w} {self._integer(self._entry(dst))}")
-        self.values[dst.index] = _Value(value, None, "", True, False)
+        self._define(dst, _Value(value, None, "", True, False))
 
     def set_real(self, dst: Any, value: str, kind: str, arithmetic: bool = True) -> None:
         """Write a float or double; `arithmetic`: a NaN becomes canonical (fp32)."""
@@ -210,7 +222,7 @@ class Registers:
             old = self._entry(dst)
             self._canonical(old)
             value = self.op(f"select i1 {self.guard}, {ll} {value}, {ll} {self.real(dst, kind)}")
-        self.values[dst.index] = _Value(None, value, kind, True, raw)
+        self._define(dst, _Value(None, value, kind, True, raw))
 
     def set_pred(self, dst: Any, value: str) -> None:
         if dst is SINK:
@@ -219,13 +231,13 @@ class Registers:
             raise RefusedError("a destination predicate is expected")
         if self.guard:
             value = self.op(f"select i1 {self.guard}, i1 {value}, i1 {self.pred(dst)}")
-        self.values[dst.index] = _Value(value, None, "", True, False)
+        self._define(dst, _Value(value, None, "", True, False))
 
     def copy(self, dst: Any, src: Any, n: int) -> None:
         """Move without a change of bits, in whatever form `src` is."""
         if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
             e = self._entry(src)
-            self.values[dst.index] = _Value(e.integer, e.real, e.kind, True, e.raw_nan)
+            self._define(dst, _Value(e.integer, e.real, e.kind, True, e.raw_nan))
         else:
             self.set_int(dst, self.word(src, n), n)
 
@@ -241,6 +253,9 @@ class Registers:
         return t, self._integer(value) if t != "i1" else (value.integer or "false")
 
     def flush(self, live: int) -> None:
+        """Before a branch: what is live behind it goes to its stack slot."""
+        for index in bits(live & self.only_in_frame):
+            self._entry(self.fn.registers[index])
         for index, value in list(self.values.items()):
             if value.dirty and live >> index & 1:
                 self.slots_used.add(index)
@@ -258,28 +273,33 @@ class Registers:
     def get(self, offset: int, type_: str) -> str:
         return self.op(f"load {type_}, ptr {self.field(offset)}")
 
-    def _frame_layout(self, live: int) -> list[tuple[Reg, int]]:
-        regs = [self.fn.registers[i] for i in bits(live)]
-        regs.sort(key=lambda r: -width(r.type))
-        offset, out = self.slots, []
-        for reg in regs:
-            out.append((reg, offset))
-            offset += max(1, width(reg.type) // 8)
-        self.frame_bytes = max(self.frame_bytes, -(-offset // 16) * 16)
-        return out
+    def place(self, kept: list[int]) -> None:
+        """Give each register that a suspend keeps its place in the frame: one of its own among those kept together."""
+        suspends: dict[int, int] = {}
+        for number, live in enumerate(kept):
+            for index in bits(live):
+                suspends[index] = suspends.get(index, 0) | 1 << number
+        places: list[tuple[int, int]] = []  # offset, and the suspends at which it is taken
+        # Widest first: a later one fits wherever an earlier one did.
+        for index in sorted(suspends, key=lambda i: (-width(self.fn.registers[i].type), i)):
+            free = (k for k, (_, taken) in enumerate(places) if not taken & suspends[index])
+            k = next(free, len(places))
+            if k == len(places):
+                places.append((self.frame_bytes, 0))
+                self.frame_bytes += max(1, width(self.fn.registers[index].type) // 8)
+            offset, taken = places[k]
+            places[k] = offset, taken | suspends[index]
+            self.frame_place[index] = offset
+        self.frame_bytes = -(-self.frame_bytes // 16) * 16
 
     def save(self, live: int) -> None:
-        for reg, offset in self._frame_layout(live):
-            t, v = self._stored(reg)
+        """Before a suspend."""
+        for index in bits(live & ~self.in_frame):
+            t, v = self._stored(self.fn.registers[index])
             if t == "i1":
                 t, v = "i8", self.op(f"zext i1 {v} to i8")
-            self.do(f"store {t} {v}, ptr {self.field(offset)}")
+            self.put(self.frame_place[index], f"{t} {v}")
 
-    def restore(self, live: int) -> None:
-        for reg, offset in self._frame_layout(live):
-            t = storage(reg.type)
-            v = self.op(f"trunc i8 {self.get(offset, 'i8')} to i1") if t == "i1" else self.get(offset, t)
-            if t in ("float", "double"):
-                self.values[reg.index] = _Value(None, v, reg.type, True, False)
-            else:
-                self.values[reg.index] = _Value(v, None, "", True, False)
+    def _from_frame(self, reg: Reg) -> str:
+        offset, t = self.frame_place[reg.index], storage(reg.type)
+        return self.op(f"trunc i8 {self.get(offset, 'i8')} to i1") if t == "i1" else self.get(offset, t)

@@ -2,7 +2,8 @@
 """Control-flow graph of one PTX function and liveness of its registers.
 
 A suspending instruction is cut in two: its block ends with the part before the suspend, and a new block, reached only
-by resuming, begins with the part after it. Liveness into that second block is what the frame must keep.
+by resuming, begins with the part after it. Liveness into that second block is what the frame must keep. A register has
+one place in the frame, so a suspend need not save what that place holds since an earlier one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from drvfuse.emu.ptx import NO_DESTINATION, Addr, Function, Instruction, Not, Pa
 class Block:
     """`resumed` starts the block, `suspended` ends it.
 
-    branch: (register, negated) where the successors are (taken, not taken).
+    branch: (register, negated) where the successors are (taken, not taken). in_frame: the live registers whose place in
+    the frame holds their value when the block begins.
     """
 
     index: int
@@ -31,6 +33,8 @@ class Block:
     successors: list[Block] = field(default_factory=list)
     live_in: int = 0
     live_out: int = 0
+    defined: int = 0
+    in_frame: int = -1
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class Graph:
         self._build()
         self._reach()
         self._liveness()
+        self._frame()
 
     def _new(self) -> Block:
         block = Block(len(self.blocks))
@@ -236,6 +241,7 @@ class Graph:
                 if self.traits(block.resumed).rereads:
                     use |= u
             summary[block.index] = (use, define)
+            block.defined = define
         work = list(self.blocks)
         queued = {b.index for b in work}
         while work:
@@ -253,6 +259,21 @@ class Graph:
                     if p.index not in queued:
                         queued.add(p.index)
                         work.append(p)
+
+    def _frame(self) -> None:
+        """Forwards, over all paths: a suspend saves what is live behind it, and a definition makes that stale."""
+        self.blocks[0].in_frame = 0
+        for block in self.blocks:
+            if block.resumed:
+                block.in_frame = block.live_in
+        work = list(self.blocks)
+        while work:
+            block = work.pop()
+            held = block.in_frame & ~block.defined
+            for s in block.successors:
+                if not s.resumed and s.in_frame & ~(held & s.live_in):
+                    s.in_frame &= held & s.live_in
+                    work.append(s)
 
 
 def bits(mask: int) -> list[int]:

@@ -167,11 +167,22 @@ class MachineMemory:
                 yield a.nbytes, f"at 0x{a.base:x} of {maker}"
         yield from ((memory.nbytes, "of cuMemCreate") for memory in physical if memory.device is device)
 
-    def require(self, what: str, address: int, nbytes: int) -> None:
-        """Failure unless the whole range is live memory of the window. `what` names the call's part in its report."""
+    def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
+        """Failure unless the whole range is live memory of the window that the device of `user` has access to.
+
+        Memory of cuMemAlloc needs that only with `direct`, as without it the driver finds a way. `what` names the
+        call's part in its report.
+        """
+        what = f"{what} {nbytes} bytes at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
         if missing is not None:
-            raise self.stray(f"{what} {nbytes} bytes at 0x{address:x}", missing)
+            raise self.stray(what, missing)
+        device = user.device.index
+        for a in self.within(address, nbytes):
+            plain = a.pool is None and a.memory is None
+            if a.device is not None and (direct or not plain) and not self._masks(a)[0] >> device & 1:
+                text = f"{what}, to which device {device} was given no access"
+                raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
     def stray(self, what: str, address: int) -> Failure:
         """The failure of a call that was given an address which is not what it has to be; a freed one, perhaps."""
@@ -235,20 +246,22 @@ class MachineMemory:
         reaching = [c.device for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
         return self._machine.mask(owner.device, *reaching)
 
+    def _masks(self, allocation: Allocation) -> tuple[int, int]:
+        """Bits of the devices that may read, and that may write, an allocation of device memory."""
+        access = allocation.access
+        if allocation.pool is not None:
+            access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
+        elif allocation.memory is None:
+            assert allocation.context is not None
+            reaching = self._context_mask(allocation.context)
+            return reaching, reaching
+        read = sum(1 << d for d, flags in access.items() if flags & READ)
+        return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
+
     def refresh(self, allocation: Allocation) -> None:
         """Bring the window's access masks of an allocation up to date."""
-        if allocation.memory is not None or allocation.pool is not None:
-            access = allocation.access
-            if allocation.pool is not None:
-                access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
-            read = sum(1 << d for d, flags in access.items() if flags & READ)
-            write = sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
-        elif allocation.device is None:
-            return
-        else:
-            assert allocation.context is not None
-            read = write = self._context_mask(allocation.context)
-        self._machine.window.set_access(allocation.base, allocation.nbytes, read, write)
+        if allocation.device is not None:
+            self._machine.window.set_access(allocation.base, allocation.nbytes, *self._masks(allocation))
 
     def refresh_context(self, owner: Context) -> None:
         """The peers of a context changed."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..comm.workspace import PAYLOAD_OFFSET
 from ..errors import ArgumentError, Unsupported
+from ..runtime.interop import copyable_by
 from ..runtime.kernel import Launch
 from ..runtime.stream import Event
 
@@ -64,7 +65,10 @@ class Naive:
         self._copied = [Event(rank.device) for rank in group]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All ranks, and all streams outside a capture or all in one: its events cannot cross the border."""
+        """All ranks, and all streams outside a capture or all in one: its events cannot cross the border.
+
+        In a capture the devices must have access to each other's inputs, as `copyable_by` says.
+        """
         if alone:
             raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
         if len(set(captures)) > 1:
@@ -72,15 +76,28 @@ class Naive:
                 'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
                 "copies of one rank are ordered against the others by events"
             )
+        if captures[0] is not None:
+            self._require_access()
+
+    def _require_access(self) -> None:
+        nbytes = self._chunks[-1].offset + self._chunks[-1].nbytes
+        for peer, source in enumerate(self._inputs):
+            for position, rank in enumerate(self._group):
+                if peer != position and not copyable_by(source, nbytes, rank.device):
+                    raise Unsupported(
+                        f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
+                        f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
+                    )
 
     def launch_one(self, position: int, stream: Stream) -> None:
         raise NotImplementedError("check() has refused it")
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
+        captured = streams[0].capture_id() is not None
         self._meet(self._ready, streams)
         for chunk in self._chunks:
             for position, stream in enumerate(streams):
-                self._copy(chunk, position, stream)
+                self._copy(chunk, position, stream, captured)
             self._meet(self._copied, streams)
             for launch, stream in zip(chunk.launches, streams, strict=True):
                 launch(stream)
@@ -93,12 +110,17 @@ class Naive:
                 if peer != position:
                     stream.wait(event)
 
-    def _copy(self, chunk: Chunk, position: int, stream: Stream) -> None:
+    def _copy(self, chunk: Chunk, position: int, stream: Stream, captured: bool) -> None:
         device = self._group.ranks[position].device
         with device.use():
             for peer, source in enumerate(self._inputs):
-                if peer != position:
-                    # cuMemcpyPeerAsync is refused while a stream is being captured.
-                    device.driver.cuMemcpyDtoDAsync(
-                        self._slots[position][peer], source + chunk.offset, chunk.nbytes, stream.handle
+                if peer == position:
+                    continue
+                to, what = self._slots[position][peer], source + chunk.offset
+                if captured:  # where cuMemcpyPeerAsync is refused
+                    device.driver.cuMemcpyDtoDAsync(to, what, chunk.nbytes, stream.handle)
+                else:  # any memory of the peer; the other one takes only what this device has access to
+                    holder = self._group.ranks[peer].device
+                    device.driver.cuMemcpyPeerAsync(
+                        to, device.context, what, holder.context, chunk.nbytes, stream.handle
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -253,10 +254,27 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
     every mapping in the range. cuMemAlloc: peer access enabled between the primary contexts (`reader.enable_peer`).
     Memory that the driver does not know, or in host memory, is not readable.
     """
+    return _reached_by(ptr, nbytes, reader, _peer_enabled)
+
+
+def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
+    """True if cuMemcpyDtoDAsync in the context of `copier` takes `nbytes` bytes at `ptr` of any device.
+
+    As `readable_by`, but for memory of cuMemAlloc, which needs no peer access. (cuMemcpyPeerAsync takes all memory.)
+    """
+    return _reached_by(ptr, nbytes, copier, lambda *_: True)
+
+
+def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
+    return reader.peer_enabled(holder) and _attribute(reader.driver, "CONTEXT", ptr) == int(holder.context)
+
+
+def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
+    """`plain(ptr, holder, user)` decides for memory of cuMemAlloc on another device."""
     if nbytes == 0:
         return True
-    driver = reader.driver
-    with reader.use():
+    driver = user.driver
+    with user.use():
         if _attribute(driver, "MEMORY_TYPE", ptr) != _DEVICE_MEMORY:
             return False
         owner = driver.pointer_device(ptr)
@@ -264,20 +282,16 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
             return False
         location = driver.types.CUmemLocation()
         location.type = driver.types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = reader.index
+        location.id = user.index
         pool = _attribute(driver, "MEMPOOL_HANDLE", ptr)
         if pool:
-            return owner == reader.index or _allows(driver, "cuMemPoolGetAccess", pool, location)
+            return owner == user.index or _allows(driver, "cuMemPoolGetAccess", pool, location)
+        holder = device(owner, driver=driver)
         if _is_virtual(driver, ptr):
-            holder = device(owner, driver=driver)
             step = granularity(holder)
             places = [ptr, *range(ptr // step * step + step, ptr + nbytes, step)]
             return all(_allows(driver, "cuMemGetAccess", location, place) for place in places)
-        if owner == reader.index:
-            return True
-        holder = device(owner, driver=driver)
-        context = _attribute(driver, "CONTEXT", ptr)
-        return reader.peer_enabled(holder) and context == int(holder.context)
+        return owner == user.index or plain(ptr, holder, user)
 
 
 def _allows(driver: Driver, query: str, *args: Any) -> bool:

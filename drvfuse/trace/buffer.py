@@ -213,7 +213,7 @@ class Trace:
         """Write a timeline, a row a block, to an image file. Needs matplotlib (extra `plot`)."""
         from .plot import plot
 
-        plot(path, self.records())
+        plot(path, self.records(), self._by_rank())
 
 
 def _bytes(value: Any) -> int:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records as a Chrome trace: the JSON that chrome://tracing and ui.perfetto.dev open.
 
-One process a rank, one thread a block. The slices of a block nest: the block, its phases, and in the phase "barrier"
-the waits for each peer. Times are in microseconds since the first entry.
+One process a rank, one thread a block, both numbered from 1: Perfetto has its own use for 0. The slices of a block
+nest: the block, its phases, and in the phase "barrier" the waits for each peer. Times are in microseconds since the
+first entry, rounded to whole nanoseconds as Perfetto does, so that slices that touch do not overlap there.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> 
     """The trace of some records as the object that goes into the file."""
     lanes = _Lanes()
     events: list[dict[str, Any]] = []
+    starts, ends = (np.rint(records[name]).astype(np.int64) for name in ("start_ns", "end_ns"))
     # By start, the longer first: so a slice comes after the one that it nests in.
-    whole = records["role"] == BLOCK
-    for record in records[np.lexsort((~whole, -records["end_ns"], records["start_ns"]))]:
-        events.append(_slice(record, lanes))
+    for number in np.lexsort((records["role"] != BLOCK, -ends, starts)):
+        events.append(_slice(records[number], int(starts[number]), int(ends[number]), lanes))
     return {
         "traceEvents": [*_names(sorted({int(rank) for rank in records["rank"]}), lanes), *events],
         "displayTimeUnit": "ns",
@@ -51,15 +52,15 @@ class _Lanes:
     """A thread a block; where launches overlap, blocks of one index get threads of their own."""
 
     def __init__(self) -> None:
-        self._busy: dict[tuple[int, int], list[float]] = {}  # (rank, block) -> when each of its threads is free
+        self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its threads is free
         self._of: dict[tuple[int, int, int], int] = {}
         self.threads: dict[tuple[int, int], str] = {}
 
-    def open(self, rank: int, launch: int, block: int, start: float, end: float) -> None:
+    def open(self, rank: int, launch: int, block: int, start: int, end: int) -> None:
         free = self._busy.setdefault((rank, block), [])
         number = next((i for i, time in enumerate(free) if time <= start), len(free))
         free[number : number + 1] = [end]
-        thread = block + number * 1_000_000
+        thread = 1 + block + number * 1_000_000
         self._of[rank, launch, block] = thread
         self.threads[rank, thread] = f"block {block}" + (f" ({number + 1})" if number else "")
 
@@ -67,9 +68,8 @@ class _Lanes:
         return self._of[rank, launch, block]
 
 
-def _slice(record: Any, lanes: _Lanes) -> dict[str, Any]:
+def _slice(record: Any, start: int, end: int, lanes: _Lanes) -> dict[str, Any]:
     rank, launch, block = int(record["rank"]), int(record["launch"]), int(record["block"])
-    start, end = float(record["start_ns"]), float(record["end_ns"])
     role, peer = str(record["role"]), int(record["peer"])
     arguments: dict[str, Any] = {"cycles": int(record["end"] - record["start"])}
     name = role
@@ -86,16 +86,16 @@ def _slice(record: Any, lanes: _Lanes) -> dict[str, Any]:
         "ph": "X",
         "ts": start / 1000,
         "dur": (end - start) / 1000,
-        "pid": rank,
+        "pid": 1 + rank,
         "tid": lanes.of(rank, launch, block),
         "args": arguments,
     }
 
 
 def _names(ranks: list[int], lanes: _Lanes) -> list[dict[str, Any]]:
-    found = [
-        {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}} for rank in ranks
-    ]
-    for (rank, thread), name in sorted(lanes.threads.items()):
-        found.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}})
-    return found
+    found = [_name("process_name", rank, 0, f"rank {rank}") for rank in ranks]
+    return found + [_name("thread_name", rank, thread, name) for (rank, thread), name in sorted(lanes.threads.items())]
+
+
+def _name(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 1 + rank, "tid": thread, "args": {"name": name}}

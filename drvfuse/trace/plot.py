@@ -3,24 +3,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ArgumentError, Unsupported
 from . import layout
+from .clocks import VIRTUAL
 from .decode import BLOCK
+
+if TYPE_CHECKING:
+    from .clocks import Clock
 
 MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
 _IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
 
-def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
+def plot(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> None:
     """Draw the phases of the ranks' blocks over time, with a mark where each peer that was waited for was seen.
 
-    The format is that of the path's suffix. Raises Unsupported without matplotlib, ArgumentError without records.
+    `clocks` are those of the ranks. The format is that of the path's suffix. Raises Unsupported without matplotlib,
+    ArgumentError without records.
     """
     figure = figure_class()
     if not records.size:
@@ -46,8 +53,11 @@ def plot(path: str | Path, records: np.ndarray[Any, Any]) -> None:
         axes.plot(*zip(*places, strict=True), "k|", markersize=6, label="peer seen")
     axes.set_yticks(range(len(rows)), [f"rank {rank} block {block}" for rank, block in rows], fontsize=7)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("us since the first block began")
-    axes.set_title(", ".join(dict.fromkeys(records["kernel"].tolist())), fontsize=9)
+    for number in range(1, len(rows)):
+        if rows[number][0] != rows[number - 1][0]:
+            axes.axhline(number - 0.5, color="black", linewidth=0.6)
+    axes.set_xlabel(f"us since the first block began{_accuracy(clocks)}")
+    axes.set_title(_title(records, rows), fontsize=9)
     handles = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     axes.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
     image.savefig(path, dpi=120)
@@ -62,6 +72,22 @@ def _rows(records: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
         chosen = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), MOST_BLOCKS)).round().astype(int))
         found += [(rank, int(block)) for block in blocks[chosen]]
     return found
+
+
+def _title(records: np.ndarray[Any, Any], rows: list[tuple[int, int]]) -> str:
+    names = ", ".join(dict.fromkeys(records["kernel"].tolist()))
+    blocks = len(np.unique(records[["rank", "block"]]))
+    return names if len(rows) == blocks else f"{names} ({len(rows)} of {blocks} blocks)"
+
+
+def _accuracy(clocks: Mapping[int, Clock]) -> str:
+    """How far the ranks may be apart from where they are drawn."""
+    if all(clock == VIRTUAL for clock in clocks.values()):
+        return ", by a virtual clock: the order is meant, not the speed"
+    worst = max(clock.error_ns for clock in clocks.values())
+    if math.isinf(worst):
+        return "; the ranks' clocks were not compared"
+    return f"; ranks aligned to +- {worst:.0f} ns" if len(clocks) > 1 else ""
 
 
 def _colors() -> dict[str, Any]:

@@ -32,10 +32,12 @@ def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> Non
     if not records.size:
         console.print("nothing was recorded")
         return
+    virtual = all(clock == VIRTUAL for clock in clocks.values())
+    if virtual:
+        console.print("times by a virtual clock: the order of events is meant, not their speed")
     for kernel in statistics.kernels(records):
         _show_kernel(console, kernel, records[records["kernel"] == kernel])
-    if all(clock == VIRTUAL for clock in clocks.values()):
-        console.print("virtual clock: the order of events is meant, not their speed")
+    if virtual:
         return
     for rank, clock in clocks.items():
         console.print(f"rank {rank}: {_clock(clock)}", highlight=False)
@@ -47,7 +49,7 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
     phases = statistics.phases(records)
     ranks = sorted({phase.rank for phase in phases})
     rows = []
-    for role in dict.fromkeys(phase.role for phase in phases):
+    for role in sorted(dict.fromkeys(phase.role for phase in phases), key=lambda role: role == "finish"):
         of_role = {phase.rank: phase for phase in phases if phase.role == role}
         longest = max(of_role.values(), key=lambda phase: phase.longest)
         share = sum(phase.share for phase in of_role.values()) / len(ranks)

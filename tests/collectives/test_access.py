@@ -58,6 +58,25 @@ def test_fused_inputs_that_peers_cannot_read(open_group, rng, algo, residual):
         group.synchronize()
 
 
+@pytest.mark.gpus(2)
+def test_naive_copies_inputs_that_only_their_own_device_can_access(open_group, rng):
+    group = open_group(2, workspace_bytes=4096)
+    hosts = random_inputs(rng, 2, 5000, "bfloat16")
+    private = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
+    xs, streams = [array for array, _ in private], [rank.stream for rank in group]
+    assert_bits(df.allreduce(group, xs, algo="naive"), reference.allreduce(hosts))
+    group.synchronize()
+    ys, shared = garbage(group, 5000, "bfloat16"), place(group, hosts)
+    with df.Graph.capture(streams) as graph:
+        with pytest.raises(Unsupported, match=r"device 1 has none to inputs\[0\]"):
+            df.allreduce(group, xs, ys, algo="naive")
+        df.allreduce(group, shared, ys, algo="naive")  # the capture goes on
+    graph.launch(streams[0])
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    graph.close()
+
+
 @pytest.fixture(scope="module")
 def islands():
     """Three emulated devices of which 0 and 1 are peers, and 2 is nobody's."""

@@ -125,7 +125,7 @@ def test_streams_of_other_devices_join_by_events(cuda: Any) -> None:
     ok(cuda.cuStreamWaitEvent(b.stream, fork, 0))
     assert ok(cuda.cuStreamIsCapturing(b.stream)) == STATUS.CU_STREAM_CAPTURE_STATUS_ACTIVE
     ok(b.launch("add", 5))
-    ok(cuda.cuMemcpyPeerAsync(b.words, b.context, a.words, a.context, 128, b.stream))
+    ok(cuda.cuMemcpyDtoDAsync(b.words, a.words, 128, b.stream))
     ok(cuda.cuEventRecord(join, b.stream))
     ok(a.launch("scale", 1))
     ok(cuda.cuStreamWaitEvent(a.stream, join, 0))
@@ -137,6 +137,19 @@ def test_streams_of_other_devices_join_by_events(cuda: Any) -> None:
     _run(cuda, graph, a.stream, times=2)
     assert a.read() == ((1 + 1) * 7 + 1) * 7
     assert b.read() == (1 + 1) * 7 + 1
+
+
+def test_a_copy_between_contexts_spoils_a_capture_and_one_without_access_does_not(cuda: Any) -> None:
+    a, b = Device(cuda, 0), Device(cuda, 1)
+    theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # of a pool that device 0 has no access to
+    ok(cuda.cuCtxSetCurrent(a.context))
+    ok(cuda.cuStreamBeginCapture(a.stream, GLOBAL))
+    assert code(cuda.cuMemcpyDtoDAsync(a.words, theirs, 64, a.stream)) == R.CUDA_ERROR_INVALID_VALUE
+    assert ok(cuda.cuStreamIsCapturing(a.stream)) == STATUS.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    refused = cuda.cuMemcpyPeerAsync(a.words, a.context, theirs, b.context, 64, a.stream)
+    assert code(refused) == R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    assert ok(cuda.cuStreamIsCapturing(a.stream)) == STATUS.CU_STREAM_CAPTURE_STATUS_INVALIDATED
+    assert code(cuda.cuStreamEndCapture(a.stream)) == R.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 
 
 def test_an_empty_capture_is_an_empty_graph(cuda: Any) -> None:

@@ -336,6 +336,7 @@ def test_one_memory_has_many_addresses(machine: Machine, cuda: Any, rng: np.rand
     assert ok(cuda.cuMemGetAccess(_located(1), two)) == int(READ)
     data = _bytes(rng, 1000)
     ok(cuda.cuMemcpyHtoD(one, data, 1000))
+    primary(cuda, 1)
     assert np.array_equal(_read(cuda, two, 1000), data)
     assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, one)) == 2
     assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.id == 2
@@ -413,18 +414,68 @@ def test_queued_work_on_memory_that_went_away_faults(machine: Machine, cuda: Any
 
 
 @pytest.mark.parametrize("queued", QUEUED)
-@pytest.mark.parametrize(("flags", "kind"), [(None, "no_access"), (READ, "read_only")])
-def test_copies_and_fills_need_access(machine: Machine, cuda: Any, queued: str, flags: Any, kind: str) -> None:
+def test_what_may_only_be_read_is_not_written(machine: Machine, cuda: Any, queued: str) -> None:
     primary(cuda)
     stream = ok(cuda.cuStreamCreate(1))
     address, other = int(ok(cuda.cuMemAddressReserve(2 * MIB, 0, 0, 0))), ok(cuda.cuMemAlloc(64))
-    _mapped(cuda, address, flags)
+    _mapped(cuda, address, READ)
     ok(QUEUED[queued](cuda, address, other, stream))
-    if flags is READ and queued == "a copy from it":
+    if queued == "a copy from it":
         ok(cuda.cuStreamSynchronize(stream))
         return
     assert code(cuda.cuStreamSynchronize(stream)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
-    assert machine.reports[-1].kind == kind
+    assert machine.reports[-1].kind == "read_only"
+
+
+FOREIGN = {  # memory of device 1, and whether a call in the context of device 0 takes it, as an H200 has it
+    "virtual, its own": (False, False, False),
+    "virtual, of both": (True, True, True),
+    "a pool's": (False, False, False),
+    "cuMemAlloc's": (True, False, True),
+}
+
+
+@pytest.mark.parametrize("memory", FOREIGN)
+def test_copies_and_fills_need_the_access_of_the_current_context(
+    machine: Machine, cuda: Any, rng: np.random.Generator, memory: str
+) -> None:
+    here, there = primary(cuda, 0), primary(cuda, 1)
+    stream_there = ok(cuda.cuStreamCreate(1))
+    if memory == "a pool's":
+        theirs = int(ok(cuda.cuMemAllocAsync(64, stream_there)))
+    elif memory == "cuMemAlloc's":
+        theirs = int(ok(cuda.cuMemAlloc(64)))
+    else:
+        theirs = int(ok(cuda.cuMemAddressReserve(2 * MIB, 0, 0, 0)))
+        handle = ok(cuda.cuMemCreate(2 * MIB, _prop(1), 0))
+        ok(cuda.cuMemMap(theirs, 2 * MIB, 0, handle, 0))
+        users = [_access(i, READ_WRITE) for i in ((0, 1) if memory == "virtual, of both" else (1,))]
+        ok(cuda.cuMemSetAccess(theirs, 2 * MIB, users, len(users)))
+    data, out = _bytes(rng, 64), np.zeros(64, np.uint8)
+    ok(cuda.cuMemcpyHtoDAsync(theirs, data, 64, stream_there))
+    ok(cuda.cuCtxSetCurrent(here))
+    ours, stream = int(ok(cuda.cuMemAlloc(64))), ok(cuda.cuStreamCreate(1))
+
+    copied, filled, swapped = FOREIGN[memory]
+    wanted = {True: R.CUDA_SUCCESS, False: R.CUDA_ERROR_INVALID_VALUE}
+    for call in (
+        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream),
+        lambda: cuda.cuMemcpyDtoD(theirs, ours, 64),
+        lambda: cuda.cuMemcpyDtoH(out, theirs, 64),
+        lambda: cuda.cuMemcpyHtoDAsync(theirs, data, 64, stream),
+        lambda: cuda.cuMemcpyDtoDAsync(ours, theirs, 64, stream_there),  # the stream does not count
+    ):
+        assert code(call()) == wanted[copied]
+        assert copied or (machine.refusal.kind, machine.refusal.device) == ("no_access", 0)
+    assert code(cuda.cuMemcpyPeerAsync(ours, here, theirs, there, 64, stream)) == R.CUDA_SUCCESS
+    assert code(cuda.cuMemcpyPeerAsync(ours, here, theirs, here, 64, stream)) == wanted[swapped]
+    ok(cuda.cuStreamSynchronize(stream_there))
+    ok(cuda.cuStreamSynchronize(stream))
+    assert np.array_equal(_read(cuda, ours, 64), data)
+    assert code(cuda.cuMemsetD8Async(theirs, 1, 64, stream)) == wanted[filled]
+    if memory == "cuMemAlloc's":
+        ok(cuda.cuCtxEnablePeerAccess(there, 0))
+        ok(cuda.cuMemsetD8(theirs, 1, 64))
 
 
 def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any) -> None:

@@ -17,7 +17,7 @@ from drvfuse.errors import ArgumentError
 from drvfuse.runtime import dlpack
 from drvfuse.runtime.array import Array
 from drvfuse.runtime.driver import get_driver
-from drvfuse.runtime.interop import as_array, readable_by
+from drvfuse.runtime.interop import as_array, copyable_by, readable_by
 from drvfuse.runtime.stream import Stream
 
 
@@ -299,6 +299,7 @@ def test_three_regimes_of_readability(driver: str) -> None:
     with a.use():
         plain = int(gate.cuMemAlloc(4096))
     assert readable_by(plain, 4096, a)
+    assert copyable_by(plain, 4096, b)
     if driver == "emu":  # elsewhere another test may have enabled it
         assert not readable_by(plain, 4096, b)
     b.enable_peer(a)
@@ -306,7 +307,7 @@ def test_three_regimes_of_readability(driver: str) -> None:
 
     pooled = a.zeros((1000,), "float32")
     if driver == "emu":
-        assert not readable_by(pooled.ptr, pooled.nbytes, b)
+        assert not readable_by(pooled.ptr, pooled.nbytes, b) and not copyable_by(pooled.ptr, pooled.nbytes, b)
     a.allow_peers([b])
     assert readable_by(pooled.ptr, pooled.nbytes, b) and readable_by(pooled.ptr, pooled.nbytes, a)
 
@@ -316,6 +317,7 @@ def test_three_regimes_of_readability(driver: str) -> None:
     both, own = Mapping(addresses, first, [a, b]), Mapping(addresses, second, [a], unit)
     assert readable_by(both.ptr, unit, b) and not readable_by(own.ptr, 16, b)
     assert not readable_by(both.ptr, unit + 1, b) and readable_by(both.ptr, 2 * unit, a)
+    assert copyable_by(both.ptr, unit, b) and not copyable_by(own.ptr, 16, b)
     for owned in (own, both, addresses, first, second):
         owned.close()
     with a.use():

@@ -177,21 +177,25 @@ def check_chrome(found):
     slices, names = [], set()
     for event in found["traceEvents"]:
         assert isinstance(event["pid"], int) and isinstance(event["tid"], int) and isinstance(event["name"], str)
+        assert event["pid"] > 0 and (
+            event["tid"] > 0 or event["name"] == "process_name"
+        )  # Perfetto has its own use for 0
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name") and isinstance(event["args"]["name"], str)
             names.add((event["name"], event["pid"], event["tid"]))
         else:
             assert event["ph"] == "X" and event["ts"] >= 0 and event["dur"] >= 0 and isinstance(event["args"], dict)
             slices.append(event)
-    open_slices: dict[tuple[int, int], list[float]] = {}
+    open_slices: dict[tuple[int, int], list[int]] = {}
     for event in slices:
         thread = (event["pid"], event["tid"])
         assert ("thread_name", *thread) in names and ("process_name", event["pid"], 0) in names
+        start, length = (round(event[key] * 1000) for key in ("ts", "dur"))  # as Perfetto reads them
         stack = open_slices.setdefault(thread, [])
-        while stack and stack[-1] <= event["ts"] + 1e-6:
+        while stack and stack[-1] <= start:
             stack.pop()
-        assert not stack or event["ts"] + event["dur"] <= stack[-1] + 1e-6, "slices of a thread nest"
-        stack.append(event["ts"] + event["dur"])
+        assert not stack or start + length <= stack[-1], "slices of a thread nest"
+        stack.append(start + length)
     return slices
 
 
@@ -199,7 +203,7 @@ def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
     clocks_of = {0: EXACT, 1: Clock(32.0, 1.98, 5.0, math.inf)}
     found = json.loads(json.dumps(chrome.trace_object(SAMPLE, clocks_of), allow_nan=False))
     slices = check_chrome(found)
-    assert {(s["pid"], s["tid"]) for s in slices} == {(0, 0), (0, 1), (1, 0)}
+    assert {(s["pid"], s["tid"]) for s in slices} == {(1, 1), (1, 2), (2, 1)}
     assert len(slices) == len(SAMPLE)
     (wait,) = [s for s in slices if s["name"] == "wait for rank 1"]
     assert (wait["ts"], wait["dur"], wait["args"]) == (0.3, 0.4, {"cycles": 400, "peer": 1})
@@ -219,7 +223,14 @@ def test_launches_that_overlap_get_threads_of_their_own():
     )
     slices = check_chrome(chrome.trace_object(overlapping, {0: VIRTUAL}))
     threads = {s["args"]["launch"]: s["tid"] for s in slices if "launch" in s["args"]}
-    assert threads[0] == threads[2] == 0 != threads[1] and set(threads) == {0, 1, 2}
+    assert threads[0] == threads[2] == 1 != threads[1] and set(threads) == {0, 1, 2}
+
+
+def test_slices_with_fractions_of_a_nanosecond_do_not_overlap(rng):
+    ends = np.cumsum(rng.uniform(0.1, 3, 200))
+    laps = [(0, 0, 0, "load", -1, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    fractions = made((0, 0, 0, "block", -1, 0, ends[-1]), *laps)
+    assert len(check_chrome(chrome.trace_object(fractions, {0: VIRTUAL}))) == 201
 
 
 @pytest.mark.gpus(2)
@@ -231,7 +242,7 @@ def test_files_of_a_real_trace(group, rng, tmp_path):
         df.allreduce_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6, algo=algo, trace=trace)
     trace.chrome(tmp_path / "t.json")
     slices = check_chrome(json.loads((tmp_path / "t.json").read_text()))
-    assert {s["pid"] for s in slices} == set(range(group.size)) and len(slices) == len(trace.records())
+    assert {s["pid"] for s in slices} == set(range(1, group.size + 1)) and len(slices) == len(trace.records())
     pytest.importorskip("matplotlib")
     trace.plot(tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -248,17 +259,49 @@ def test_tables_name_phases_ranks_and_who_was_waited_for():
     assert summary(SAMPLE[:0], {}) == "nothing was recorded\n"
 
 
+def test_tables_of_an_emulated_call_begin_with_what_its_times_mean_and_finish_is_the_last_phase():
+    pytest.importorskip("rich")
+    late = made(
+        (0, 0, 0, "block", -1, 0, 50),
+        (0, 0, 0, "finish", -1, 10, 50),
+        (0, 0, 1, "block", -1, 0, 100),
+        (0, 0, 1, "apply_load", -1, 30, 90),
+        (0, 0, 1, "finish", -1, 90, 100),
+    )
+    first, *lines = summary(late, {0: VIRTUAL}).splitlines()
+    assert first.startswith("times by a virtual clock")
+    assert [line.split()[0] for line in lines if "%" in line] == ["apply_load", "finish"]
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(Unsupported, match=r"drvfuse\[cli\]"):
         summary(SAMPLE, {})
     with pytest.raises(Unsupported, match=r"drvfuse\[plot\]"):
-        plot(tmp_path / "t.png", SAMPLE)
+        plot(tmp_path / "t.png", SAMPLE, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("clocks_of", "said"),
+    [
+        ({0: EXACT}, "first block began -->"),
+        ({0: EXACT, 1: Clock(32.0, 1.98, 5.0, 310.0)}, "began; ranks aligned to +- 310 ns -->"),
+        ({0: EXACT, 1: Clock(32.0, 1.98, 0.0, math.inf)}, "clocks were not compared -->"),
+        ({0: VIRTUAL, 1: VIRTUAL}, "by a virtual clock"),
+    ],
+)
+def test_an_image_says_how_well_ranks_are_aligned_and_which_blocks_it_shows(clocks_of, said, tmp_path):
+    pytest.importorskip("matplotlib")
+    blocks = [(0, 0, block, role, -1, block, block + 90) for block in range(40) for role in ("block", "load")]
+    plot(tmp_path / "t.svg", made(*blocks), clocks_of)  # the format has each text in a comment
+    text = (tmp_path / "t.svg").read_text()
+    assert said in text and "<!-- kernel (16 of 40 blocks) -->" in text
+    assert "<!-- rank 0 block 0 -->" in text and "<!-- rank 0 block 39 -->" in text
 
 
 def test_an_image_of_nothing_is_refused(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(ArgumentError):
-        plot(tmp_path / "t.png", SAMPLE[:0])
+        plot(tmp_path / "t.png", SAMPLE[:0], {})

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 
-def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool) -> None:
-    """Check one end of a copy: memory of the machine has to be live, host memory is taken on trust."""
+def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
+    """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
+    memory is taken on trust.
+
+    The stream does not count: a copy on another device's stream needs access from the current context.
+    """
     if device or m.window.contains(address, nbytes):
-        m.memory.require(f"a copy {verb}", address, nbytes)
+        m.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(address)
 
@@ -55,8 +59,8 @@ def _copy(m: Machine, dst: int, src: int, nbytes: int, context: Context) -> None
 def _sync(m: Machine, dst: int, src: int, nbytes: int, *, dst_device: bool = False, src_device: bool = False) -> None:
     context = m.current()
     if nbytes:
-        _range(m, "writes", dst, nbytes, dst_device)
-        _range(m, "reads", src, nbytes, src_device)
+        _range(m, "writes", dst, nbytes, dst_device, context)
+        _range(m, "reads", src, nbytes, src_device, context)
         _copy(m, dst, src, nbytes, context)
 
 
@@ -71,10 +75,10 @@ def _async(
     src_device: bool = False,
     keep: Any = None,
 ) -> None:
-    stream = m.stream(hStream)
+    context, stream = m.current(), m.stream(hStream)
     if nbytes:
-        _range(m, "writes", dst, nbytes, dst_device)
-        _range(m, "reads", src, nbytes, src_device)
+        _range(m, "writes", dst, nbytes, dst_device, context)
+        _range(m, "reads", src, nbytes, src_device, context)
         _copy_async(m, dst, src, nbytes, stream, keep)
 
 
@@ -124,24 +128,36 @@ def cuMemcpyDtoDAsync(m: Machine, dstDevice: Any, srcDevice: Any, ByteCount: int
     _async(m, number(dstDevice), number(srcDevice), ByteCount, hStream, dst_device=True, src_device=True)
 
 
-def _peers(m: Machine, *contexts: Any) -> None:
-    for context in contexts:
-        m.healthy(m.get(context, Context, R.CUDA_ERROR_INVALID_CONTEXT))
+def _peer(m: Machine, dst: int, dst_context: Any, src: int, src_context: Any, nbytes: int) -> None:
+    """Check the ends of a copy between contexts: each is of the context that is named for it."""
+    for verb, address, handle in (("writes", dst, dst_context), ("reads", src, src_context)):
+        context = m.get(handle, Context, R.CUDA_ERROR_INVALID_CONTEXT)
+        m.healthy(context)
+        if nbytes:
+            _range(m, verb, address, nbytes, True, context)
 
 
 @entry(unsafe=True)
 def cuMemcpyPeer(m: Machine, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int) -> None:
     """Needs no peer access: without it the copy goes through the host."""
-    _peers(m, dstContext, srcContext)
-    _sync(m, number(dstDevice), number(srcDevice), ByteCount, dst_device=True, src_device=True)
+    context, dst, src = m.current(), number(dstDevice), number(srcDevice)
+    _peer(m, dst, dstContext, src, srcContext, ByteCount)
+    if ByteCount:
+        _copy(m, dst, src, ByteCount, context)
 
 
 @entry()
 def cuMemcpyPeerAsync(
     m: Machine, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
-    _peers(m, dstContext, srcContext)
-    _async(m, number(dstDevice), number(srcDevice), ByteCount, hStream, dst_device=True, src_device=True)
+    """As cuMemcpyPeer. In a capture it is refused, and the capture is spoilt."""
+    stream, dst, src = m.stream(hStream), number(dstDevice), number(srcDevice)
+    _peer(m, dst, dstContext, src, srcContext, ByteCount)
+    if stream.capture is not None:
+        stream.capture.invalidate()
+        raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    if ByteCount:
+        _copy_async(m, dst, src, ByteCount, stream)
 
 
 def _copy_2d(m: Machine, p: Any, context: Context) -> Copy2D | None:
@@ -152,7 +168,8 @@ def _copy_2d(m: Machine, p: Any, context: Context) -> Copy2D | None:
         check(pitch == 0 or pitch >= p.WidthInBytes + x)
         pitch = pitch or p.WidthInBytes + x
         start = base + y * pitch + x
-        _range(m, verb, start, pitch * (p.Height - 1) + p.WidthInBytes, kind == kinds.CU_MEMORYTYPE_DEVICE)
+        nbytes = pitch * (p.Height - 1) + p.WidthInBytes
+        _range(m, verb, start, nbytes, kind == kinds.CU_MEMORYTYPE_DEVICE, m.current())
         return start, pitch
 
     if p.WidthInBytes == 0 or p.Height == 0:
@@ -195,7 +212,7 @@ def _fill(m: Machine, dst: Any, value: int, size: int, count: int, stream: Strea
     if count == 0:
         return
     check(address % size == 0)
-    m.memory.require("a fill writes", address, count * size)
+    m.memory.require("a fill writes", address, count * size, m.current(), direct=True)
     m.enqueue(stream, Fill(stream.context, address, value, size, count))
 
 
