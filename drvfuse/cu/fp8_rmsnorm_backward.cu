@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     u8* slots = dynamic;
     float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));  // [PACKS][2][TEAM_THREADS]
     float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;                       // teams' sums, then strands'
+    __shared__ LastWords last;
     __shared__ u64 arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
@@ -66,7 +67,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         }
         if (segment + blockIdx.x + 1 == gridDim.x) {
             if (WEIGHTED && team == 0) keep_weights(weights, p, member);
+            if (WEIGHTED && threadIdx.x == 0) last = {scratch_word(&p.last->set), scratch_word(&p.last->quads)};
             __syncthreads();  // that the slots' mbarriers are made, too
+            if constexpr (WEIGHTED) Words(p, last).clear_last();
         }
 #pragma unroll 1
         for (int n = 0; n < count; ++n) {
@@ -89,14 +92,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             to += jump * p.columns;
         }
         if constexpr (WEIGHTED) {
-            u32* words = p.words + i64(segment) * (SUMS * ROW_QUADS * 4);
-            store_segment(p, words, shared, team, member, dw);
-            if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
+            store_segment(p, Words(p, last), segment, 0, shared, team, member, dw);
+            if constexpr (CENTRED) store_segment(p, Words(p, last), segment, 1, shared, team, member, db);
         }
     }
     if constexpr (WEIGHTED) {
         __syncthreads();
-        if (!add_segments(p, use, shared)) return;
+        const Words words(p, last);
+        if (!add_segments(p, words, use, shared)) return;
+        if (blockIdx.x == 0 && threadIdx.x == 0) words.finish();
         use.finish();
     }
     if (!p.early_trigger) launch_dependents();

@@ -28,8 +28,9 @@ FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchange
 _SLICE = 32
 _RING_BYTES, _MAX_RING = 96 << 10, 8
 _RING_CAPABILITY = (9, 0)
-# Behind the words of the other ops, which leave them as they are: these must be zero.
-_WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
+# Behind what the other ops have in a workspace, since these must find what the last launch of their own has left.
+_LAST_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 128) * 128
+_WORDS_AT = _LAST_AT + 128
 
 
 class BackwardParams(ctypes.Structure):
@@ -39,7 +40,7 @@ class BackwardParams(ctypes.Structure):
         ("x", ctypes.c_uint64),
         ("scales", ctypes.c_uint64),
         ("g", ctypes.c_uint64 * MAX_GRADIENTS),
-        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words")),
+        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words", "last")),
         ("scratch", ScratchParams),
         ("x_stride", ctypes.c_int64),
         ("scale_stride", ctypes.c_int64),
@@ -101,7 +102,7 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return _WORDS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
+    return _WORDS_AT + 2 * 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # for `team_columns`, twice for 2 * N
 
 
 def fp8_rmsnorm_backward(
@@ -226,7 +227,8 @@ def run(
         space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
-        parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
+        parameters.words, parameters.last = space.ptr + _WORDS_AT, space.ptr + _LAST_AT
+        parameters.scratch = space.params
     read, waits = inputs.all, space is not None and not few
     useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
     grid = max(1, min(useful, device.sm_count))

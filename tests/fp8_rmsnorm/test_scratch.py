@@ -11,6 +11,7 @@ import drvfuse as df
 from drvfuse import config, reference_fp8
 from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.scratch import _of
 
 SHAPE = (33, 96)
 NO_SLOT = SourceEdit(
@@ -25,8 +26,8 @@ NO_MAXIMUM = SourceEdit(
 )
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
-    "        if constexpr (WEIGHTED) {\n            u32* words",
-    "        if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
+    "if constexpr (WEIGHTED) {\n            store_segment",
+    "if (WEIGHTED && blockIdx.x != 1) {\n            store_segment",
 )
 
 
@@ -163,3 +164,26 @@ def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space)
     op.device.synchronize()
     with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
         op.run(workspace=space)
+
+
+def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device):
+    """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
+    earlier = df.Stream(device)
+    backward.run(stream=earlier)
+    earlier.close()
+    own = _of(device).own
+    own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
+    for waits in (1, 0):
+        results = backward.run()
+        assert sum("cuStreamWaitEvent" in call for call in df.last_calls(8)) == waits
+        backward.check(results)
+
+
+def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, device):
+    streams = [df.Stream(device) for _ in range(40)]
+    results = [backward.run(stream=stream) for stream in [*streams, streams[0]]]
+    device.synchronize()
+    for result in (results[0], results[-2], results[-1]):
+        backward.check(result)
+    kept = [handle for handle, kind in _of(device).own if kind == ""]
+    assert kept == [stream.handle for stream in (*streams[9:], streams[0])]
