@@ -359,19 +359,6 @@ MUTANTS: dict[str, Mutant] = {
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),
-    "fp8-ring-filled-too-early": Mutant(
-        "a bulk copy fills a slot of the FP8 backward's ring before all warps have taken the row that is in it",
-        "rings in shared memory that the copy engine fills",
-        (
-            SourceEdit("fp8_rmsnorm_backward.cu", "            if constexpr (RING > 0) ring.refill();\n", ""),
-            SourceEdit(
-                "fp8_rmsnorm_backward.cu",
-                "            if constexpr (RING > 0) ring.take(row, column);\n",
-                "            if constexpr (RING > 0) ring.take(row, column), ring.refill();\n",
-            ),
-        ),
-        fp8.rmsnorm_gradient,
-    ),
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk copies from global to shared memory and the mbarriers that they complete on, for the threads of one block (sm_90).
+// Bulk copies from global to shared memory and the mbarriers that they complete on, for the threads of one block
+// (sm_90).
 //
-// A thread makes an mbarrier with `make_arrivals` and, behind `arrivals_are_made`, tells it with `expect_bytes` what is to
-// come and starts the copies, all of which it may do before other threads know. They wait with `await_bytes` for the phase
-// of a parity: 0 first, then in turn. Before a buffer is filled again, a barrier must stand between its readers and the
-// thread that copies.
+// A thread makes an mbarrier with `make_arrivals` and, behind `arrivals_are_made`, tells it with `expect_bytes` what is
+// to come and starts the copies, all of which it may do before other threads know. They wait with `await_bytes` for the
+// phase of a parity: 0 first, then in turn. Before a buffer is filled again, a barrier must stand between its readers
+// and the thread that copies.
 #pragma once
 #include "prelude.cuh"
 

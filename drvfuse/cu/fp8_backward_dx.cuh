@@ -5,19 +5,39 @@
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
-// The weights of this team's columns in shared memory: words that a warp reads at once are contiguous.
-__device__ __forceinline__ void keep_weights(float4* weights, const BackwardParams& p, int member) {
+// The weights of a thread's columns, on their way from memory to a team's place in shared memory.
+struct Weights {
+    Pack<Weight, WIDTH> pack[PACKS];
+
+    __device__ __forceinline__ void load(const BackwardParams& p, int member) {
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-        float v[WIDTH];
-        const int column = member * WIDTH + i * SPAN, valid = p.columns - column;
-        load_weights<Weight, WIDTH>(v, p.weight + column, valid, ALIGNED && valid > 0);
+        for (int i = 0; i < PACKS; ++i) {
+            const int column = member * WIDTH + i * SPAN, valid = p.columns - column;
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            weights[(2 * i + j) * TEAM_THREADS + member] = make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            for (int j = 0; j < Pack<Weight, WIDTH>::words; ++j) pack[i].word[j] = 0;
+            if (!FULL && valid <= 0) continue;
+            if constexpr (ALIGNED) {
+                load_pack(pack[i], p.weight + column);
+            } else {
+                load_elements<Weight, WIDTH>(pack[i], p.weight + column, valid);
+            }
         }
     }
-}
+
+    // As [PACKS][2][TEAM_THREADS], so that what a warp reads at once is contiguous.
+    __device__ __forceinline__ void keep(float4* weights, int member) const {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            float v[WIDTH];
+            to_float(v, pack[i]);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                weights[(2 * i + j) * TEAM_THREADS + member] =
+                    make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
+            }
+        }
+    }
+};
 
 struct Products {
     float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
@@ -61,8 +81,8 @@ struct Products {
         }
     }
 
-    // `words` are for each row in turn the other ones of two sets: a warp is overtaken by one row at most. It is a barrier
-    // of the team, which has one of its own.
+    // `words` are those of two sets in turn: a warp is overtaken by one row at most. A barrier of the team, by one that
+    // each team has of its own.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {

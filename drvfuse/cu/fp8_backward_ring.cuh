@@ -2,20 +2,15 @@
 // A team's rows on their way through shared memory: RING slots, each filled by bulk copies while the rows before it are
 // worked at, so that what is in flight does not depend on registers.
 //
-// A slot has a row's x, its g one after another, and its scales, whole: all of them must be on 16 bytes and of a multiple
-// of 16 bytes, and slots on SLOT_ALIGNMENT: copies to places on 16 bytes only took a tenth longer. The team's first thread
-// copies. A slot is filled again behind the barrier of the row that was read from it.
-//
-// With many rows in flight the memory system serves some multiprocessors a quarter faster than others, and the launch ends
-// with the slowest. So a team that is ahead of the average by more than AHEAD rows asks for no more until the others have
-// come up, for a bounded time: nothing but time depends on it.
+// A slot has a row's x, its g one after another, and its scales, whole: all of them must be on 16 bytes and of a
+// multiple of 16 bytes. Slots are on SLOT_ALIGNMENT: copies to places that are on 16 bytes only took a tenth longer.
+// The team's first thread copies. A slot is filled again behind the barrier of the row that was read from it.
 #pragma once
 #include "bulk_copy.cuh"
 #include "fp8_backward_rows.cuh"
 
 constexpr int RING = DRVFUSE_RING;  // rows of a team on their way; 0: rows come through registers, and nothing is here
 constexpr int SLOT_ALIGNMENT = 128;
-constexpr int AHEAD = 1, LEAST_PACED = 16, MOST_LOOKS = 16;
 
 class Ring {
 public:
@@ -35,7 +30,6 @@ public:
     // Starts on `count` rows, the first of which is `first`, the others `jump` apart. All slots must be free.
     __device__ __forceinline__ void begin(i64 first, i64 jump, int count) {
         next_ = first, jump_ = jump, left_ = count;
-        paced_ = WEIGHTED && count >= LEAST_PACED;
         if (!copies_) return;
         int slot = slot_;
         for (int i = 0; i < RING; ++i) {
@@ -72,10 +66,7 @@ public:
 
     // Behind a barrier of the team, when all of it have taken the row: fills its slot with a later one.
     __device__ __forceinline__ void refill() {
-        if (copies_) {
-            if (paced_) pace();
-            copy(slot_);
-        }
+        if (copies_) copy(slot_);
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }
 
@@ -83,17 +74,6 @@ private:
     __device__ static __forceinline__ int columns(const BackwardParams& p) { return FULL ? PACKS * SPAN : p.columns; }
     __device__ static __forceinline__ int bytes(const BackwardParams& p) {
         return columns(p) * (1 + 2 * GRADIENTS) + columns(p) / QB * 2;
-    }
-
-    __device__ __forceinline__ void pace() {
-        u32* progress = &p_.last->progress;
-        asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(progress) : "memory");
-        const u32 teams = gridDim.x * TEAMS;
-        for (int looks = 0; looks < MOST_LOOKS && done_ * teams > seen_ + AHEAD * teams; ++looks) {
-            seen_ = scratch_word(progress);
-        }
-        seen_ = scratch_word(progress);  // for the next row: `done_` is what this one makes it
-        ++done_;
     }
 
     __device__ __forceinline__ void copy(int slot) {
@@ -120,6 +100,4 @@ private:
     bool copies_;
     i64 next_, jump_;
     int left_;
-    bool paced_;
-    u32 done_ = 0, seen_ = 0;  // of rows: by this team, by all teams when it last looked
 };

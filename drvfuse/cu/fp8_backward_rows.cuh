@@ -24,11 +24,6 @@ constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
 constexpr int THREADS = TEAMS * TEAM_THREADS;
 constexpr int SPAN = TEAM_THREADS * WIDTH;
 
-// Of the last launch: which of two sets of words it used, and how many quads; of this one, the rows that are done.
-struct LastWords {
-    u32 set, quads, progress, unused;
-};
-
 struct BackwardParams {
     const u8* x;
     const bf16* scales;
@@ -39,8 +34,7 @@ struct BackwardParams {
     u16* dx;
     Weight* dw;
     Weight* db;
-    u32* words;  // fp8_backward_sums.cuh
-    LastWords* last;
+    u32* words;  // [segments][SUMS][PACKS * SPAN], fp8_backward_sums.cuh
     Scratch scratch;
     i64 x_stride, scale_stride, g_stride[3];
     int columns, segments;

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums over the rows of the tensor: of each segment's, left as words, and of the segments.
 //
-// A word is the complement of a sum's bits, and 0 if there is none: what arithmetic gives for a NaN is 0x7fffffff, so no
-// sum has all bits set. The block that adds some columns polls the words themselves, relaxed, since each carries its own
-// readiness. No barrier and no fence, which would wait for the stores of dx.
-//
-// There are two sets of words, which launches use in turn; each begins by clearing those of the launch before it, while
-// its first rows are on their way. At the end block 0 says which set this launch used. By then it has seen a word of every
-// block in that set, so all of them know their set: a block's first thread reads it and hands it on through shared memory,
-// and where the words of the block go depends on it.
+// A word is the complement of a sum's bits, and 0 if there is none: what arithmetic gives for a NaN is 0x7fffffff, so
+// no sum has all bits set. The block that adds some columns polls the words themselves, relaxed, since each carries its
+// own readiness; then the thread that has read them writes 0, so that they are as the next launch must find them. No
+// barrier and no fence, which would wait for the stores of dx, and no number of the launch that blocks would have to
+// agree on.
 //
 // A segment's words are in the order in which the threads of a team have the sums: quad q of a row, 4 columns, is of
-// thread q % TEAM_THREADS, so that the stores of a warp are contiguous but for the other set's lines between.
+// thread q % TEAM_THREADS, so that the stores of a warp are contiguous.
 #pragma once
 #include "fp8_backward_dx.cuh"
 
@@ -21,40 +18,6 @@ constexpr int QUADS = THREADS / STRANDS;  // that a block adds up at a time
 constexpr int MAX_SEGMENTS = 132;        // DW_SEGMENTS of ops/fp8_rmsnorm_backward.py
 constexpr int MOST = (MAX_SEGMENTS + STRANDS - 1) / STRANDS;  // segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
-
-// The words of this launch: quad `quad` of segment `segment`.
-class Words {
-public:
-    __device__ __forceinline__ Words(const BackwardParams& p, const LastWords& last) : p_(p), last_(last) {}
-
-    __device__ __forceinline__ u32* at(int segment, int quad) const {
-        return place(segment * (SUMS * ROW_QUADS) + quad, last_.set ^ 1);
-    }
-
-    // By all blocks: the words of the launch before.
-    __device__ __forceinline__ void clear_last() const {
-        const u32 zeros[4] = {};
-        for (u32 i = blockIdx.x * THREADS + threadIdx.x; i < last_.quads; i += gridDim.x * THREADS) {
-            store_words<4>(place(i, last_.set), zeros);
-        }
-    }
-
-    // By one thread, when every block has left words.
-    __device__ __forceinline__ void finish() const {
-        set_scratch_word(&p_.last->set, last_.set ^ 1);
-        set_scratch_word(&p_.last->quads, p_.segments * SUMS * ROW_QUADS);
-        set_scratch_word(&p_.last->progress, 0);
-    }
-
-private:
-    // Lines of 128 bytes of both sets in turn, so that where they are does not depend on the launch.
-    __device__ __forceinline__ u32* place(u32 quad, u32 set) const {
-        return p_.words + (quad / 8 * 16 + set * 8 + quad % 8) * 4;
-    }
-
-    const BackwardParams& p_;
-    LastWords last_;
-};
 
 // The first column of a quad of a row.
 __device__ __forceinline__ int quad_column(int quad) {
@@ -77,12 +40,17 @@ __device__ __forceinline__ void read_words(u32 (&word)[4], const u32* from) {
 
 __device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
 
+__device__ __forceinline__ void clear_words(u32* at) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(0) : "memory");
+}
+
 // The sums over all segments of the columns that are this block's. False, for all threads, if a wait was given up.
-__device__ __forceinline__ bool add_segments(const BackwardParams& p, const Words& words, ScratchUse& use,
-                                             float* shared) {
+__device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
     const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
     for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
         const int quad = first + own;
+        u32* at = p.words + i64(strand) * (SUMS * ROW_QUADS * 4) + quad * 4;
+        constexpr i64 STEP = i64(STRANDS) * SUMS * ROW_QUADS * 4;
         const bool here = strand < STRANDS && quad < SUMS * ROW_QUADS && quad_column(quad % ROW_QUADS) < p.columns;
         u32 word[MOST][4] = {};
         Patience patience(p.scratch);
@@ -92,11 +60,13 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, const Word
             int missing = 0;
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
-                if (strand + k * STRANDS < p.segments && !all(word[k])) read_words(word[k], words.at(strand + k * STRANDS, quad));
+                const int segment = strand + k * STRANDS;
+                if (segment < p.segments && !all(word[k])) read_words(word[k], at + k * STEP);
             }
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
-                if (strand + k * STRANDS < p.segments && !all(word[k])) waiting = true, missing = strand + k * STRANDS;
+                const int segment = strand + k * STRANDS;
+                if (segment < p.segments && !all(word[k])) waiting = true, missing = segment;
             }
             if (waiting) failed = !patience.goes_on(gridDim.x - 1 - missing % gridDim.x, use.epoch(), 0);
         }
@@ -108,10 +78,12 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, const Word
                 sum.y = __fadd_rn(sum.y, __uint_as_float(~word[k][1]));
                 sum.z = __fadd_rn(sum.z, __uint_as_float(~word[k][2]));
                 sum.w = __fadd_rn(sum.w, __uint_as_float(~word[k][3]));
+                if (here && !failed) clear_words(at + k * STEP);
             }
         }
-        if (threadIdx.x < STRANDS * QUADS) *reinterpret_cast<float4*>(shared + 4 * threadIdx.x) = sum;
         if (!use.met(failed)) return false;
+        if (threadIdx.x < STRANDS * QUADS) *reinterpret_cast<float4*>(shared + 4 * threadIdx.x) = sum;
+        __syncthreads();
         for (int out = threadIdx.x; out < 4 * QUADS; out += THREADS) {
             float total = 0.0f;
 #pragma unroll
@@ -126,9 +98,9 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, const Word
     return true;
 }
 
-// Sum `which` of a segment, from those of each thread, to its words.
-__device__ __forceinline__ void store_segment(const BackwardParams& p, const Words& words, int segment, int which,
-                                              float* shared, int team, int member, const float (&sums)[PACKS][WIDTH]) {
+// One of its sums, from those of each thread, to a segment's words.
+__device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
+                                              const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();
 #pragma unroll
     for (int half = 0; half < 2 * PACKS; ++half) {
@@ -138,7 +110,7 @@ __device__ __forceinline__ void store_segment(const BackwardParams& p, const Wor
         if (TEAMS > 1) {
             *reinterpret_cast<float4*>(shared + (team * ROW_QUADS + quad) * 4) = own;
         } else if (quad_column(quad) < p.columns) {
-            leave_words(words.at(segment, which * ROW_QUADS + quad), own);
+            leave_words(words + quad * 4, own);
         }
     }
     if constexpr (TEAMS > 1) {
@@ -152,7 +124,7 @@ __device__ __forceinline__ void store_segment(const BackwardParams& p, const Wor
                 sum.x = __fadd_rn(sum.x, more.x), sum.y = __fadd_rn(sum.y, more.y);
                 sum.z = __fadd_rn(sum.z, more.z), sum.w = __fadd_rn(sum.w, more.w);
             }
-            leave_words(words.at(segment, which * ROW_QUADS + quad), sum);
+            leave_words(words + quad * 4, sum);
         }
     }
 }

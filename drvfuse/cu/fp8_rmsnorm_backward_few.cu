@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 RMSNorm backward of few rows, and LayerNorm's with CENTRED. dw needs no sum over a row, so here a block has rows for
-// dx and, by themselves, columns for dw, which it reads a second time, mostly from L2: blocks do not wait for one another.
+// FP8 RMSNorm backward of few rows, and LayerNorm's with CENTRED. dw needs no sum over a row, so here a block has rows
+// for dx and, apart from them, columns for dw, which it reads a second time, mostly from L2: blocks do not wait for one
+// another.
 //
-// Layout as of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A slice is
-// 32 columns, 4 packs of 8: of slice b, b + B, ... (counted from the last block) thread t has pack t % 4 and, of SLOTS rows
-// at a time, row t / 4. Global bytes: as there, without words; x, its scales, g and rstd are read twice.
+// Layout as of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
+// slice is 32 columns, 4 packs of 8: of slice b, b + B, ... (counted from the last block) thread t has pack t % 4 and,
+// of SLOTS rows at a time, row t / 4. Global bytes: as there, without words; x, its scales, g and rstd are read twice.
 //
-// Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ... and
-// the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
+// Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ...
+// and the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
 //
-// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store.
+// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store. Plain
+// launch.
 #include "fp8_backward_dx.cuh"
 #include "pdl.cuh"
 
@@ -88,7 +90,7 @@ __device__ __forceinline__ void store_slice(const BackwardParams& p, int first, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_few(const BackwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
-    float4* weights = reinterpret_cast<float4*>(dynamic);                 // [PACKS][2][TEAM_THREADS]
+    float4* weights = reinterpret_cast<float4*>(dynamic);
     float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // [SUMS][SLOTS][SLICE]
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
@@ -102,11 +104,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     Cursor from(p, at, column);
     load_row(row, from, at < rows, p, column, jump);
     Saved saved = load_saved(p, at, at < rows);
-    // The first slice's rows are loaded while the row's loads are in flight.
+    const bool keeps = team == 0 && int(blockIdx.x) < rows;
+    Weights own;
+    if (keeps) own.load(p, member);
+    // The first slice's rows are loaded while these loads are in flight.
     int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
     float sums[SUMS][WIDTH];
     add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
-    if (team == 0 && int(blockIdx.x) < rows) keep_weights(weights, p, member);
+    if (keeps) own.keep(weights, member);
     __syncthreads();
     const float inverse = __frcp_rn(float(p.columns));
     u32 turn = 0;

@@ -26,11 +26,10 @@ DW_SEGMENTS = 132
 MAX_GRADIENTS = 3
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
 _SLICE = 32
-_RING_BYTES, _MAX_RING = 96 << 10, 8
+_MAX_RING = 8
 _RING_CAPABILITY = (9, 0)
-# Behind what the other ops have in a workspace, since these must find what the last launch of their own has left.
-_LAST_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 128) * 128
-_WORDS_AT = _LAST_AT + 128
+# Behind the words of the other ops, which leave them as they are: these must be zero.
+_WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
 
 
 class BackwardParams(ctypes.Structure):
@@ -40,7 +39,7 @@ class BackwardParams(ctypes.Structure):
         ("x", ctypes.c_uint64),
         ("scales", ctypes.c_uint64),
         ("g", ctypes.c_uint64 * MAX_GRADIENTS),
-        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words", "last")),
+        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words")),
         ("scratch", ScratchParams),
         ("x_stride", ctypes.c_int64),
         ("scale_stride", ctypes.c_int64),
@@ -67,7 +66,9 @@ class BackwardShape(NamedTuple):
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
         row_packs = -(-columns // 8)
-        packs = max(1 if rows <= DW_SEGMENTS else 2, -(-row_packs // 512))
+        packs = -(-row_packs // 512)
+        if rows > DW_SEGMENTS:
+            packs = 2 if row_packs <= 2 * 768 else packs
         team_warps = -(-row_packs // (32 * packs))
         if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
             warps = team_warps * max(1, 16 // team_warps)
@@ -102,7 +103,7 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return _WORDS_AT + 2 * 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # for `team_columns`, twice for 2 * N
+    return _WORDS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 def fp8_rmsnorm_backward(
@@ -227,8 +228,7 @@ def run(
         space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
-        parameters.words, parameters.last = space.ptr + _WORDS_AT, space.ptr + _LAST_AT
-        parameters.scratch = space.params
+        parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
     read, waits = inputs.all, space is not None and not few
     useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
     grid = max(1, min(useful, device.sm_count))
@@ -252,9 +252,13 @@ def _ring_slots(
         return 0
     if columns % (8 * QB) or not inputs.scales.rows_aligned:
         return 0
+    slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
-    slots = min(room, _RING_BYTES) // (plan.block_teams * _slot_bytes(inputs, columns, QB))
-    return 0 if slots < 2 else min(slots, _MAX_RING)
+    # Many rows in flight help a block that has few. Where it has many, or a row is long, some multiprocessors get ahead
+    # of others, and the launch ends with the slowest. Measured on an H200.
+    wanted = 2 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
+    slots = min(wanted, room // slot, _MAX_RING)
+    return slots if slots >= 2 else 0
 
 
 def _specialise(

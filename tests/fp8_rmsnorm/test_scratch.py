@@ -26,8 +26,8 @@ NO_MAXIMUM = SourceEdit(
 )
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
-    "if constexpr (WEIGHTED) {\n            store_segment",
-    "if (WEIGHTED && blockIdx.x != 1) {\n            store_segment",
+    "if constexpr (WEIGHTED) {\n            u32* words",
+    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
 )
 
 
