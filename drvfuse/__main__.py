@@ -76,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--plot", metavar="FILE", default=None, help="write a bar chart (needs matplotlib)")
 
     trace = commands.add_parser("trace", help="show what the blocks of an op do when")
-    trace.add_argument("op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"))
+    trace.add_argument(
+        "op", choices=("allreduce", "allreduce_rmsnorm_fp8", "gemv"), help="gemv: gemv_partial_norm, on one device"
+    )
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
         "--shape", type=_shape, default=None, metavar="MxN", help="rows x columns of a rank's input, or of the weight"

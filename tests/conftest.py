@@ -6,6 +6,7 @@ The driver under test is the emulated one unless DRVFUSE_TEST_DRIVER=cuda; the s
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 
@@ -48,6 +49,12 @@ def refused() -> Callable[..., None]:
         assert text in str(caught.value)
 
     return check
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of test items: no later collection of garbage need look at them, and some tests make many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

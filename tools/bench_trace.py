@@ -4,8 +4,8 @@
     python tools/bench_trace.py --gpus 2 --out trace.json
 
 Microseconds a call inside a CUDA graph of back-to-back calls over some sets of inputs in turn, without and with a
-trace, measured in turn; the medians over `ROUNDS` such pairs. The GEMV runs on the first GPU, with weights that L2 does
-not hold. Then the clocks, measured several times.
+trace: replays of the two graphs take turns, and their medians are compared; "spread" is the larger distance between the
+quartiles. The GEMV runs on the first GPU, with weights that L2 does not hold. Then the clocks, measured several times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -27,27 +26,27 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes
-from drvfuse.bench.timing import microseconds_per_call
+from drvfuse.bench.timing import Replays
 
 SHAPES = [(1, 4096), (128, 4096), (512, 4096), (2048, 4096)]
 SETS = 4
 GEMV = (2112, 7168, 1536)  # N, K, normed columns
 GEMV_SETS = 8
-ROUNDS = 3
+ROUNDS = 60
 Calls = Sequence[Callable[[], object]]
 
 
 def compared(where: df.Group | df.Device, calls: Callable[[df.Trace | None], Calls], per_graph: int) -> dict[str, Any]:
     """Time of the calls without and with a trace."""
     trace = df.Trace(where, nbytes=32 << 20)
-    variants = {"off": calls(None), "on": calls(trace)}
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS):
-        for name, variant in variants.items():
-            times[name].append(microseconds_per_call(where, variant, per_graph).median)
-    off, on = (statistics.median(times[name]) for name in ("off", "on"))
+    graphs = [Replays(where, calls(given), per_graph) for given in (None, trace)]
+    times = np.array([[graph.microseconds() for graph in graphs] for _ in range(ROUNDS)])
+    (low_off, off, high_off), (low_on, on, high_on) = np.quantile(times, (0.25, 0.5, 0.75), axis=0).T.tolist()
+    for graph in graphs:
+        graph.close()
     return {
-        "off_us": off, "on_us": on, "overhead": on / off - 1, "times": times, "events": int(trace.records().size),
+        "off_us": off, "on_us": on, "overhead": on / off - 1, "spread_us": max(high_off - low_off, high_on - low_on),
+        "events": int(trace.records().size),
     }  # fmt: skip
 
 
@@ -116,12 +115,12 @@ def main() -> None:
     for clocks in found["clocks"]:
         for rank, clock in enumerate(clocks):
             print(f"rank {rank}: " + "  ".join(f"{name} {value:.4g}" for name, value in clock.items()))
-    print(f"{'op':<22} {'algo':<10} {'shape':>10} {'off us':>8} {'on us':>8} {'cost':>7}")
+    print(f"{'op':<22} {'algo':<10} {'shape':>10} {'off us':>8} {'on us':>8} {'cost':>7} {'spread us':>10}")
     for row in found["overhead"]:
         shape = f"{row['rows']}x{row['cols']}"
         print(
             f"{row['op']:<22} {row['algo']:<10} {shape:>10} {row['off_us']:>8.2f} {row['on_us']:>8.2f} "
-            f"{row['overhead']:>7.1%}"
+            f"{row['overhead']:>7.1%} {row['spread_us']:>10.2f}"
         )
 
 

@@ -27,34 +27,50 @@ class Timing(NamedTuple):
     spread: float
 
 
+class Replays:
+    """A graph of back-to-back calls, replayed any number of times.
+
+    `calls` take turns inside the graph, each the same number of times and together at least `calls_a_graph` times; each
+    launches its work on the streams of all ranks, or on the device's stream, and must be capturable.
+    """
+
+    def __init__(self, where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20) -> None:
+        self._where = where
+        streams = [rank.stream for rank in where] if isinstance(where, Group) else [where.stream]
+        for call in calls:
+            call()
+        where.synchronize()
+        self._calls = -(-calls_a_graph // len(calls)) * len(calls)
+        with Graph.capture(streams) as self._graph:
+            for turn in range(self._calls):
+                calls[turn % len(calls)]()
+        first = where.ranks[0].device if isinstance(where, Group) else where
+        self._stream = streams[0]
+        self._start, self._end = Event(first, timing=True), Event(first, timing=True)
+
+    def microseconds(self) -> float:
+        """Microseconds a call of one replay.
+
+        It follows an untimed one directly, so the ranks are in step and the start of the graph is not counted.
+        """
+        self._graph.launch(self._stream)
+        self._start.record(self._stream)
+        self._graph.launch(self._stream)
+        self._end.record(self._stream)
+        self._where.synchronize()
+        return self._end.elapsed_ms(self._start) * 1000 / self._calls
+
+    def close(self) -> None:
+        self._graph.close()
+
+
 def microseconds_per_call(
     where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20
 ) -> Timing:
-    """(Time of a graph of back-to-back calls) / calls, over replays.
-
-    `calls` take turns inside the graph, each the same number of times and together at least `calls_a_graph` times; each
-    launches its work on the streams of all ranks, or on the device's stream, and must be capturable. A timed replay
-    follows an untimed one directly, so the ranks are in step and the start of the graph is not counted.
-    """
-    streams = [rank.stream for rank in where] if isinstance(where, Group) else [where.stream]
-    for call in calls:
-        call()
-    where.synchronize()
-    turns = -(-calls_a_graph // len(calls)) * len(calls)
-    with Graph.capture(streams) as graph:
-        for turn in range(turns):
-            calls[turn % len(calls)]()
-    first = where.ranks[0].device if isinstance(where, Group) else where
-    start, end = Event(first, timing=True), Event(first, timing=True)
-    times = []
-    for _ in range(REPLAYS):
-        graph.launch(streams[0])
-        start.record(streams[0])
-        graph.launch(streams[0])
-        end.record(streams[0])
-        where.synchronize()
-        times.append(end.elapsed_ms(start) * 1000 / turns)
-    graph.close()
+    """(Time of a graph of back-to-back calls) / calls, over replays; the arguments are those of `Replays`."""
+    replays = Replays(where, calls, calls_a_graph)
+    times = [replays.microseconds() for _ in range(REPLAYS)]
+    replays.close()
     return Timing(statistics.median(times), max(times) - min(times))
 
 

@@ -325,7 +325,7 @@ MUTANTS: dict[str, Mutant] = {
                 "drvfuse.ops.prepared",
                 "Prepared._order",
                 ADMIT,
-                f"{ADMIT}\n    rank.device.driver.cuMemsetD8Async("
+                f"{ADMIT}\n    with rank.device.use():\n        rank.device.driver.cuMemsetD8Async("
                 "self.group.workspace.pointers[position], 0, 4096, stream.handle)",
             ),
         ),

@@ -12,24 +12,26 @@
 //         trace.exit();                          // last, by all threads
 //     }
 //
-// Who writes. The thread with threadIdx.x == Writer; laps of other threads do nothing, so a call needs no `if`. A phase
-// is the writer's: where it must last until values have arrived or are computed, call `need(values)` before the lap, or
-// the clock is read while loads are in flight.
+// Who writes. The thread with threadIdx.x == Writer, whose warp must be whole; laps of other threads do nothing, so a
+// call needs no `if`. A phase is the writer's: where it must last until values have arrived or are computed, call
+// `need(values)` before the lap, or the clock is read while loads are in flight.
 //
 // Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
-// kernel's next fence. There are DRVFUSE_TRACE_WORDS, which the host counts, and one more, to which all phases beyond
-// them go.
+// kernel's next fence. There is room for DRVFUSE_TRACE_WORDS, and the host counts what it takes; phases beyond that go
+// to the last word.
+//
+// What it costs is instructions: in a short kernel each runs once, and takes the writer's warp some five cycles.
 //
 // Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
-// blockIdx.x + gridDim.x * blockIdx.y, each `words` words long:
+// blockIdx.x + gridDim.x * blockIdx.y, each `words` words long, an even number:
 //     0   %globaltimer at the entry, in ns
-//     1   (SM id + 1) << 48 | clock at the entry       zero: the block has not run
-//     2   %globaltimer at the exit
-//     3   number of phases; the end of the last one is the exit
+//     1   clock at the entry
+//     2   %globaltimer at the exit + (SM id << 48)
+//     3   clock at the exit, the end of the phase `finish`                     zero: the block has not run
 //     4.. `waits` words, one a round and peer: clock when the peer was seen    zero: it was not
-//     ..  one a phase, in order: (role + 1) << 48 | clock at its end
-// "clock" is the low 48 bits of %clock64, which is the SM's own: differences are good within a block, and the two
-// %globaltimer readings place them.
+//     ..  one a phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
+// "clock" is %clock64, which is the SM's own: differences are good within a block, up to 2^48 cycles, and the two
+// %globaltimer readings place them. Every launch writes all words.
 //
 // Memory ordering. The section belongs to one prepared launch; launches of it follow each other, and the stores come
 // after the wait for the producer. Its reader waits for the kernel's end.
@@ -58,9 +60,9 @@ enum class TraceRole : u32 {
 #ifdef DRVFUSE_TRACE
 
 struct TraceParams {
-    u64* section;
-    u32 words;  // of a block
-    u32 waits;  // of them for waits
+    u64* section;  // less than 2^32 words
+    u32 words;     // of a block
+    u32 waits;     // of them for waits
 };
 
 #define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
@@ -89,12 +91,19 @@ template <u32 Writer>
 class BlockTrace {
 public:
     __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
-        : params_(params), next_(buffer() + 8 * (DRVFUSE_TRACE_HEADER + params.waits)), waited_(0) {
-        if (writes()) {
-            entered_ns_ = nanoseconds();
-            entered_ = clock();
-            asm volatile("mov.u32 %0, %%smid;" : "=r"(sm_));
+        : params_(params),
+          buffer_(buffer()),
+          last_(buffer_ + 8 * (params.words - 1)),
+          next_(buffer_ + 8 * (HEADER + params.waits)) {
+        u64 entered_ns = 0, entered = 0;
+        if (writes()) entered_ns = nanoseconds(), entered = clock();
+        if (in_warp()) {  // the writer's lane comes first, the others zero what is behind
+            const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
+            to_buffer(own, entered_ns, entered);
+#pragma unroll 1
+            for (u32 first = 64; first < WORDS; first += 64) to_buffer(own + 8 * first, 0, 0);
         }
+        __syncwarp();
     }
 
     // After the wait for the producer, before any lap.
@@ -103,15 +112,19 @@ public:
     // The writer was in phase `role` since the lap before.
     __device__ __forceinline__ void lap(TraceRole role) {
         if (writes()) {
-            to_buffer(next_, u64(u32(role) + 1) << 48 | (clock() & CLOCK));
-            next_ = min(next_ + 8, buffer() + 8 * DRVFUSE_TRACE_WORDS);
+            asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
+                         " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(next_), "l"(clock()), "r"((u32(role) + 1) << 16)
+                         : "memory");
+            next_ = min(next_ + 8, last_);
         }
     }
 
     // The writer goes on once it has these values: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        if (writes()) asm volatile("st.shared.u32 [%0], %1;" ::"r"(next_), "r"(trace_detail::mix(values)) : "memory");
+        if (writes()) {  // the word is written anew at the exit
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(buffer_ + 24), "r"(trace_detail::mix(values)) : "memory");
+        }
     }
 
     // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round
@@ -128,49 +141,52 @@ public:
     // writer must be in warp 0.
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
-        const u32 first = round * peers;
-        waited_ = first + peers;
-        if (threadIdx.x < peers && waited_ <= params_.waits)
-            to_buffer(buffer() + 8 * (DRVFUSE_TRACE_HEADER + first + threadIdx.x), when);
+        if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
+            to_buffer(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
     }
 
-    // The last lap, of role `finish`; nothing may follow. All threads of the writer's warp, in every block.
+    // The phase `finish` ends; nothing may follow. All threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
-        if (threadIdx.x / 32 != Writer / 32) return;
-        const u32 head = buffer();
+        if (!in_warp()) return;
+        u32 sm, x, y;  // read before the clocks, as they take longer
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+        asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
         if (writes()) {
             const u64 exited_ns = nanoseconds();
-            lap(TraceRole::finish);
-            to_buffer(head, entered_ns_);
-            to_buffer(head + 8, u64(sm_ + 1) << 48 | (entered_ & CLOCK));
-            to_buffer(head + 16, exited_ns);
-            to_buffer(head + 24, (next_ - head) / 8 - DRVFUSE_TRACE_HEADER - params_.waits);
+            to_buffer(buffer_ + 16, exited_ns, clock());
         }
         __syncwarp();
-        const u32 words = (__shfl_sync(0xffffffffu, next_, Writer % 32) - head) / 8;
-        u64* const block = params_.section + (blockIdx.x + u64(gridDim.x) * blockIdx.y) * params_.words;
+        const u32 block = (x + gridDim.x * y) * params_.words;
 #pragma unroll 1
-        for (u32 i = threadIdx.x % 32; i < words && i < params_.words; i += 32) {
-            u64 word = 0;
-            if (i < DRVFUSE_TRACE_HEADER + waited_ || i >= DRVFUSE_TRACE_HEADER + params_.waits)
-                asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(head + 8 * i) : "memory");
-            asm volatile("st.global.u64 [%0], %1;" ::"l"(block + i), "l"(word) : "memory");
+        for (u32 first = 0; first < WORDS; first += 64) {
+            const u32 i = first + 2 * (threadIdx.x % 32);
+            asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
+                         " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
+                         " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(i), "r"(params_.words),
+                         "r"(buffer_ + 8 * i), "r"(i == 2 ? sm << 16 : 0), "l"(params_.section + (block + i))
+                         : "memory");
         }
     }
 
 private:
-    static constexpr u64 CLOCK = (u64(1) << 48) - 1;
+    static constexpr u32 HEADER = DRVFUSE_TRACE_HEADER, WORDS = DRVFUSE_TRACE_WORDS;
 
     static __device__ __forceinline__ bool writes() { return threadIdx.x == Writer; }
+    static __device__ __forceinline__ bool in_warp() { return threadIdx.x / 32 == Writer / 32; }
 
     // Its address in shared memory.
     static __device__ __forceinline__ u32 buffer() {
-        __shared__ u64 words[DRVFUSE_TRACE_WORDS + 1];
+        __shared__ alignas(16) u64 words[WORDS];
         return u32(__cvta_generic_to_shared(words));
     }
 
     static __device__ __forceinline__ void to_buffer(u32 address, u64 word) {
         asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(word) : "memory");
+    }
+
+    static __device__ __forceinline__ void to_buffer(u32 address, u64 a, u64 b) {
+        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(a), "l"(b) : "memory");
     }
 
     static __device__ __forceinline__ u64 clock() {
@@ -186,10 +202,8 @@ private:
     }
 
     const TraceParams& params_;
-    u64 entered_ns_, entered_;
-    u32 sm_;
-    u32 next_;    // where the next phase goes in the buffer
-    u32 waited_;  // words of waits written
+    const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
+    u32 next_;                 // where the next phase goes
 };
 
 #else

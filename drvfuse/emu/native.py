@@ -108,11 +108,17 @@ def _identity() -> bytes:
 
 
 def load(ptx: str) -> NativeModule:
-    """Native code of a PTX module, from the cache or translated now.
+    """Native code of a PTX module, from the cache or translated now. The process keeps the last ones.
 
     Raises PtxError for what the translator refuses. Thread-safe.
     """
     runtime()
+    with _lock:
+        return _last(ptx)
+
+
+@functools.lru_cache(maxsize=32)
+def _last(ptx: str) -> NativeModule:
     return _load(ptx, raw=False)
 
 
@@ -128,12 +134,11 @@ def runtime() -> NativeModule:
 
 def _load(ptx: str, raw: bool) -> NativeModule:
     key = hashlib.sha256(_identity() + (b"raw" if raw else b"") + ptx.encode()).hexdigest()
-    with _lock:
-        entry = _cached(key)
-        if entry is None:
-            entry = _build(ptx, raw)
-            _publish(key, *entry)
-        return _open(*entry)
+    entry = _cached(key)
+    if entry is None:
+        entry = _build(ptx, raw)
+        _publish(key, *entry)
+    return _open(*entry)
 
 
 def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:

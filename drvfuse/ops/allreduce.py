@@ -56,8 +56,9 @@ def allreduce(
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits.
 
     `algo` is "one_stage" (each rank sums all), "two_stage" (each rank sums a part and gathers the others), "naive"
-    (copies between devices, needs no peer access) or "auto". `max_num_blocks` bounds the grid, up to the group's
-    `max_blocks`. `use_multimem=True` raises Unsupported. `pdl_level`: see `PDLLevel`.
+    (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
+    `max_num_blocks` bounds the grid, up to the group's `max_blocks`. `use_multimem=True` raises Unsupported.
+    `pdl_level`: see `PDLLevel`.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list of
     streams. The call is ordered after the group's last call and, outside graph capture, after the streams of its

@@ -28,7 +28,8 @@ def load_kernel(group: Group, spec: kernels.CollectiveKernel) -> list[Kernel]:
     Raises Unsupported for a device that lacks the kernel's instructions, CompileError if NVRTC refuses the source.
     """
     driver = group.driver
-    cache: dict[Any, Kernel] = driver.__dict__.setdefault("_collective_kernels", {})  # dies with the driver
+    cache: dict[Any, dict[str, Kernel]] = driver.__dict__.setdefault("_collective_kernels", {})  # dies with the driver
+    by_arch = cache.setdefault(spec, {})
     found = []
     for rank in group:
         device = rank.device
@@ -37,7 +38,7 @@ def load_kernel(group: Group, spec: kernels.CollectiveKernel) -> list[Kernel]:
                 f"{spec.name} with {spec.out_dtype} output needs compute capability {spec.min_arch / 10:.1f}; "
                 f"{device!r} has {device.capability[0]}.{device.capability[1]}"
             )
-        kernel = cache.get((spec, device.arch))
+        kernel = by_arch.get(device.arch)
         if kernel is None:
             request = kernels.request(spec)
             image = compile_source(
@@ -49,7 +50,7 @@ def load_kernel(group: Group, spec: kernels.CollectiveKernel) -> list[Kernel]:
                 options=request.options,
                 include=request.include,
             )
-            kernel = cache[spec, device.arch] = Module(image, driver)[spec.name]
+            kernel = by_arch[device.arch] = Module(image, driver)[spec.name]
         kernel.load(device)
         found.append(kernel)
     return found

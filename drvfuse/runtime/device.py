@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from types import TracebackType
@@ -98,6 +99,20 @@ class Device:
             member = enum_value(self.driver.types, "CUdevice_attribute", f"CU_DEVICE_ATTRIBUTE_{name}")
             value = self._attributes[name] = int(self.driver.cuDeviceGetAttribute(member, self.handle))
         return value
+
+    @functools.cached_property
+    def grid_limits(self) -> tuple[int, int, int]:
+        """The largest grid in each dimension."""
+        return self._limits("GRID")
+
+    @functools.cached_property
+    def block_limits(self) -> tuple[int, int, int]:
+        """The largest block in each dimension."""
+        return self._limits("BLOCK")
+
+    def _limits(self, what: str) -> tuple[int, int, int]:
+        x, y, z = (self.attribute(f"MAX_{what}_DIM_{axis}") for axis in "XYZ")
+        return x, y, z
 
     def can_access_peer(self, other: Device) -> bool:
         """True if kernels of this device can reach memory of `other` (True for the device itself)."""

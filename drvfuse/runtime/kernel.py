@@ -25,7 +25,6 @@ from .stream import Stream
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
 _PORTABLE_CLUSTER = 8
-_AXES = "XYZ"
 
 
 def compile(
@@ -241,10 +240,9 @@ class Kernel:
         return Launch(self, where, loaded.handle, dimensions, threads, smem, wanted, arguments)
 
     def _check_shape(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
-        for what, shape in (("grid", grid), ("block", block)):
-            limits = tuple(device.attribute(f"MAX_{what.upper()}_DIM_{axis}") for axis in _AXES)
-            if any(n > limit for n, limit in zip(shape, limits, strict=True)):
-                raise LaunchError(f"{what} is {shape}; it must be at most {limits} on {device!r}")
+        for what, (x, y, z), limits in (("grid", grid, device.grid_limits), ("block", block, device.block_limits)):
+            if x > limits[0] or y > limits[1] or z > limits[2]:
+                raise LaunchError(f"{what} is {(x, y, z)}; it must be at most {limits} on {device!r}")
         threads = block[0] * block[1] * block[2]
         limit = min(loaded.attributes.max_threads, self.info.max_threads or loaded.attributes.max_threads)
         if threads > limit:
@@ -347,7 +345,10 @@ def _device_of(args: Sequence[Any], device: Device | None) -> Device:
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     try:
-        given = [operator.index(n) for n in value] if isinstance(value, Sequence) else [operator.index(value)]
+        if isinstance(value, (tuple, list, Sequence)):  # by name those that are quick to tell
+            given = [operator.index(n) for n in value]
+        else:
+            given = [operator.index(value)]
     except TypeError:
         raise ArgumentError(argument, repr(value), "an int or up to three") from None
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):

@@ -223,4 +223,4 @@ def _bytes(value: Any) -> int:
         nbytes = 0
     if nbytes < 1024 or isinstance(value, bool):
         raise ArgumentError("nbytes", repr(value), "an integer, at least 1024")
-    return nbytes // layout.WORD_BYTES * layout.WORD_BYTES
+    return nbytes // layout.ALIGNMENT * layout.ALIGNMENT

@@ -78,7 +78,7 @@ def _slice(record: Any, start: int, end: int, lanes: _Lanes) -> dict[str, Any]:
         name = str(record["kernel"])
         arguments |= {"launch": launch, "sm": int(record["sm"])}
     elif peer >= 0:
-        name = f"{role} for rank {peer}"
+        name = f"{role} for rank {peer}" if peer != rank else f"{role} for itself"
         arguments["peer"] = peer
     return {
         "name": name,

@@ -36,7 +36,7 @@ RECORD = np.dtype(
 
 BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
-_WAIT, _BARRIER = layout.ROLES.index("wait"), layout.ROLES.index("barrier")
+_WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
 _LONG = 1000  # a block of so many ticks of the timer gives the rate of its SM's clock better than a calibration
 
@@ -45,7 +45,7 @@ def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Map
     """The records of some sections; `words` and `clocks` are the buffers and the clocks by rank."""
     ordered = sorted(sections, key=lambda section: (section.launch, section.rank))
     tables = [_words(section, words[section.rank]) for section in ordered]
-    entries = [table[:, 0][table[:, 1] != 0] for table in tables]
+    entries = [table[:, 0][table[:, 3] != 0] for table in tables]
     origin = min((int(found.min()) for found in entries if found.size), default=0)
     parts = [_section(s, table, clocks[s.rank], origin) for s, table in zip(ordered, tables, strict=True)]
     result = np.concatenate(parts) if parts else np.empty(0, RECORD)
@@ -63,22 +63,23 @@ def _words(section: Section, words: Array) -> Array:
 
 
 def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array:
-    ran = table[:, 1] != 0
-    entry = table[:, 1] & _CLOCK
-    count = np.where(ran, table[:, 3].astype(np.int64), 0)
-    if count.max(initial=0) > section.phases:
-        raise DrvfuseError(
-            f"{section.kernel} noted {count.max()} phases in a block where {section.phases} were expected"
-        )
+    ran, entry = table[:, 3] != 0, table[:, 1:2]
     waits = section.rounds * section.peers
     seen = table[:, layout.HEADER_WORDS : layout.HEADER_WORDS + waits]
     laps = table[:, layout.HEADER_WORDS + waits :]
-    lapped = np.arange(laps.shape[1]) < count[:, None]  # what comes after is of an earlier launch
-    role = np.where(lapped, (laps >> np.uint64(layout.CLOCK_BITS)).astype(np.int64) - 1, -1)
-    end = np.where(lapped, _cycles(laps, entry[:, None]), 0)
-    length = end.max(axis=1)
-    start = np.zeros_like(end)
-    start[:, 1:] = end[:, :-1]
+    lapped = (laps != 0) & ran[:, None]
+    most = int(lapped.sum(axis=1).max(initial=0)) + 1
+    if most > section.phases:
+        raise DrvfuseError(
+            f"{section.kernel} noted {most} phases or more in a block where {section.phases} were expected"
+        )
+    role = np.where(lapped, ((laps - entry) >> np.uint64(layout.CLOCK_BITS)).astype(np.int64) - 1, -1)
+    role = np.hstack([role, np.where(ran, _FINISH, -1)[:, None]])
+    end = np.where(lapped, _cycles(laps, entry), 0)
+    length = _cycles(table[:, 3], entry[:, 0])
+    start = np.hstack([np.zeros((section.blocks, 1), np.int64), np.maximum.accumulate(end, axis=1)])
+    end = np.hstack([end, length[:, None]])
+    lapped = np.hstack([lapped, ran[:, None]])
 
     # Round r of the waits belongs to the barrier that is number r among the block's phases.
     barrier = role == _BARRIER
@@ -87,7 +88,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     block, column = np.nonzero(barrier & (number < section.rounds))
     began[block, number[block, column]] = start[block, column]
     from_ = np.repeat(began, section.peers, axis=1)
-    until = _cycles(seen, entry[:, None])
+    until = _cycles(seen, entry)
     waited = (seen != 0) & (from_ >= 0)
 
     whole = np.zeros((section.blocks, 1), np.int64)
@@ -105,7 +106,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     found = np.empty(len(block), RECORD)
     found["rank"], found["launch"], found["kernel"] = section.rank, section.launch, section.kernel
     found["block"] = block
-    found["sm"] = (table[:, 1] >> np.uint64(layout.CLOCK_BITS)).astype(np.int64)[block] - 1
+    found["sm"] = ((table[:, 2] - table[:, 0]) >> np.uint64(layout.CLOCK_BITS)).astype(np.int64)[block]
     found["role"] = _NAMES[role[block, column]]
     found["peer"] = peer[block, column]
     found["start"], found["end"] = start[block, column], end[block, column]
@@ -115,7 +116,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
 
 
 def _cycles(words: Array, entry: Array) -> Array:
-    """Cycles from the entry's clock to that of `words`."""
+    """From the entry's clock or timer to that of `words`, whose upper bits say other things."""
     return ((words - entry) & _CLOCK).astype(np.int64)
 
 
@@ -126,7 +127,7 @@ def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     was; the middle of what is possible is taken.
     """
     tick = clock.resolution_ns
-    took = (table[:, 2] - table[:, 0]).astype(np.int64)
+    took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
     back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the entry by the exit's reading

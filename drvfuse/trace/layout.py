@@ -26,6 +26,7 @@ ROLES = (
 
 HEADER_WORDS = 4
 WORD_BYTES = 8
+ALIGNMENT = 16  # bytes, of a section: its words are stored in pairs
 CLOCK_BITS = 48
 LEAST_WORDS, MOST_WORDS = 64, 4096  # of a block, in shared memory
 
@@ -37,8 +38,11 @@ class TraceParams(ctypes.Structure):
 
 
 def block_words(phases: int, waits: int) -> int:
-    """Words of a block with up to `phases` phases and `waits` waits; one more tells if there were more phases."""
-    return HEADER_WORDS + waits + phases + 1
+    """Words of a block with up to `phases` phases and `waits` waits: an even number.
+
+    The last phase, "finish", is in the header; the word that it leaves tells if there were more phases.
+    """
+    return -(-(HEADER_WORDS + waits + phases) // 2) * 2
 
 
 def capacity(words: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_harness import Rig, line_of
+from engine_harness import Rig, line_of, ptx
 
 import drvfuse.emu
 from drvfuse.emu import abi, native, structs
@@ -31,6 +31,14 @@ def test_the_shipped_runtime_is_current():
     if release.search(current)[0] != release.search(shipped)[0]:
         pytest.skip("it was compiled by another release of NVRTC")
     assert current == shipped, "run python -m drvfuse.emu.native"
+
+
+def test_machines_share_the_native_code_of_a_module():
+    one, other = Rig(), Rig(1)
+    text = ptx("KERNEL k() {}")
+    assert one.engine.load(text) is other.engine.load(text)
+    one.close()
+    other.close()
 
 
 def test_structures_agree_with_the_abi():

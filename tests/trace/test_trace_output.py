@@ -19,21 +19,21 @@ from drvfuse.trace.clocks import VIRTUAL, Clock
 from drvfuse.trace.plot import plot
 from drvfuse.trace.summary import summary
 
-LOAD, STORE, BARRIER, FINISH = (layout.ROLES.index(role) for role in ("load", "store", "barrier", "finish"))
+LOAD, STORE, BARRIER = (layout.ROLES.index(role) for role in ("load", "store", "barrier"))
 EXACT = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=0.0, error_ns=0.0)
 
 
 def lap(role: int, clock: int) -> int:
-    return (role + 1) << 48 | clock % 2**48
+    return (clock + (role + 1 << 48)) % 2**64
 
 
-def block(entry_ns, entry, exit_ns, *laps, waits=(), room=5, sm=3):
-    """The words of a block."""
-    head = [entry_ns, (sm + 1) << 48 | entry % 2**48, exit_ns, len(laps)]
-    return [*head, *(wait % 2**64 for wait in waits), *laps, *[0] * (room - len(laps) + 1)]
+def block(entry_ns, entry, exit_ns, *laps, exit, waits=(), room=6, sm=3):
+    """The words of a block with room for so many phases."""
+    words = [entry_ns, entry, exit_ns + (sm << 48), exit, *waits, *laps]
+    return [*(word % 2**64 for word in words), *[0] * (layout.block_words(room, len(waits)) - len(words))]
 
 
-def section(blocks, room=5, rounds=0, peers=0, rank=0, offset=8):
+def section(blocks, room=6, rounds=0, peers=0, rank=0, offset=16):
     words = layout.block_words(room, rounds * peers)
     return SimpleNamespace(
         rank=rank,
@@ -49,21 +49,15 @@ def section(blocks, room=5, rounds=0, peers=0, rank=0, offset=8):
 
 
 def records(*blocks, clock=EXACT, **rest):
-    words = np.array([7, *(w for b in blocks for w in b)], np.uint64)
+    words = np.array([7, 7, *(w for b in blocks for w in b)], np.uint64)
     return decode.records([section(len(blocks), **rest)], {0: words}, {0: clock})
 
 
-def test_phases_follow_each_other_and_waits_lie_in_their_barrier():
-    start = 2**48 - 100  # the clock's 48 bits wrap inside the block
-    laps = (
-        lap(LOAD, start + 40),
-        lap(BARRIER, start + 310),
-        lap(STORE, start + 320),
-        lap(BARRIER, start + 390),
-        lap(FINISH, start + 400),
-    )
-    waits = (start + 90, start + 300, start + 2**48 + 385, 0)
-    found = records(block(10**18, start, 10**18 + 200, *laps, waits=waits), rounds=2, peers=2)
+@pytest.mark.parametrize("start", [2**48 - 100, 2**64 - 100])  # the sums wrap inside the block
+def test_phases_follow_each_other_and_waits_lie_in_their_barrier(start):
+    laps = (lap(LOAD, start + 40), lap(BARRIER, start + 310), lap(STORE, start + 320), lap(BARRIER, start + 390))
+    waits = (start + 90, start + 300, start + 385, 0)
+    found = records(block(10**18, start, 10**18 + 200, *laps, exit=start + 400, waits=waits), rounds=2, peers=2)
     assert found["role"].tolist() == ["block", "load", "barrier", "wait", "wait", "store", "barrier", "wait", "finish"]
     assert found["peer"].tolist() == [-1, -1, -1, 1, 0, -1, -1, 0, -1]
     assert found["start"].tolist() == [0, 0, 40, 40, 40, 310, 320, 320, 390]
@@ -73,40 +67,35 @@ def test_phases_follow_each_other_and_waits_lie_in_their_barrier():
     assert set(found["sm"]) == {3}
 
 
-def test_what_an_earlier_launch_left_is_no_record():
-    """Of three phases and a round of waits, this launch wrote one phase."""
-    stale = block(1000, 900, 1100, *(lap(BARRIER, 2000 + n) for n in range(3)), waits=(2001, 2002))
-    fresh = block(1000, 900, 1100, lap(FINISH, 1000), waits=(2001, 2002))
-    fresh[7:9] = stale[7:9]
-    never = [0] * len(fresh)
-    found = records(never, fresh, rounds=1, peers=2)
+def test_a_block_that_has_not_run_has_no_records_and_one_without_laps_has_its_finish():
+    ran = block(1000, 900, 1100, exit=1000, waits=(0, 0))
+    found = records([0] * len(ran), ran, rounds=1, peers=2)
     assert found[["block", "role"]].tolist() == [(1, "block"), (1, "finish")]
     assert found["end"].tolist() == [100, 100]
 
 
 def test_more_phases_than_were_expected_are_an_error():
-    with pytest.raises(DrvfuseError, match="noted 6 phases in a block where 5"):
-        records(block(0, 0, 10, *(lap(LOAD, n) for n in range(6))))
+    laps = [lap(LOAD, 1 + n) for n in range(6)]
+    assert len(records(block(0, 0, 10, *laps[:5], exit=10))) == 7
+    with pytest.raises(DrvfuseError, match="noted 7 phases or more in a block where 6"):
+        records(block(0, 0, 10, *laps, exit=10))
 
 
 def test_the_exit_narrows_down_where_in_its_tick_the_entry_was():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
     # It lasted 700 ns and ended a tick later: the entry was in the last 700 ns of its tick; else in the first 300.
-    late = block(5000, 0, 6000, lap(FINISH, 700))
-    early = block(5000, 0, 5000, lap(FINISH, 700))
+    late = block(5000, 0, 6000, exit=700)
+    early = block(5000, 0, 5000, exit=700)
     found = records(late, early, clock=coarse)
     assert found["start_ns"].tolist() == [500, 500, 0, 0]
     # A long block measures its own rate.
-    found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), lap(FINISH, 2_000_000)), clock=coarse)
+    found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), exit=2_000_000), clock=coarse)
     assert found["end_ns"].tolist() == [4_000_000, 2_000_000, 4_000_000]
 
 
 def test_ranks_lie_on_the_clock_of_the_first():
     sections = [section(1, rank=rank, offset=0) for rank in (0, 1)]
-    words = {
-        r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, lap(FINISH, 105)), np.uint64)
-        for r, ns in ((0, 0), (1, 900))
-    }
+    words = {r: np.array(block(10**18 + ns, 5, 10**18 + ns + 50, exit=105), np.uint64) for r, ns in ((0, 0), (1, 900))}
     ahead = Clock(resolution_ns=1.0, cycles_per_ns=2.0, offset_ns=870.25, error_ns=3.0)
     found = decode.records(sections, words, {0: EXACT, 1: ahead})
     assert found["start_ns"].tolist() == [0, 0, 29.75, 29.75]
@@ -207,6 +196,7 @@ def test_a_chrome_trace_has_a_process_a_rank_and_a_thread_a_block():
     assert len(slices) == len(SAMPLE)
     (wait,) = [s for s in slices if s["name"] == "wait for rank 1"]
     assert (wait["ts"], wait["dur"], wait["args"]) == (0.3, 0.4, {"cycles": 400, "peer": 1})
+    assert [s["pid"] for s in slices if s["name"] == "wait for itself"] == [1]
     assert found["otherData"]["clocks"]["1"]["error_ns"] is None
     assert found["otherData"]["clocks"]["0"] == {
         "resolution_ns": 1.0, "cycles_per_ns": 2.0, "offset_ns": 0.0, "error_ns": 0.0,
