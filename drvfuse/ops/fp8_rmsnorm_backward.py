@@ -28,7 +28,7 @@ FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchange
 _SLICE = 32
 _MAX_RING = 8
 _RING_CAPABILITY = (9, 0)
-# Behind the words of the other ops, which leave them as they are: these must be zero.
+# Behind what the other ops have in a workspace: these words are 0 between launches.
 _WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
 
 
@@ -67,8 +67,8 @@ class BackwardShape(NamedTuple):
     def of(cls, rows: int, columns: int) -> BackwardShape:
         row_packs = -(-columns // 8)
         packs = -(-row_packs // 512)
-        if rows > DW_SEGMENTS:
-            packs = 2 if row_packs <= 2 * 768 else packs
+        if rows > DW_SEGMENTS and row_packs <= 2 * 768:
+            packs = 2
         team_warps = -(-row_packs // (32 * packs))
         if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
             warps = team_warps * max(1, 16 // team_warps)
@@ -223,13 +223,14 @@ def run(
     )
     parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
     parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
-    space = None
+    space, waits = None, bool(sums) and not few
     if weight is not None:
-        space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
+    if sums and (waits or workspace is not None):
+        space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
-    read, waits = inputs.all, space is not None and not few
+    read = inputs.all
     useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
     grid = max(1, min(useful, device.sm_count))
     launching.launch(
@@ -256,8 +257,8 @@ def _ring_slots(
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
     # Many rows in flight help a block that has few. Where it has many, or a row is long, some multiprocessors get ahead
     # of others, and the launch ends with the slowest. Measured on an H200.
-    wanted = 2 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
-    slots = min(wanted, room // slot, _MAX_RING)
+    wanted = 0 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
+    slots = min(max(wanted, 2), room // slot, _MAX_RING)
     return slots if slots >= 2 else 0
 
 
