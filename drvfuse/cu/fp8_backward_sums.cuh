@@ -15,8 +15,7 @@
 constexpr int STRANDS = DRVFUSE_STRANDS;
 constexpr int ROW_QUADS = PACKS * SPAN / 4;
 constexpr int QUADS = THREADS / STRANDS;  // that a block adds up at a time
-constexpr int MAX_SEGMENTS = 132;        // DW_SEGMENTS of ops/fp8_rmsnorm_backward.py
-constexpr int MOST = (MAX_SEGMENTS + STRANDS - 1) / STRANDS;  // segments of a strand
+constexpr int MOST = DRVFUSE_MOST;        // segments of a strand
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 
 // The first column of a quad of a row.

@@ -280,5 +280,6 @@ def _specialise(
     )
     if few:
         return Specialisation("fp8_rmsnorm_backward_few", defines)
-    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands))
+    most = -(-plan.segments // plan.strands)
+    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
     return Specialisation("fp8_rmsnorm_backward", (*defines, *more))

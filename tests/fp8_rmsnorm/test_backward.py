@@ -13,12 +13,13 @@ from drvfuse.errors import ArgumentError
 from drvfuse.ops import fp8_rmsnorm_backward
 from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
 
+FEW, MANY = "few", "many"
 
-@pytest.fixture(params=[True, False], ids=["few", "many"])
+
+@pytest.fixture
 def few(request, monkeypatch):
-    """The same rows by the kernel for few rows, and by that for many."""
-    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 1 << 20 if request.param else 0)
-    return request.param
+    """The test's rows go to the kernel for few rows, or to that for many."""
+    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", {FEW: 1 << 20, MANY: 0}[request.param])
 
 
 def saved(device, values, QB=16):
@@ -26,7 +27,9 @@ def saved(device, values, QB=16):
     return device.array(rstd), rstd
 
 
-@pytest.mark.parametrize("rows", [0, 1, 127, 128, 129, 131, 132, 133])
+@pytest.mark.parametrize(
+    "few,rows", [(FEW, 0), (FEW, 1), (FEW, 133), (MANY, 1), (MANY, 131), (MANY, 132), (MANY, 133)], indirect=["few"]
+)
 def test_numbers_of_rows(device, rng, few, rows):
     values = case(rng, (rows, 80))
     x, s_x, w, g = place(device, values)
@@ -35,7 +38,11 @@ def test_numbers_of_rows(device, rng, few, rows):
     check_backward(values, rstd, results)
 
 
-@pytest.mark.parametrize("shape", [(3, 4096), (140, 512), (135, 2304), (134, 2816)])
+@pytest.mark.parametrize(
+    "few,shape",
+    [(FEW, (3, 4096)), (FEW, (140, 520)), (MANY, (140, 512)), (MANY, (135, 2304)), (MANY, (134, 2800))],
+    indirect=["few"],
+)
 def test_numbers_of_columns(device, rng, few, shape):
     """Teams of several warps, several packs a thread, lanes without a pack."""
     values = case(rng, shape)
@@ -44,7 +51,7 @@ def test_numbers_of_columns(device, rng, few, shape):
     check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
 
 
-@pytest.mark.parametrize("columns", [128, 200])
+@pytest.mark.parametrize("few,columns", [(MANY, 128), (FEW, 200)], indirect=["few"])
 def test_groups_of_128(device, rng, few, columns):
     values = case(rng, (140, columns), 128)
     x, s_x, w, g = place(device, values)
@@ -52,7 +59,11 @@ def test_groups_of_128(device, rng, few, columns):
     check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 128), 128)
 
 
-@pytest.mark.parametrize("shape,count", [((140, 96), 3), ((5, 100), 2), ((2, 3, 48), 3), ((3, 11, 96), 1)])
+@pytest.mark.parametrize(
+    "few,shape,count",
+    [(MANY, (140, 96), 3), (FEW, (5, 100), 2), (FEW, (2, 3, 48), 3), (FEW, (3, 11, 96), 1)],
+    indirect=["few"],
+)
 def test_sums_of_gradients(device, rng, few, shape, count):
     """The bits of adding them before."""
     values = case(rng, shape)
@@ -67,17 +78,18 @@ def test_sums_of_gradients(device, rng, few, shape, count):
     check_backward(values._replace(g=total), rstd, results)
 
 
-def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few):
+@pytest.mark.parametrize("few,first", [(MANY, 48), (FEW, 51)], indirect=["few"])
+def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few, first):
+    """Of 16-byte rows, and of rows that are aligned to an element only."""
     values = case(rng, (33, 96))
     wide = [rng.standard_normal((33, 200)).astype(np.float32).astype(BF16) for _ in range(3)]
     x, s_x, w, _ = place(device, values)
     v, rstd = saved(device, values)
     with df.config.override(driver=device.driver):
-        for first in (48, 51):  # 16-byte rows, and rows that are aligned to an element only
-            slices = [Strided(device.array(host), (33, 96), (200, 1), first) for host in wide]
-            results = df.fp8_rmsnorm_backward(x, s_x, slices, w, v, 16)
-            cut = [host[:, first : first + 96] for host in wide]
-            check_backward(values._replace(g=reference_fp8.add_gradients(cut)), rstd, results)
+        slices = [Strided(device.array(host), (33, 96), (200, 1), first) for host in wide]
+        results = df.fp8_rmsnorm_backward(x, s_x, slices, w, v, 16)
+    cut = [host[:, first : first + 96] for host in wide]
+    check_backward(values._replace(g=reference_fp8.add_gradients(cut)), rstd, results)
 
 
 def test_gradients_that_are_refused(device, rng):
@@ -115,8 +127,7 @@ def counted(rng, rows, columns, count, blocks):
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("columns", [640, 656])  # by bulk copies, and straight to registers
+@pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])  # by bulk copies, and straight to registers
 def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
     """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
     monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 0)
