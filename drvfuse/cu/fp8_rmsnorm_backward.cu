@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     ScratchUse use(p.scratch, WEIGHTED);
     const float inverse = __frcp_rn(float(p.columns));
     const i64 jump = i64(TEAMS) * p.segments;
-    Ring ring(p, slots + team * RING * Ring::slot_bytes(p), arrivals[team], member == 0);
+    Ring ring(p, slots + team * RING * Ring::slot_bytes(p), arrivals[team], RING > 0 && member == 0);
 
     u32 turn = 0;
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {

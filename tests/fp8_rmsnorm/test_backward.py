@@ -107,6 +107,17 @@ def test_gradients_that_are_refused(device, rng):
         assert caught.value.argument == argument
 
 
+@pytest.mark.emu
+@pytest.mark.parametrize("few", [MANY], indirect=True)
+def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
+    values = case(rng, (150, 128))
+    with df.emu.Machine(devices=1, sm_count=16, arch="sm_89") as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, g = place(device, values)
+        v, rstd = saved(device, values)
+        check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
+
+
 def counted(rng, rows, columns, count, blocks):
     """Counters of a launch on as many multiprocessors, and the bytes that its polls have read."""
     values = case(rng, (rows, columns))
