@@ -255,10 +255,11 @@ def _ring_slots(
         return 0
     slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
-    # Many rows in flight help a block that has few. Where it has many, or a row is long, some multiprocessors get ahead
-    # of others, and the launch ends with the slowest. Measured on an H200.
+    # Many rows in flight help a block that has few, up to half of them. Where it has many, or a row is long, some
+    # multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an H200.
     wanted = 0 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
-    slots = min(max(wanted, 2), room // slot, _MAX_RING)
+    team_rows = -(-rows // (plan.segments * plan.block_teams))
+    slots = min(max(min(wanted, team_rows // 2), 2), room // slot, _MAX_RING)
     return slots if slots >= 2 else 0
 
 
