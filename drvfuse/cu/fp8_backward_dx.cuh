@@ -39,6 +39,11 @@ struct Weights {
     }
 };
 
+// Each team has a barrier of its own.
+__device__ __forceinline__ void team_barrier(int team) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
+}
+
 struct Products {
     float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
     float sums[SUMS];  // this thread's, then the row's
@@ -81,8 +86,7 @@ struct Products {
         }
     }
 
-    // `words` are those of two sets in turn: a warp is overtaken by one row at most. A barrier of the team, by one that
-    // each team has of its own.
+    // A barrier of the team. `words` are those of two sets in turn: a warp is overtaken by one row at most.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
@@ -94,7 +98,7 @@ struct Products {
             for (int k = 0; k < SUMS; ++k) {
                 if (threadIdx.x % 32 == 0) words[team][k][warp % TEAM_WARPS] = sums[k];
             }
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
+            team_barrier(team);
 #pragma unroll
             for (int k = 0; k < SUMS; ++k) {
                 sums[k] = 0.0f;

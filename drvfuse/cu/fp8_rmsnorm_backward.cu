@@ -93,6 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
+        // All teams pass as many barriers: compute-sanitizer's racecheck orders nothing across teams that do not.
+        const int most = (p.segment_rows + (segment < p.longer) + TEAMS - 1) / TEAMS;
+        if (TEAM_WARPS > 1 && count < most) team_barrier(team);
         if constexpr (WEIGHTED) {
             u32* words = p.words + i64(segment) * (SUMS * ROW_QUADS * 4);
             store_segment(p, words, shared, team, member, dw);

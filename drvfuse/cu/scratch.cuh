@@ -107,18 +107,22 @@ private:
 class ScratchUse {
 public:
     __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch, bool wanted = true)
-        : scratch_(scratch), epoch_(0), aborted_(0), users_(0) {
+        : scratch_(scratch), previous_(0), aborted_(0), users_(0) {
         if (!wanted) return;
         asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(epoch_), "=r"(aborted_)
+                     : "=r"(previous_), "=r"(aborted_)
                      : "l"(scratch.state)
                      : "memory");
-        epoch_ = next_epoch(epoch_);
-        if (leads()) users_ = atomicAdd(&scratch.state->users, 1u);
+        if (leads()) {  // atomicAdd would wait for the result here, for the sake of the other lanes
+            asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                         : "=r"(users_)
+                         : "l"(&scratch.state->users)
+                         : "memory");
+        }
     }
 
-    // What this launch's words carry.
-    __device__ __forceinline__ u32 epoch() const { return epoch_; }
+    // What this launch's words carry. The first call waits for the workspace, so other loads should be under way.
+    __device__ __forceinline__ u32 epoch() const { return next_epoch(previous_); }
 
     // Whether an earlier launch gave up, so that nothing may be waited for.
     __device__ __forceinline__ bool aborted() const { return aborted_ != 0; }
@@ -129,18 +133,24 @@ public:
         return !__syncthreads_or(failed);
     }
 
+    // In the leading thread, how many launches were at work when this one began.
+    __device__ __forceinline__ u32 users() const { return users_; }
+
     // Once, when every block has read the epoch. Says so if another launch was at work when this one began: only here,
     // since waiting for that word at the start would delay the launch.
-    __device__ __forceinline__ void finish() {
+    __device__ __forceinline__ void finish() { finish(epoch(), users_); }
+
+    // The same of a kernel that has no registers for these numbers, so that its leading thread kept them elsewhere.
+    __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
-        set_scratch_word(&scratch_.state->epoch, epoch_);
+        set_scratch_word(&scratch_.state->epoch, epoch);
         atomicSub(&scratch_.state->users, 1u);
-        if (users_ != 0) give_up(scratch_, IN_USE, 0, epoch_, users_);
+        if (users != 0) give_up(scratch_, IN_USE, 0, epoch, users);
     }
 
 private:
     __device__ __forceinline__ bool leads() const { return blockIdx.x == 0 && threadIdx.x == 0; }
 
     const Scratch& scratch_;
-    u32 epoch_, aborted_, users_;
+    u32 previous_, aborted_, users_;
 };

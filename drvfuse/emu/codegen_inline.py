@@ -124,6 +124,9 @@ class Inliner:
 
         end = f"$end{tag}"
         out: list[Any] = []
+        if call.guard:
+            reg, negated = call.guard
+            out.append(Instruction("bra", (Sym(end, None),), (reg, not negated), call.line, call.loc, call.text))
         for item in callee.body or ():
             if isinstance(item, str):
                 out.append(item + tag)

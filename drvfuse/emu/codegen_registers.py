@@ -219,8 +219,8 @@ class Registers:
             new = _Value(None, value, kind, True, raw)
             value = self._canonical(new)
             raw = False
-            old = self._entry(dst)
-            self._canonical(old)
+            if self._entry(dst).raw_nan:
+                self._canonical(self._entry(dst))
             value = self.op(f"select i1 {self.guard}, {ll} {value}, {ll} {self.real(dst, kind)}")
         self._define(dst, _Value(None, value, kind, True, raw))
 

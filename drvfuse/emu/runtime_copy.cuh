@@ -132,8 +132,8 @@ FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
         Copy* c = &pool->pool[q->first];
         if (c->moment != M_MADE && make_copy(t, c)) return 1;
         if (t->launch->engine->race) {
-            if (c->bytes) race_copied(t, c->source, 0, c->site);
-            race_copied(t, c->target, 1, c->site);
+            if (c->bytes) race_copied(t, c->source, c->bytes, 0, c->site);
+            race_copied(t, c->target, c->size, 1, c->site);
         }
         drop_first(pool, q);
     }

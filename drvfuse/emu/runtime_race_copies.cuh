@@ -19,23 +19,25 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 pendi
     touch(&w, addr, line_mask(addr, addr + size));
 }
 
-// Its thread has waited for it: from now on it is an access that the thread has made by now.
-FAR void race_copied(Thread* t, u64 addr, u32 write, u32 site) {
+// Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
+// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
     Ref* cell = cell_at(r, addr);
     if (r->off || *cell & POLLED) return;
-    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC;
-    LOOP for (Ref ref = *cell; ref;) {
-        Entry* e = (Entry*)at(r, ref);
-        ref = e->next;
+    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC, mask = line_mask(addr, addr + size);
+    Entry* oldest = 0;
+    Entry* e;
+    LOOP for (Ref ref = *cell; ref; ref = e->next) {
+        e = (Entry*)at(r, ref);
         if (e->block != (t->block->index | COPYING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
-        if (e->kind != kind || e->site != site) continue;
-        e->block = t->block->index;
-        e->kind = (u8)(kind | N_COPIED);
-        e->time = race_thread(t->block, t->linear)->time;
-        return;
+        if (e->kind == kind && e->site == site && !(e->bytes & ~mask)) oldest = e;
     }
+    if (!oldest) return;
+    oldest->block = t->block->index;
+    oldest->kind = (u8)(kind | N_COPIED);
+    oldest->time = race_thread(t->block, t->linear)->time;
 }
 
 // A bulk copy begins: what its mbarrier can tell of it (a reference).

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import ArgumentError, Unsupported
 from . import launching, operands
+from .fp8_forward_plan import column_run
 from .fp8_operands import fp8_dtype
-from .fp8_rmsnorm import _run
 from .launching import Specialisation
 from .operands import Operand
 from .options import PDLLevel
@@ -118,7 +118,7 @@ def _divide(
     by_name = {name: operand for (name, _, _), operand in zip(order, written, strict=True)}
     scale = by_name["s_y"] if s_y is None else read[1]
     aligned = columns % 16 == 0 and xs.rows_aligned and ("y" not in by_name or by_name["y"].rows_aligned)
-    run = _run(16, count, by_name["y_t"].ptr) if turned else 1
+    run = column_run(16, count, by_name["y_t"].ptr) if turned else 1
     spec = Specialisation(
         "fp8_division",
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernel shares out its rows and tiles: the host's side of cu/fp8_rmsnorm_forward.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/fp8_rmsnorm_forward*.cu."""
 
 from __future__ import annotations
 
@@ -9,51 +9,53 @@ from .scratch import STATE_BYTES
 MAX_COLUMNS = 1 << 18
 MAX_BLOCKS = 256
 MAX_WORD_ROWS = 2048
-WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS)  # `struct GridWords` of cu/grid_words.cuh
+MAX_WORD_SUMS = 1 << 14
+WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 _SEGMENT = 512
 _SUMS_BYTES = 16384
+_MEETINGS_BYTES = 32
 _ALONE = 8192
+_FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
+_EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
-class ForwardPlan:
-    """Grid, tiles and what stays on the chip. Results do not depend on it.
+def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+    """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
+    teams = rows * _ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
+    few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(device.sm_count, MAX_BLOCKS)
+    if rows > min(few, MAX_WORD_ROWS):
+        return ManyRows(device, rows, columns, QB)
+    return FewRows(device, rows, columns)
 
-    With many rows a block takes groups of 32 or 64 rows, keeps and quantises them itself (`own`); with groups of 16
-    qy_t would be written in half sectors, which is dear. With fewer rows the tiles are shared out by themselves.
-    """
 
-    def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
-        self.rows, self.columns, self.QB = rows, columns, QB
-        self.segments = _ceil_div(columns, _SEGMENT)
-        self._shared_bytes = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+class FewRows:
+    """Rows and tiles are shared out by themselves: x is read twice."""
+
+    kernel = "fp8_rmsnorm_forward"
+    parts, resident_rows = 1, 0
+
+    def __init__(self, device: Device, rows: int, columns: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
-        self.warps = 16
-        self.own = rows > min(20 * multiprocessors, MAX_WORD_ROWS)
-        if self.own:
-            self.batch, self.tile_rows, self.tile_columns = 4, 16, 8
-            busiest = {size: _ceil_div(_ceil_div(rows, size), multiprocessors) * size for size in (64, 32)}
-            self.block_rows = min(busiest, key=lambda size: busiest[size])
-            self.row_lanes = self.block_rows // 16
-            blocks = _ceil_div(rows, self.block_rows)
-        else:
-            self.batch = self.block_rows = 4 if rows >= 8 * multiprocessors else 1
-            self.warps = 8 if 2 < rows <= multiprocessors else 16
-            lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-            for shape in ((16, 8, 4), (16, 4, 4), (4, 4, lanes)):
-                self.tile_rows, self.tile_columns, self.row_lanes = shape
-                down = _ceil_div(rows, self.tile_rows * self.row_lanes)
-                tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
-                if rows >= 64 and tiles >= 15 * multiprocessors:
-                    break
-            blocks = max(_ceil_div(rows, self.block_rows), _ceil_div(tiles, self.warps))
-            if rows * columns <= _ALONE:
-                blocks = 1
+        self.part_columns = columns
+        self.block_rows = 4 if rows >= 8 * multiprocessors else 1
+        self.warps = 8 if 2 < rows <= multiprocessors else 16
+        lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
+        for warps, shape in ((16, (16, 8, 4)), (16, (16, 4, 4)), (8, (8, 4, 4)), (self.warps, (4, 4, lanes))):
+            self.tile_rows, self.tile_columns, self.row_lanes = shape
+            down = _ceil_div(rows, self.tile_rows * self.row_lanes)
+            tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
+            if rows >= 64 and tiles >= (warps - 1) * multiprocessors:
+                break
+        self.warps = warps
+        groups = _ceil_div(rows, self.block_rows)
+        blocks = 1 if rows * columns <= _ALONE else max(groups, _ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))
-        self.groups, self.longer = divmod(_ceil_div(rows, self.block_rows), self.grid)
-        most = (self.groups + (self.longer > 0)) * self.block_rows
-        step = self.block_rows
-        self.chunk_rows = max(step, min(most, _SUMS_BYTES // (8 * self.segments) // step * step))
-        self._most = most
+        self.groups, self.longer = divmod(groups, self.grid)
+        segments, step = _ceil_div(columns, _SEGMENT), self.block_rows
+        most = (self.groups + (self.longer > 0)) * step
+        self.chunk_rows = max(step, min(most, _SUMS_BYTES // (8 * segments) // step * step))
+        rstds = (rows if self.grid == 1 else 0) + self.warps * self.tile_rows * self.row_lanes
+        self.shared_bytes = 8 * segments * self.chunk_rows + 4 * rstds
 
     @property
     def threads(self) -> int:
@@ -61,27 +63,86 @@ class ForwardPlan:
 
     @property
     def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return (
-            ("DRVFUSE_WARPS", self.warps),
-            ("DRVFUSE_BATCH", self.batch),
-            ("DRVFUSE_BLOCK_ROWS", self.block_rows),
-            ("DRVFUSE_TILE_ROWS", self.tile_rows),
-            ("DRVFUSE_TILE_COLUMNS", self.tile_columns),
-            ("DRVFUSE_ROW_LANES", self.row_lanes),
-            ("DRVFUSE_OWN", int(self.own)),
-        )
+        return _tile_defines(self, self.block_rows)
 
-    def memory(self, static_bytes: int) -> tuple[int, int, int]:
-        """(rows of a block of which x stays, rows of which scales and rstd stay, dynamic shared memory)."""
-        sums = 8 * self.segments * self.chunk_rows
-        if not self.own:
-            return 0, 0, sums + 4 * self._most + 4 * self.warps * self.tile_rows * self.row_lanes
-        room = self._shared_bytes - static_bytes - sums
-        factors = 2 * _ceil_div(self.columns, self.QB) + 4
-        known = min(self._most, room // factors // 4 * 4)
-        pitch = _ceil_div(self.columns, 128) * 128
-        resident = min(known, (room - known * factors) // pitch // 4 * 4)
-        return resident, known, sums + known * factors + resident * pitch
+
+class ManyRows:
+    """A block takes groups of 32 or 64 rows, or some of their columns, which it keeps as far as they fit and quantises.
+
+    With groups of 16 rows qy_t would be written in half sectors, which is dear.
+    """
+
+    kernel = "fp8_rmsnorm_forward_rows"
+    warps = 16
+
+    def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
+        multiprocessors = min(device.sm_count, MAX_BLOCKS)
+        segments = _ceil_div(columns, _SEGMENT)
+        self._all_segments, self._QB = segments, QB
+        self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        most = min(segments, multiprocessors)
+        splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
+        self.block_rows, self.parts = min(
+            ((size, parts) for size in (64, 32) for parts in splits),
+            key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
+        )
+        self._take(rows, columns, multiprocessors)
+
+    def _take(self, rows: int, columns: int, multiprocessors: int) -> None:
+        each = _ceil_div(self._all_segments, self.parts)
+        self.parts = _ceil_div(self._all_segments, each)
+        self.part_columns = each * _SEGMENT
+        # Small tiles where there are few, else those with the wider stores of columns.
+        self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
+        self.row_lanes = self.block_rows // self.tile_rows
+        groups = _ceil_div(rows, self.block_rows)
+        teams = max(1, min(multiprocessors // self.parts, groups))
+        self.grid = teams * self.parts
+        self.groups, self.longer = divmod(groups, teams)
+        width = min(self.part_columns, columns)
+        most = (self.groups + (self.longer > 0)) * self.block_rows
+        per_row = 4 * (self._all_segments + 1)
+        self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
+        known_bytes = most * (2 * _ceil_div(width, self._QB) + 4)
+        self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
+        self.known = self.shared_bytes + known_bytes <= self._room
+        self.shared_bytes += known_bytes * self.known
+        pitch = _ceil_div(width, 128) * 128
+        self.resident_rows = min(most, (self._room - self.shared_bytes) // pitch // 4 * 4)
+        self.shared_bytes += self.resident_rows * pitch
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def defines(self) -> tuple[tuple[str, str | int], ...]:
+        return (*_tile_defines(self, 4), ("DRVFUSE_KNOWN", int(self.known)), ("DRVFUSE_PARTS", self.parts))
+
+
+def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str | int], ...]:
+    return (
+        ("DRVFUSE_WARPS", plan.warps),
+        ("DRVFUSE_BATCH", batch),
+        ("DRVFUSE_BLOCK_ROWS", plan.block_rows),
+        ("DRVFUSE_TILE_ROWS", plan.tile_rows),
+        ("DRVFUSE_TILE_COLUMNS", plan.tile_columns),
+        ("DRVFUSE_ROW_LANES", plan.row_lanes),
+    )
+
+
+def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
+    """Rows times segments of the block that has most."""
+    groups = _ceil_div(_ceil_div(rows, size), max(1, multiprocessors // parts))
+    return groups * size * _ceil_div(segments, parts)
+
+
+def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
+    """Bytes of a column of qy_t that one store can take: they must be aligned and stay in one batch."""
+    run = tile_rows
+    while run > 1 and (batch_rows % run or address % run):
+        run //= 2
+    return run if run >= 4 else 1
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -18,8 +18,9 @@ from ..runtime.array import Array
 from ..runtime.driver import Driver
 from . import fp8_rmsnorm_backward as backward
 from . import launching, operands
+from .fp8_forward_plan import column_run
 from .fp8_operands import WEIGHTS, quantised_rows
-from .fp8_rmsnorm import COAT_WARPS, _run
+from .fp8_rmsnorm import COAT_WARPS
 from .fp8_teams import MAX_COLUMNS, RowPlan
 from .launching import Specialisation
 from .options import PDLLevel, real
@@ -190,9 +191,10 @@ def _forward(
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype)]
     written = operands.new_outputs(device, queue, [*wanted, ("mean", (count,), f32), ("rstd", (count,), f32)], outputs)
-    operands.no_overlap(read, written)
     qy, s_y, qy_t, mean, rstd = written
     space = acquire(device, queue, workspace, HEADER_BYTES)
+    given = [] if workspace is None else [operands.whole("workspace", workspace, driver, ("uint8",))]
+    operands.no_overlap(read, [*written, *given])
     batch_rows = shape[1] if batched else count
     aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
     plan = RowPlan.of(device, count, columns, 2)
@@ -206,7 +208,7 @@ def _forward(
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_PARAMETERS", int(bool(affines))),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", _run(tile_rows, batch_rows, qy_t.ptr)),
+            ("DRVFUSE_RUN", column_run(tile_rows, batch_rows, qy_t.ptr)),
             ("DRVFUSE_TILE_ROWS", tile_rows),
             ("DRVFUSE_ROW_LANES", row_lanes),
             *plan.defines,

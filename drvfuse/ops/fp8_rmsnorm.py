@@ -15,7 +15,7 @@ from typing import Any
 from .. import dtypes
 from ..errors import ArgumentError
 from . import launching, operands
-from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, ForwardPlan
+from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, column_run, forward_plan
 from .fp8_operands import column_weights, quantised_rows
 from .launching import Specialisation
 from .operands import Operand
@@ -26,14 +26,14 @@ COAT_WARPS = 8
 
 
 class ForwardParams(ctypes.Structure):
-    """`struct ForwardParams` of cu/fp8_rmsnorm_forward.cu."""
+    """`struct ForwardParams` of cu/fp8_forward.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer")),
-        *((name, ctypes.c_int32) for name in ("resident_rows", "known_rows", "chunk_rows")),
+        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "part_columns")),
+        *((name, ctypes.c_int32) for name in ("resident_rows", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
     )
@@ -86,16 +86,16 @@ def fp8_rmsnorm_forward(
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
     written = operands.new_outputs(device, queue, wanted, outputs)
     read = [xs, scales, weight]
-    operands.no_overlap(read, written)
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
     space = acquire(device, queue, workspace, WORDS_BYTES)
+    given = [] if workspace is None else [operands.whole("workspace", workspace, driver, ("uint8",))]
+    operands.no_overlap(read, [*written, *given])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    plan = ForwardPlan(device, count, columns, QB)
-    run = _run(plan.tile_rows, batch_rows, qy_t.ptr)
+    plan = forward_plan(device, count, columns, QB)
+    run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
     defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
-    kernel = launching.load(device, Specialisation("fp8_rmsnorm_forward", defines))
-    resident, known, smem = plan.memory(kernel.attributes(device).shared_bytes)
+    kernel = launching.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
         x=xs.ptr,
         scales=scales.ptr,
@@ -112,13 +112,14 @@ def fp8_rmsnorm_forward(
         columns=columns,
         groups=plan.groups,
         longer=plan.longer,
-        resident_rows=resident,
-        known_rows=known,
+        part_columns=plan.part_columns,
+        resident_rows=plan.resident_rows,
         chunk_rows=plan.chunk_rows,
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
-    launching.launch(kernel, device, queue, plan.grid, plan.threads, smem, parameters, level, read, written, space)
+    launched = (plan.grid, plan.threads, plan.shared_bytes)
+    launching.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
 
@@ -134,11 +135,3 @@ def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[s
         ("DRVFUSE_GROUP", QB),
         ("DRVFUSE_ALIGNED", int(aligned)),
     )
-
-
-def _run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """Bytes of a column of qy_t that one store can take: they must be aligned and stay in one batch."""
-    run = tile_rows
-    while run > 1 and (batch_rows % run or address % run):
-        run //= 2
-    return run if run >= 4 else 1

@@ -244,6 +244,16 @@ st.global.u32 [%d2], %r1; @%p0 ret; st.global.u32 [%d2], 99;"""
     assert out[:6].tolist() == [7, 8, 9, 99, 99, 0] and out[16] == 50 and a[0] == 10
 
 
+def test_a_guarded_float_result_leaves_the_bits_that_were_moved_there():
+    p = program(
+        """mul.wide.u32 %d2, %r0, 4; add.s64 %d2, %d2, %d0; setp.eq.u32 %p0, %r0, 0; mov.u32 %r1, 0xFFC12345;
+mov.b32 %f0, %r1; mov.f32 %f1, 0f3F800000; @%p0 add.f32 %f0, %f1, %f1; st.global.f32 [%d2], %f0;"""
+    )
+    out = np.zeros(2, np.uint32)
+    p.run("k", pointers(out, out), threads=2)
+    assert out.tolist() == [0x40000000, 0xFFC12345]
+
+
 def test_branch_tables_choose_by_index():
     p = program(
         """ts: .branchtargets A, B, C;
@@ -295,6 +305,15 @@ def test_a_function_that_suspends_is_inlined():
     assert t.resume() == abi.Status.BARRIER
     assert t.resume() == abi.Status.EXIT
     assert out.tolist() == [66, 5]
+
+
+@pytest.mark.parametrize("guard", ["@%p0", "@!%p0"])
+def test_a_guard_decides_over_the_call_of_a_function_that_suspends(guard):
+    call = _call("meet", "33", "%r1").replace("call.uni", f"{guard} call.uni")
+    p = program("mov.u32 %r1, 7; setp.eq.u32 %p0, %r0, 0;" + call + "st.global.u32 [%d0], %r0;", FUNCTIONS)
+    out = np.zeros(1, np.uint32)
+    called = [p.thread("k", pointers(out, out), tid).resume() == abi.Status.BARRIER for tid in (0, 1)]
+    assert called == [guard == "@%p0", guard != "@%p0"]
 
 
 def test_a_function_that_suspends_cannot_recur():

@@ -10,33 +10,74 @@ from fp8_support import BF16, Case, Strided, case, check_forward, place, same
 import drvfuse as df
 from drvfuse import reference_fp8
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, MAX_WORD_ROWS, ForwardPlan
+from drvfuse.ops import fp8_forward_plan
+from drvfuse.ops.fp8_forward_plan import MAX_COLUMNS, FewRows, ManyRows, forward_plan
 
 
 def many_rows(device: df.Device) -> int:
     """So many that blocks keep their own rows; ragged."""
-    return min(20 * device.sm_count, MAX_WORD_ROWS) + 37
+    return 8 * device.sm_count + 37
 
 
-@pytest.mark.parametrize("rows_short", [0, 8])
-def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, rows_short):
-    """The plan of many rows, with room for some of a block's rows only; results do not depend on it."""
-    whole = ForwardPlan.memory
+def altered(monkeypatch, **changes):
+    """Plans of many rows with `changes`; results do not depend on them."""
+    whole = ManyRows.__init__
 
-    def short(self, static_bytes):
-        resident, known, smem = whole(self, static_bytes)
-        assert self.own and known
-        return max(0, resident - rows_short), max(0, known - rows_short // 2), smem
+    def init(self, *arguments):
+        whole(self, *arguments)
+        for name, value in changes.items():
+            assert getattr(self, name) != value
+            setattr(self, name, value)
 
-    monkeypatch.setattr(ForwardPlan, "memory", short)
-    values = case(rng, (many_rows(device), 640))
+    monkeypatch.setattr(ManyRows, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    "columns,changes",
+    [
+        (512, {}),
+        (512, {"resident_rows": 20}),
+        (640, {"resident_rows": 12}),  # blocks share columns: other tiles
+        (512, {"resident_rows": 0}),
+        (640, {"resident_rows": 0, "known": False}),
+    ],
+    ids=["all", "some", "some-shared", "scales", "nothing"],
+)
+def test_rows_that_a_block_keeps_and_rows_that_it_reads_again(device, rng, monkeypatch, columns, changes):
+    altered(monkeypatch, **changes)
+    values = case(rng, (many_rows(device), columns))
+    assert (forward_plan(device, *values.x.shape, 16).parts > 1) == (columns == 640)
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize("changes", [{}, {"chunk_rows": 16}], ids=["one-chunk", "chunks"])
+@pytest.mark.parametrize("columns", [3000, 4096])
+def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
+    """The blocks of a team leave one another their sums of squares."""
+    altered(monkeypatch, **changes)
+    values = case(rng, (many_rows(device), columns))
+    assert forward_plan(device, *values.x.shape, 16).parts > 1
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+def test_weights_of_shared_columns_that_are_nan(device, rng):
+    """One block's columns are all NaN, but no row is."""
+    values = case(rng, (many_rows(device), 3072))
+    plan = forward_plan(device, *values.x.shape, 16)
+    assert plan.parts > 1
+    values.w[: plan.part_columns] = np.nan
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.parametrize(
     "columns,QB,fp8,w",
-    [(160, 64, "float8_e5m2", "float32"), (100, 128, "float8_e4m3fn", "bfloat16")],
+    [
+        (160, 64, "float8_e5m2", "float32"),
+        (100, 128, "float8_e4m3fn", "bfloat16"),
+    ],
 )
 def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     values = case(rng, (many_rows(device), columns), QB, fp8, w)
@@ -44,10 +85,11 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
 
 
-@pytest.mark.parametrize("columns", [272, 4096])
-def test_rows_that_are_shared_out_twice(device, rng, columns):
-    """Fewer rows than are kept: tiles of 64 rows, of which other blocks have reduced some."""
-    values = case(rng, (8 * device.sm_count + 5, columns))
+@pytest.mark.parametrize("columns,more", [(272, -3), (4096, -3), (272, 5)])
+def test_rows_that_are_shared_out_twice(device, rng, monkeypatch, columns, more):
+    """Fewer rows than are kept: tiles of rows of which other blocks have reduced some, four at a time if more."""
+    monkeypatch.setattr(fp8_forward_plan, "_FEW_ROWS", 9)
+    values = case(rng, (8 * device.sm_count + more, columns))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -127,6 +169,29 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
 
 
 @pytest.mark.emu
+@pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
+def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
+    """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
+    for seed in range(3):
+        with df.emu.Machine(devices=1, sm_count=4, seed=seed, race="strict", delay_stores=True) as machine:
+            device = df.device(0, driver=machine)
+            for _ in range(2):
+                values = case(rng, shape)
+                x, s_x, w, _ = place(device, values)
+                check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+            assert not machine.reports
+
+
+@pytest.mark.emu
+def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
+    with df.emu.Machine(devices=1, sm_count=132) as machine:
+        device = df.device(0, driver=machine)
+        assert forward_plan(device, 2048, 4096, 16).parts == 4
+        assert isinstance(forward_plan(device, 2048, 8192, 16), FewRows)
+        assert forward_plan(device, 8192, 8192, 16).parts == 1
+
+
+@pytest.mark.emu
 def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, driver):
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
@@ -145,11 +210,12 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
         df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         counted = list(machine.launches)[-1].counters.total
-        plan = ForwardPlan(device, rows, columns, 16)
+        plan = forward_plan(device, rows, columns, 16)
     elements = rows * columns
-    assert plan.own and plan.grid * plan.block_rows == rows
-    # Half of the warps hold the weights of 512 columns, half of 128; a tile's are loaded by both of its rows of lanes.
-    weights = 2 * (plan.warps // 2 * columns + columns * plan.row_lanes)
+    assert (plan.parts, plan.resident_rows, plan.grid * plan.block_rows) == (1, plan.block_rows, rows)
+    # Of the warps that reduce, half hold the weights of 512 columns, half of 128; each row of lanes loads a tile's.
+    reducing = min(plan.warps, 2 * plan.block_rows // 4)
+    weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
     assert read <= counted.local_read <= read + 512 * plan.grid
     assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid

@@ -187,6 +187,9 @@ def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
     refused(forward((x, *good[1:])), "outputs.qy", "overlapping x")
     refused(forward(workspace=device.zeros(64, "uint8")), "workspace", str(WORDS_BYTES))
     refused(forward(workspace=device.zeros(9000, "int8")), "workspace.dtype")
+    space = device.zeros(df.fp8_workspace_bytes(96), "uint8")
+    inside = df.view(space.ptr + 4096, SHAPE, "float8_e4m3fn", device, owner=space)
+    refused(forward((inside, *good[1:]), workspace=space), "workspace", "overlapping outputs.qy")
     refused(forward(pdl_level=9), "pdl_level")
     with pytest.raises(Unsupported):
         forward(pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)()

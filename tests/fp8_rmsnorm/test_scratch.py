@@ -20,7 +20,7 @@ NO_SLOT = SourceEdit(
     "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
 )
 NO_MAXIMUM = SourceEdit(
-    "fp8_rmsnorm_forward.cu",
+    "fp8_forward.cuh",
     "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
     "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
 )

@@ -93,6 +93,22 @@ for name, after, count, races in (
 ):
     add(f"partial-{name}", fill(PARTIAL, after=after), grid(1, 32), races=races, values=(count, 0))
 
+# Neighbours of one line of the kernel: the 16 bytes that the detector keeps together hold several copies.
+LOOP = """
+__shared__ alignas(16) u32 s[4];
+if (T(0)) {
+  #pragma unroll 1
+  for (u32 i = 0; i < 3; i++) { CP(s + i, x + i)  // @c
+    COMMIT }
+  WAIT(1)
+  $after  // @r
+}
+"""
+for name, after in (("target", "READS(s + at.a)"), ("source", "ST(weak, x + at.a, 1)")):
+    for copy in range(3):
+        races = "c~r" if copy == 2 else ""
+        add(f"loop-{name}-{copy}", fill(LOOP, after=after), grid(1, 32), races=races, values=(copy, 0), seeds=range(2))
+
 # Another thread of the block ------------------------------------------------------------------------------------------
 
 OTHER = """
