@@ -198,7 +198,7 @@ def run(
     sums = [(name, (columns,), weight.dtype) for name in names if weight is not None]
     wanted = [("dx", shape, dtypes.get("bfloat16")), *sums]
     written = operands.new_outputs(device, queue, wanted, outputs)
-    operands.no_overlap(inputs.all, written)
+    operands.no_overlap(inputs.all, [*written, *operands.workspace(device.driver, workspace)])
     plan = BackwardShape.of(count, columns)
     few = plan.few and bool(sums)
     wide = (xs, *inputs.gradients, written[0])
