@@ -6,8 +6,8 @@
 // multiple of 16 bytes. Slots are on SLOT_ALIGNMENT: copies to places that are on 16 bytes only took a tenth longer.
 // The team's first thread copies. A slot is filled again behind the barrier of the row that was read from it.
 #pragma once
-#include "bulk_copy.cuh"
 #include "fp8_backward_rows.cuh"
+#include "mbarrier.cuh"
 
 constexpr int RING = DRVFUSE_RING;  // rows of a team on their way; 0: rows come through registers, and nothing is here
 constexpr int SLOT_ALIGNMENT = 128;
@@ -19,11 +19,11 @@ public:
     }
 
     // By all threads of the team; `slots` and `barriers` are the team's own.
-    __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, u64* barriers, bool copies)
+    __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
         if (copies_) {
-            for (int i = 0; i < RING; ++i) make_arrivals(barriers + i);
-            arrivals_are_made();
+            for (int i = 0; i < RING; ++i) barriers[i].init(1);
+            bulk_copies_from_here();
         }
     }
 
@@ -40,7 +40,7 @@ public:
 
     // The next row, in registers.
     __device__ __forceinline__ void take(Row& row, int column) const {
-        await_bytes(barriers_ + slot_, parity_);
+        barriers_[slot_].wait(parity_);
         const u8* from = slots_ + slot_ * slot_bytes(p_);
         const u16* scales = reinterpret_cast<const u16*>(from + columns(p_) * (1 + 2 * GRADIENTS));
 #pragma unroll
@@ -78,23 +78,25 @@ private:
 
     __device__ __forceinline__ void copy(int slot) {
         if (left_ <= 0) return;
-        u64* barrier = barriers_ + slot;
-        u8* to = slots_ + slot * slot_bytes(p_);
-        expect_bytes(barrier, bytes(p_));
-        copy_bytes(to, p_.x + next_ * p_.x_stride, columns(p_), barrier);
+#if __CUDA_ARCH__ >= 900
+        Mbarrier& barrier = barriers_[slot];
+        u32 to = u32(__cvta_generic_to_shared(slots_ + slot * slot_bytes(p_)));
+        barrier.expect(bytes(p_));
+        barrier.copy(to, p_.x + next_ * p_.x_stride, columns(p_));
         to += columns(p_);
 #pragma unroll
         for (int k = 0; k < GRADIENTS; ++k) {
-            copy_bytes(to, p_.g[k] + next_ * p_.g_stride[k], 2 * columns(p_), barrier);
+            barrier.copy(to, p_.g[k] + next_ * p_.g_stride[k], 2 * columns(p_));
             to += 2 * columns(p_);
         }
-        copy_bytes(to, p_.scales + next_ * p_.scale_stride, 2 * (columns(p_) / QB), barrier);
+        barrier.copy(to, p_.scales + next_ * p_.scale_stride, 2 * (columns(p_) / QB));
+#endif
         next_ += jump_, --left_;
     }
 
     const BackwardParams& p_;
     u8* slots_;
-    u64* barriers_;
+    Mbarrier* barriers_;
     int slot_;
     u32 parity_;
     bool copies_;

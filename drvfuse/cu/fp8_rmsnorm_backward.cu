@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     u8* slots = dynamic;
     float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));
     float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // teams' sums, then strands'
-    __shared__ u64 arrivals[TEAMS][RING + 1];
+    __shared__ Mbarrier arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that the compiler knows it to be uniform
