@@ -68,12 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
     bench = commands.add_parser("bench", help="time an op on a real GPU beside its floor and its peers")
-    bench.add_argument("op", choices=("fp8-rmsnorm",))
-    bench.add_argument("--shape", action="append", metavar="MxN", help="rows x columns; may be repeated")
+    bench.add_argument("op", choices=("fp8-rmsnorm", "gemv"))
+    bench.add_argument(
+        "--shape",
+        action="append",
+        metavar="MxN",
+        help="rows x columns, of gemv those of the weight and MxNxNORMED with the columns that are normed, else 3/4; "
+        "may be repeated",
+    )
     bench.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
-    bench.add_argument("--torch", action="store_true", help="time torch.compile's versions too")
+    bench.add_argument("--torch", action="store_true", help="time torch's versions too")
     bench.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
-    bench.add_argument("--plot", metavar="FILE", default=None, help="write a bar chart (needs matplotlib)")
+    bench.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
 
     trace = commands.add_parser("trace", help="show what the blocks of an op do when")
     trace.add_argument(

@@ -160,9 +160,10 @@ def fp8_rmsnorm_backward(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
 
-    `shape` is (packs, team_warps, teams, segments, strands) of the kernel for this number of rows and columns: they
-    order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its t-th on. The teams
-    are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in turn.
+    `shape` is the kernel's BackwardShape for this number of rows and columns, of which (packs, team_warps, teams,
+    segments, strands) order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its
+    t-th on. The teams are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in
+    turn.
     """
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
@@ -180,7 +181,7 @@ def fp8_rmsnorm_backward(
 
 def column_sums(a: Floats, b: Floats, shape: Sequence[int]) -> Floats:
     """The sums of a * b over the rows, in the order of the backward kernel."""
-    _, _, teams, segments, strands = shape
+    teams, segments, strands = shape[2:5]
     rows, columns = a.shape
     with np.errstate(all="ignore"):
         sums = np.zeros((segments, teams, columns), np.float32)

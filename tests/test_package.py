@@ -24,7 +24,7 @@ ALLOWED = {
     "comm": {"runtime", "cu"},
     "trace": {"comm", "runtime", "cu"},
     "ops": {"trace", "comm", "runtime", "cu"},
-    "bench": {"ops", "comm", "runtime"},
+    "bench": {"ops", "trace", "comm", "runtime"},
     "check": {"ops", "comm", "runtime", "emu"},
     "cli": {"bench", "check", "ops", "trace", "comm", "runtime"},
 }

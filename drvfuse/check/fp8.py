@@ -35,6 +35,7 @@ EPSILON = 1e-6
 GROUP = 16
 E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
+TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward wait for one another
 ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
@@ -49,6 +50,24 @@ def _norm(number: int) -> Step:
     shape = BackwardShape.of(rows, columns)
     dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, shape)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _tall(number: int) -> Step:
+    rows, columns = TALL_SHAPE
+    x = random(number, TALL_SHAPE, E4M3, 64)
+    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    weight, gradient = random(number, (columns,), "bfloat16"), random(number, TALL_SHAPE, "bfloat16")
+    rstd = np.abs(random(number, (rows,), "float32"))
+    shape = BackwardShape.of(rows, columns)
+    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, shape)
+    return Step((x, scales, weight, gradient, rstd), {"dx": dx, "dw": dw})
+
+
+def _launch_tall(
+    x: Array, scales: Array, weight: Array, gradient: Array, rstd: Array, out: Arrays, **options: Any
+) -> None:
+    fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, outputs=(out["dx"], out["dw"]), **options)
 
 
 def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
@@ -159,6 +178,11 @@ def _launch_layernorm_gradient(
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
+
+
+def rmsnorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Backward of many rows."""
+    steps(run, _tall, _launch_tall, pdl, fp8_workspace_bytes(TALL_SHAPE[1]))
 
 
 def division(run: Run, pdl: PDLLevel | None = None) -> None:

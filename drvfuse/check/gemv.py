@@ -14,8 +14,8 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
-ROWS, COLUMNS = 45, 4104  # of the weight: a block has several steps
-NORMED = 31
+ROWS, COLUMNS = 37, 12296  # of the weight: a block has more stages than are under way
+NORMED = 27
 
 
 @functools.lru_cache(maxsize=STEPS)

@@ -362,7 +362,7 @@ MUTANTS: dict[str, Mutant] = {
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
-        (SourceEdit("gemv_norm.cuh", "u32(w.word[i] >> 32) == tag", "u32(w.word[i] >> 32) != 0"),),
+        (SourceEdit("gemv_norm.cuh", "u32(w[k].word[i] >> 32) != tag", "u32(w[k].word[i] >> 32) == 0"),),
         gemv.partial_norm,
     ),
     "gemv-flag-before-value": Mutant(
@@ -370,38 +370,57 @@ MUTANTS: dict[str, Mutant] = {
         "messages that carry their own readiness, in stores that are split",
         (
             SourceEdit(
-                "gemv_rows.cuh",
-                '"st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory"',
-                '"st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;" ::"l"(to), "r"(tag), '
-                '"r"(u32(word)) : "memory"',
+                "gemv_sums.cuh",
+                "            leave_word(p.words + i64(m) * p.padded + row, tag, Word<float>::pack(&sum));",
+                'asm volatile("st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;" ::"l"('
+                'p.words + i64(m) * p.padded + row), "r"(tag), "r"(Word<float>::pack(&sum)) : "memory");',
             ),
         ),
         gemv.partial_norm,
     ),
     "gemv-act-before-pdl-wait": Mutant(
-        "act is fetched with the weights, before the wait for the kernel that writes it",
+        "the warps that multiply do not wait for the kernel that writes act",
         "matrix products launched with programmatic dependence",
         (
             SourceEdit(
                 "gemv_partial_norm.cu",
-                "    if constexpr (!DEPENDENT) load_after_producer();",
-                "    load_after_producer();",
+                "    wait_for_producer();\n    if constexpr (DEPENDENT) products",
+                "    if constexpr (DEPENDENT) products",
             ),
-            SourceEdit("gemv_partial_norm.cu", "    if constexpr (DEPENDENT) load_after_producer();\n", ""),
         ),
         partial(gemv.partial_norm, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS),
     ),
     "gemv-sums-not-doubled": Mutant(
-        "one set of shared words serves every step, so warps write sums of the next one over those still to be added",
-        "matrix products with a row loop",
-        (SourceEdit("gemv_partial_norm.cu", "        parts += index % 2 ? -set : set;\n", ""),),
+        "group sums have as many places as weights, so warps write those of a later stage over those still to be added",
+        "matrix products whose stages are a ring",
+        (SourceEdit("gemv_partial_norm.cu", "stage.index % (2 * STAGES)", "stage.index % STAGES", times=2),),
         gemv.partial_norm,
+    ),
+    "gemv-copy-over-weights-in-use": Mutant(
+        "a stage is copied into its place in shared memory before the weights there are multiplied",
+        "matrix products whose stages are a ring that the copy engine fills",
+        (
+            SourceEdit(
+                "gemv_partial_norm.cu",
+                "        pipeline.done[stage.slot()].wait(stage.parity());\n        trace.lap(TraceRole::multiply);\n"
+                "        pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);\n",
+                "        pipeline.full[stage.slot()].wait(stage.parity());\n"
+                "        pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);\n"
+                "        pipeline.done[stage.slot()].wait(stage.parity());\n",
+            ),
+        ),
+        gemv.partial_norm,
+        (*WRONG, *HANGS),
     ),
     "gemv-no-block-barrier-before-norm": Mutant(
         "the sum of squares is added up without waiting for the warps that still poll",
         "matrix products with a fused norm",
-        (SourceEdit("gemv_norm.cuh", "    __syncthreads();\n    if (m >= M) return;", "    if (m >= M) return;"),),
+        (
+            SourceEdit(
+                "gemv_norm.cuh", '        asm volatile("bar.sync 1, ', '        if (false) asm volatile("bar.sync 1, '
+            ),
+        ),
         gemv.partial_norm,
     ),
 }

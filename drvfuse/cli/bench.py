@@ -6,23 +6,55 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from ..bench import fp8_rmsnorm
+from ..bench import fp8_rmsnorm, gemv
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, Unsupported
-from ..runtime.device import device
+from ..runtime.device import Device, device
 from .terminal import progress, table
 
+Measure = Callable[..., dict[str, Any]]
 
-def _shape(text: str) -> tuple[int, int]:
+
+def _numbers(text: str, expected: str, *counts: int) -> list[int]:
     parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ArgumentError("--shape", repr(text), "rows x columns, such as 8192x4096")
-    rows, columns = map(int, parts)
+    if len(parts) not in counts or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ArgumentError("--shape", repr(text), expected)
+    return [int(part) for part in parts]
+
+
+def _fp8_shape(text: str) -> tuple[int, int]:
+    rows, columns = _numbers(text, "rows x columns, such as 8192x4096", 2)
     if columns % fp8_rmsnorm.QB:
         raise ArgumentError("--shape", repr(text), f"of columns that are a multiple of {fp8_rmsnorm.QB}")
     return rows, columns
+
+
+def _gemv_shape(text: str) -> tuple[int, int, int]:
+    n, k, *rest = _numbers(text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
+    n_normed = rest[0] if rest else 3 * n // 4
+    if n_normed > n:
+        raise ArgumentError("--shape", repr(text), f"with at most {n} normed columns")
+    return n, k, n_normed
+
+
+def _fp8(gpu: Device, torch: bool) -> tuple[str, Measure]:
+    bandwidth = copy_bandwidth(gpu)
+    note = f"a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate"
+    return note, lambda rows, columns: fp8_rmsnorm.measure(gpu, rows, columns, bandwidth, torch)
+
+
+def _gemv(gpu: Device, torch: bool) -> tuple[str, Measure]:
+    return "microseconds a call, bfloat16, one token; read: a kernel that only reads", gemv.Bench(gpu, torch).measure
+
+
+_OPS: dict[str, tuple[Any, Callable[[str], tuple[int, ...]], Callable[[Device, bool], tuple[str, Measure]]]] = {
+    "fp8-rmsnorm": (fp8_rmsnorm, _fp8_shape, _fp8),
+    "gemv": (gemv, _gemv_shape, _gemv),
+}
 
 
 def _require(option: str, package: str) -> None:
@@ -32,7 +64,8 @@ def _require(option: str, package: str) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Time every shape and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
-    shapes = [_shape(text) for text in arguments.shape] if arguments.shape else list(fp8_rmsnorm.SHAPES)
+    op, shape, start = _OPS[arguments.op]
+    shapes = [shape(text) for text in arguments.shape] if arguments.shape else list(op.SHAPES)
     if arguments.plot:
         _require("--plot", "matplotlib")
     if arguments.torch:
@@ -40,13 +73,13 @@ def run_bench(arguments: argparse.Namespace) -> int:
     gpu = device(arguments.device, driver="cuda")
     results = []
     with progress("measuring", show=True):
-        bandwidth = copy_bandwidth(gpu)
-        for rows, columns in shapes:
-            results.append(fp8_rmsnorm.measure(gpu, rows, columns, bandwidth, arguments.torch))
+        note, measure = start(gpu, arguments.torch)
+        for one in shapes:
+            results.append(measure(*one))
             if arguments.out:
                 Path(arguments.out).write_text(json.dumps(results, indent=1))
-    print(f"{gpu.name}: a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate")
-    print(table(fp8_rmsnorm.HEAD, [fp8_rmsnorm.row(result) for result in results], text_columns=1))
+    print(f"{gpu.name}: {note}")
+    print(table(op.HEAD, [op.row(result) for result in results], text_columns=1))
     if arguments.plot:
-        fp8_rmsnorm.plot(results, Path(arguments.plot))
+        op.plot(results, Path(arguments.plot))
     return 0

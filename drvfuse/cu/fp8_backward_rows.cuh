@@ -13,7 +13,6 @@ constexpr int QB = DRVFUSE_GROUP;
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
-constexpr int DEPTH = DRVFUSE_DEPTH;  // rows of a team whose loads are in flight
 constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
 constexpr bool CENTRED = DRVFUSE_CENTRED;
 constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
@@ -24,7 +23,6 @@ constexpr int WIDTH = 8;  // elements of a pack
 constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
 constexpr int THREADS = TEAMS * TEAM_THREADS;
 constexpr int SPAN = TEAM_THREADS * WIDTH;
-constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
 struct BackwardParams {
     const u8* x;
@@ -36,18 +34,27 @@ struct BackwardParams {
     u16* dx;
     Weight* dw;
     Weight* db;
-    u64* words;  // [segments][pitch]: dw, and at the next even column db
+    u32* words;  // [segments][SUMS][PACKS * SPAN], fp8_backward_sums.cuh
     Scratch scratch;
     i64 x_stride, scale_stride, g_stride[3];
-    int columns, pitch, segments;
+    int columns, segments;
     int segment_rows, longer;  // the first `longer` segments have a row more
-    int early_trigger;
+    int early_trigger, unused;
+};
+
+// 8 columns of a row.
+struct Octet {
+    u32 x[WIDTH / 4];
+    u32 g[GRADIENTS][WIDTH / 2];
+    u16 scale;
 };
 
 struct Row {
-    u32 x[PACKS][WIDTH / 4];
-    u32 g[GRADIENTS][PACKS][WIDTH / 2];
-    u16 scale[PACKS];
+    Octet pack[PACKS];
+};
+
+// What the forward has saved of a row.
+struct Saved {
     float rstd, mean;
 };
 
@@ -56,7 +63,12 @@ struct Cursor {
     const u8* x;
     const bf16* scales;
     const u16* g[GRADIENTS];
-    const float *rstd, *mean;
+
+    __device__ __forceinline__ Cursor(const BackwardParams& p, i64 row, int column)
+        : x(p.x + row * p.x_stride + column), scales(p.scales + row * p.scale_stride + column / QB) {
+#pragma unroll
+        for (int k = 0; k < GRADIENTS; ++k) g[k] = p.g[k] + row * p.g_stride[k] + column;
+    }
 };
 
 // Predicated, not branched round, so that no arithmetic is scheduled in front of them; `word` is undefined if not wanted.
@@ -98,45 +110,62 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     }
 }
 
+// Of the row `row`, if it is wanted.
+__device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
+    Saved saved;
+    load_if(wanted, saved.rstd, p.rstd + row);
+    if constexpr (CENTRED) load_if(wanted, saved.mean, p.mean + row);
+    return saved;
+}
+
+// The columns that are `ahead` of `from`, of which `valid` exist.
+__device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
+    wanted = wanted && (FULL || valid > 0);
+    if constexpr (ALIGNED) {
+        load_if(wanted, pack.x, from.x + ahead);
+    } else {
+        load_bytes<WIDTH>(pack.x, from.x + ahead, wanted ? valid : 0, false);
+    }
+    load_if(wanted, pack.scale, from.scales + ahead / QB);
+#pragma unroll
+    for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
+}
+
 // The row at `from`, which then moves on by `jump` rows.
 __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
                                          i64 jump) {
-    load_if(wanted, row.rstd, from.rstd);
-    if constexpr (CENTRED) load_if(wanted, row.mean, from.mean);
 #pragma unroll
-    for (int i = 0; i < PACKS; ++i) {
-        const int valid = p.columns - column - i * SPAN;
-        const bool here = wanted && (FULL || valid > 0);
-        if constexpr (ALIGNED) {
-            load_if(here, row.x[i], from.x + i * SPAN);
-        } else {
-            load_bytes<WIDTH>(row.x[i], from.x + i * SPAN, here ? valid : 0, false);
-        }
-        load_if(here, row.scale[i], from.scales + i * SPAN / QB);
-#pragma unroll
-        for (int k = 0; k < GRADIENTS; ++k) load_gradient(here, row.g[k][i], from.g[k] + i * SPAN, valid);
-    }
+    for (int i = 0; i < PACKS; ++i) load_octet(row.pack[i], from, i * SPAN, wanted, p.columns - column - i * SPAN);
     from.x += jump * p.x_stride;
     from.scales += jump * p.scale_stride;
-    from.rstd += jump;
-    if constexpr (CENTRED) from.mean += jump;
 #pragma unroll
     for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
 }
 
 // Four elements of the gradient: the sum of the arrays', rounded to bf16 after each addition.
-__device__ __forceinline__ void gradient(float (&g)[4], const Row& row, int pack, int word) {
+__device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float* pair = g + 2 * half;
-        Word<bf16>::unpack(row.g[0][pack][word + half], pair);
+        Word<bf16>::unpack(pack.g[0][word + half], pair);
 #pragma unroll
         for (int k = 1; k < GRADIENTS; ++k) {
             float more[2];
-            Word<bf16>::unpack(row.g[k][pack][word + half], more);
+            Word<bf16>::unpack(pack.g[k][word + half], more);
             float sum[2] = {__fadd_rn(pair[0], more[0]), __fadd_rn(pair[1], more[1])};
             Word<bf16>::unpack(Word<bf16>::pack(sum), pair);
         }
+    }
+}
+
+// Four elements of xhat.
+__device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, int word, const Saved& saved) {
+    fp8_floats<X>(pack.x[word], xhat);
+    const float scale = bf16{pack.scale};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const float x = __fmul_rn(xhat[k], scale);
+        xhat[k] = __fmul_rn(CENTRED ? __fsub_rn(x, saved.mean) : x, saved.rstd);
     }
 }
 

@@ -192,11 +192,11 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float total,
     return rstd;
 }
 
-// The largest |y| of a row from column `first` up to `end`, for the whole warp; NAN_BITS if all are NaN.
-__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd, int first, int end) {
+// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
     float best = 0.0f;
     bool number = false;
-    for (int at = first + threadIdx.x % 32; at < end; at += 32) {
+    for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
         const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
         const float y = fabsf(normalised(value, scale, rstd, p.weight[at]));
         number |= y == y;

@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         for (int local = part + warp * PARTS; local < count; local += WARPS * PARTS) {
             const i64 row = rows.global(local);
             if (row >= p.rows) break;
-            const u32 most = exact_row_maximum(p, row, KNOWN ? rstds[local] : p.rstd[row], 0, p.columns);
+            const u32 most = exact_row_maximum(p, row, KNOWN ? rstds[local] : p.rstd[row]);
             if (lane == 0) atomicMax(&meetings.exact.own, most);
         }
         tell(words, 1, meetings.exact, meetings.epoch);

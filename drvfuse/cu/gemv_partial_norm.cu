@@ -14,109 +14,150 @@
 // The norm reads these fp32 sums, not what is stored of them. Its sum of squares is the tree of reduce.cuh over packs of
 // four columns; out = (y * gamma) * (1 / sqrt(sum / n_normed + eps)), rounded once.
 //
-// Grid: one-dimensional. A team of WARPS_A_ROW warps has a row of the weight, each lane the same PACKS places of every row,
-// so that act stays in registers where M is 1; SLOTS rows are in flight. SLOTS x TEAMS rows are a step: its group sums meet
-// in shared memory, of which two sets take turns, so that one barrier a step is enough.
-// A block has an even share of the normed rows, which come first, and then of the others, so that the finish below hides
-// behind the reading of the others. The last block has no others: it finishes.
+// Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
+// behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
+// places of every row, so that act stays in registers where M is 1; TEAMS of them take turns. SUM_WARPS warps begin the
+// stages and add what the teams leave (gemv_pipeline.cuh); nothing holds up all warps at once. The others have work in the
+// last block only: they finish.
 //
 // Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
 // its own flag, so there is no fence and no counter in the way. The tag is the workspace's next epoch; every publisher has
-// read the epoch before, and the last block advances it when it has seen all words of this tag: so a workspace zeroed
+// read the epoch before, and the finish advances it when it has seen all words of this tag: so a workspace zeroed
 // once serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
 // block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Epoch accesses are relaxed too: the
 // publisher's read comes before its word, which holds it, and the advance after the words are seen.
 // All blocks but the last end by themselves, and devices place blocks in index order, so the poll needs no cooperative
 // launch and no free multiprocessors. CUDA does not promise that order. In another one the last block would keep a place
 // for itself, which stops the others only where the device has no second one for them; that ends as every wait does,
-// bounded as scratch.cuh says; its report names block 0 whichever block is missing (finding it costs registers that
-// spill). After it the epoch advances all the same.
+// bounded as scratch.cuh says; its report names the block that has not left its word. After it the epoch advances all the
+// same.
 //
 // The finish counter is zero unless a launch is under way: the last block adds 1 after the wait for the producer, and
 // stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported. Without
 // normed rows there is no last block in this sense, and neither counter nor workspace is touched.
 //
-// PDL: weights, gamma and scales are fetched before the wait, all else after it. Every block triggers: at entry with
-// early_trigger, else as its last act.
+// PDL: gamma and the weights of the first stages are fetched before the wait, all else after it. Every block triggers: at
+// entry with early_trigger, else when one of its warps has stored its last sums.
+//
+// Trace: of the last block the finish, of the others the first warp that adds.
 #include "gemv_norm.cuh"
-#include "gemv_rows.cuh"
+#include "gemv_products.cuh"
+#include "gemv_sums.cuh"
 #include "pdl.cuh"
 
 constexpr u32 COUNTER_HELD = 4;  // a reason, as those of scratch.cuh
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-    gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_TRACE_PARAMETER) {
-    __shared__ float buckets[M][32];
-    __shared__ u32 tag;
-    extern __shared__ float4 shared[];
-    Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.early_trigger) launch_dependents();
-    const Rows rows = rows_of_block(p);
-    const int normed_steps = (rows.normed + STEP - 1) / STEP;
-    const int steps = normed_steps + (rows.unnormed + STEP - 1) / STEP;
-    const bool last = int(blockIdx.x) == p.blocks;
-    const auto step_at = [&](int index) -> Step {
-        if (index < normed_steps) return {rows.normed_first + index * STEP, rows.normed - index * STEP};
-        const int done = (index - normed_steps) * STEP;
-        return {p.n_normed + rows.unnormed_first + done, rows.unnormed - done};
-    };
-    Gemv gemv(p);
-    u32 epoch = 0, aborted = 0;
-    const auto load_after_producer = [&] {
-        gemv.load_resident_act();
-        if (threadIdx.x == 0) {  // not all warps: their reads of one word would meet in one place
-            asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                         : "=r"(epoch), "=r"(aborted)
-                         : "l"(p.scratch.state)
-                         : "memory");
-        }
-    };
-    Step step = step_at(0);
-    Slot slots[SLOTS] = {};
-    if constexpr (!DEPENDENT) load_after_producer();  // ahead of the weights, else they would come after them
+__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, float* parts) {
+    Products products(p, rows);
+    Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
+    Slot slots[STEP] = {};
+    if constexpr (!DEPENDENT) products.load_resident_act();  // ahead of the weights, else it would come after them
 #pragma unroll
-    for (int s = 0; s < SLOTS; ++s) gemv.load(slots[s], step, s, 0);
-    if (last) prefetch_gamma(p);
+    for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
+    __syncthreads();
+    wait_for_producer();
+    if constexpr (DEPENDENT) products.load_resident_act();
+    products.widen_resident_act();
+    while (stage.first < rows.count) {
+        const Stage next = Stage::at(stage.index + TEAMS, p);
+        pipeline.full[stage.slot()].wait(stage.parity());
+        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.index % (2 * STAGES) * PARTS);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) pipeline.done[stage.slot()].arrive();
+        stage = next;
+    }
+}
+
+__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, const float* parts,
+                                    BlockTrace<FIRST_SUM_THREAD>& trace) {
+    const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
+    const bool leads = threadIdx.x % 32 == 0;
+    if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
+    __syncthreads();
+    const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;  // alone: all blocks' reads meet in one place
+    u32 epoch = 0, tag = 0;
+    if (!DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);  // ahead of the weights, like act
+    for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();
-    if constexpr (DEPENDENT) load_after_producer();
-    gemv.widen_resident_act();
-    u32 held = 0;
-    if (last && threadIdx.x == 0) held = atomicAdd(p.finish_counter, 1u);
-    trace.need(slots[0].word);
-    trace.lap(TraceRole::load);
-    float* parts = reinterpret_cast<float*>(shared);
-    const int set = STEP * M * p.groups;
-    for (int index = 0; index < steps; ++index) {
-        const Step next = step_at(index + 1);
-        for (int chunk = 0; CHUNKED && chunk + 1 < p.chunks; ++chunk) {
-            gemv.multiply(slots, step, chunk + 1, chunk, parts);
+    if (DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);
+    Sums sums(p, rows);
+    bool published = false;
+    for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
+        if (!published && stage.first >= p.polled_from) {
+            if (leads) pipeline.published.arrive();
+            published = true;
         }
-        gemv.multiply(slots, next, 0, CHUNKED ? p.chunks - 1 : 0, parts);
+        pipeline.done[stage.slot()].wait(stage.parity());
         trace.lap(TraceRole::multiply);
-        if (index == 0 && threadIdx.x == 0) tag = next_epoch(epoch);
-        __syncthreads();
-        gemv.finish(step, tag, parts);
-        step = next;
-        parts += index % 2 ? -set : set;
+        pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
+        if (stage.index == turn && rows.normed > 0) {  // not before: what is begun must not wait for the epoch
+            if (reads) {
+                pipeline.tag = next_epoch(epoch);
+                pipeline.epoch_read.arrive();
+            }
+            pipeline.epoch_read.wait(0);
+            tag = pipeline.tag;
+        }
+        sums.add(stage, tag, parts + stage.index % (2 * STAGES) * PARTS);
         trace.lap(TraceRole::store);
     }
-    if (last) {
-        if (steps == 0) {
-            if (threadIdx.x == 0) tag = next_epoch(epoch);
-            __syncthreads();
-        }
-        normalise(p, tag, shared + (2 * set + 3) / 4, buckets, trace);
-        if (threadIdx.x == 0) {
-            set_scratch_word(&p.scratch.state->epoch, next_epoch(epoch));
-            atomicExch(p.finish_counter, 0u);
-            if (held != 0) {
-                const bool own = p.finish_counter == &p.scratch.state->users;
-                give_up(p.scratch, own ? IN_USE : COUNTER_HELD, blockIdx.x, 0, held);
-            }
-            if (aborted != 0) report_abort(p.scratch);
-        }
+    if (!published && leads) pipeline.published.arrive();
+}
+
+// What the last block does with the normed sums of all.
+__device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, float4* stash, float (*buckets)[32],
+                                       BlockTrace<FIRST_NORM_THREAD>& trace) {
+    Norm norm(p, stash, buckets);
+    __syncthreads();
+    norm.load();
+    wait_for_producer();
+    trace.start();
+    u32 epoch, aborted, held = 0;
+    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(aborted) : "l"(p.scratch.state) : "memory");
+    const bool leads = threadIdx.x == FIRST_NORM_THREAD;
+    if (leads) held = atomicAdd(p.finish_counter, 1u);
+    pipeline.published.wait(0);  // the others' are there soon: polling earlier would slow down what this block reads
+    trace.lap(TraceRole::sync);
+    const u32 tag = next_epoch(epoch);
+    const float factor = norm.factor(tag, trace);
+    trace.need(factor);
+    trace.lap(TraceRole::apply_reduce);
+    if (leads) {  // all words are seen: stored while the results are
+        set_scratch_word(&p.scratch.state->epoch, tag);
+        atomicExch(p.finish_counter, 0u);
     }
-    trace.exit();
-    if (!p.early_trigger) launch_dependents();
+    norm.store(factor);
+    trace.lap(TraceRole::apply_store);
+    if (leads && held != 0) {
+        const bool own = p.finish_counter == &p.scratch.state->users;
+        give_up(p.scratch, own ? IN_USE : COUNTER_HELD, blockIdx.x, 0, held);
+    }
+    if (leads && aborted != 0) report_abort(p.scratch);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ Pipeline pipeline;
+    __shared__ float buckets[M][32];
+    extern __shared__ __align__(128) float shared[];  // mbarrier.cuh says why 128
+    BlockTrace<FIRST_SUM_THREAD> trace{DRVFUSE_TRACE_ARGUMENT};
+    BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
+    const Rows rows(p);
+    const u32 ring = u32(__cvta_generic_to_shared(shared));
+    float* parts = shared + (COPIED ? STAGES * STEP * SLICE / 4 : 0);
+    const bool finishes = blockIdx.x == gridDim.x - 1 && p.n_normed != 0;
+    if (p.early_trigger) launch_dependents();
+    if (threadIdx.x < FIRST_SUM_THREAD) {
+        multiply(p, rows, pipeline, ring, parts);
+    } else if (threadIdx.x < FIRST_NORM_THREAD) {
+        add(p, rows, pipeline, ring, parts, trace);
+        if (!finishes) trace.exit();
+        if (!p.early_trigger) launch_dependents();
+    } else if (finishes) {
+        finish(p, pipeline, reinterpret_cast<float4*>(parts + (2 * STAGES * PARTS + 3) / 4 * 4), buckets, trace_b);
+        trace_b.exit();
+    } else {
+        __syncthreads();
+    }
 }

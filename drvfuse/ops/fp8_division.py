@@ -114,7 +114,7 @@ def _divide(
     columns_out = [("y_t", (columns, count), target)] if turned else []
     order = [*rows_out, *made_scale, *columns_out] if straight else [*columns_out, *made_scale]
     written = operands.new_outputs(device, queue, order, outputs)
-    operands.no_overlap(read, written)
+    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
     by_name = {name: operand for (name, _, _), operand in zip(order, written, strict=True)}
     scale = by_name["s_y"] if s_y is None else read[1]
     aligned = columns % 16 == 0 and xs.rows_aligned and ("y" not in by_name or by_name["y"].rows_aligned)

@@ -78,19 +78,14 @@ class ManyRows:
     def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
-        self._all_segments, self._QB = segments, QB
-        self._room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        most = min(segments, multiprocessors)
-        splits = [n for n in (1, 2, 4, 8) if n <= most and (n == 1 or rows * segments <= MAX_WORD_SUMS)]
-        self.block_rows, self.parts = min(
-            ((size, parts) for size in (64, 32) for parts in splits),
+        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        widest = min(segments, multiprocessors) if rows * segments <= MAX_WORD_SUMS else 1
+        self.block_rows, split = min(
+            ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
         )
-        self._take(rows, columns, multiprocessors)
-
-    def _take(self, rows: int, columns: int, multiprocessors: int) -> None:
-        each = _ceil_div(self._all_segments, self.parts)
-        self.parts = _ceil_div(self._all_segments, each)
+        each = _ceil_div(segments, split)
+        self.parts = _ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
         # Small tiles where there are few, else those with the wider stores of columns.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
@@ -101,14 +96,14 @@ class ManyRows:
         self.groups, self.longer = divmod(groups, teams)
         width = min(self.part_columns, columns)
         most = (self.groups + (self.longer > 0)) * self.block_rows
-        per_row = 4 * (self._all_segments + 1)
+        per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
-        known_bytes = most * (2 * _ceil_div(width, self._QB) + 4)
+        known_bytes = most * (2 * _ceil_div(width, QB) + 4)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
-        self.known = self.shared_bytes + known_bytes <= self._room
+        self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
         pitch = _ceil_div(width, 128) * 128
-        self.resident_rows = min(most, (self._room - self.shared_bytes) // pitch // 4 * 4)
+        self.resident_rows = min(most, (room - self.shared_bytes) // pitch // 4 * 4)
         self.shared_bytes += self.resident_rows * pitch
 
     @property

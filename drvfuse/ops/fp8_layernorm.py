@@ -193,8 +193,7 @@ def _forward(
     written = operands.new_outputs(device, queue, [*wanted, ("mean", (count,), f32), ("rstd", (count,), f32)], outputs)
     qy, s_y, qy_t, mean, rstd = written
     space = acquire(device, queue, workspace, HEADER_BYTES)
-    given = [] if workspace is None else [operands.whole("workspace", workspace, driver, ("uint8",))]
-    operands.no_overlap(read, [*written, *given])
+    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
     batch_rows = shape[1] if batched else count
     aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
     plan = RowPlan.of(device, count, columns, 2)

@@ -89,8 +89,7 @@ def fp8_rmsnorm_forward(
     qy, s_y, qy_t, rstd = written
     batch_rows = shape[1] if batched else count
     space = acquire(device, queue, workspace, WORDS_BYTES)
-    given = [] if workspace is None else [operands.whole("workspace", workspace, driver, ("uint8",))]
-    operands.no_overlap(read, [*written, *given])
+    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     plan = forward_plan(device, count, columns, QB)
     run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import dtypes
 from ..errors import ArgumentError
+from ..runtime.device import Device
 from ..runtime.driver import Driver
 from . import launching, operands
 from .fp8_forward_plan import WORDS_BYTES
@@ -23,6 +24,12 @@ from .scratch import HEADER_BYTES, ScratchParams, acquire
 MAX_BACKWARD_COLUMNS = 32768
 DW_SEGMENTS = 132
 MAX_GRADIENTS = 3
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
+_SLICE = 32
+_MAX_RING = 8
+_RING_CAPABILITY = (9, 0)
+# Behind what the other ops have in a workspace: these words are 0 between launches.
+_WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
 
 
 class BackwardParams(ctypes.Structure):
@@ -37,15 +44,16 @@ class BackwardParams(ctypes.Structure):
         ("x_stride", ctypes.c_int64),
         ("scale_stride", ctypes.c_int64),
         ("g_stride", ctypes.c_int64 * MAX_GRADIENTS),
-        *((name, ctypes.c_int32) for name in ("columns", "pitch", "segments")),
-        *((name, ctypes.c_int32) for name in ("segment_rows", "longer", "early_trigger")),
+        *((name, ctypes.c_int32) for name in ("columns", "segments", "segment_rows", "longer")),
+        *((name, ctypes.c_int32) for name in ("early_trigger", "unused")),
     )
 
 
 class BackwardShape(NamedTuple):
-    """How the kernel shares out its work; `packs` to `strands` order the sums, see cu/fp8_rmsnorm_backward.cu.
+    """How the kernel shares out its work; `packs` to `strands` order the sums, as the kernels' files say.
 
-    packs of 8 columns a thread, warps a team, teams a block, segments of rows, strands in the sum over segments.
+    packs of 8 columns a thread, warps a team, teams and segments of rows, strands in the sum over segments. With `few`
+    rows the segments are the slots of cu/fp8_rmsnorm_backward_few.cu, and `teams` is 1.
     """
 
     packs: int
@@ -53,38 +61,49 @@ class BackwardShape(NamedTuple):
     teams: int
     segments: int
     strands: int
+    few: bool
 
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
-        segments = min(rows, DW_SEGMENTS)
         row_packs = -(-columns // 8)
-        packs = max(1 if rows <= DW_SEGMENTS else 2, -(-row_packs // 512))
+        packs = -(-row_packs // 512)
+        if rows > DW_SEGMENTS and row_packs <= 2 * 768:
+            packs = 2
         team_warps = -(-row_packs // (32 * packs))
+        if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
+            warps = team_warps * max(1, 16 // team_warps)
+            return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
-        if rows <= DW_SEGMENTS:  # a row a segment
-            teams = 1
-        strands = 1
-        while strands < 32 and 8 * strands <= segments:
-            strands *= 2
-        return cls(packs, team_warps, teams, segments, strands)
+        segments = min(rows, DW_SEGMENTS)
+        quads = -(-64 * team_warps * packs // DW_SEGMENTS)  # of columns, for each block to add up
+        strands = max(1, min(64, 32 * team_warps * teams // quads, segments // 2))
+        return cls(packs, team_warps, teams, segments, strands, False)
+
+    @property
+    def block_teams(self) -> int:
+        """Teams of a block, which share out its rows."""
+        return max(1, 16 // self.team_warps) if self.few else self.teams
 
     @property
     def threads(self) -> int:
-        return 32 * self.team_warps * self.teams
+        return 32 * self.team_warps * self.block_teams
 
     @property
     def team_columns(self) -> int:
         """Columns that the packs of a team cover."""
         return 256 * self.team_warps * self.packs
 
+    def sum_bytes(self, sums: int) -> int:
+        """Of shared memory for w and for adding up `sums` sums over the rows: `weights` and `shared` of the kernels."""
+        if self.few:
+            return 4 * (self.team_columns + 8 * self.threads * sums)
+        exchanged = self.teams * self.team_columns if self.teams > 1 else 0
+        return 4 * (self.team_columns + max(exchanged, 4 * self.threads))
+
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return max(WORDS_BYTES, HEADER_BYTES + DW_SEGMENTS * _pitch(columns) * 8)
-
-
-def _pitch(columns: int) -> int:
-    return -(-columns // 16) * 16
+    return _WORDS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 def fp8_rmsnorm_backward(
@@ -179,11 +198,15 @@ def run(
     sums = [(name, (columns,), weight.dtype) for name in names if weight is not None]
     wanted = [("dx", shape, dtypes.get("bfloat16")), *sums]
     written = operands.new_outputs(device, queue, wanted, outputs)
-    operands.no_overlap(inputs.all, written)
+    operands.no_overlap(inputs.all, [*written, *operands.workspace(device.driver, workspace)])
     plan = BackwardShape.of(count, columns)
+    few = plan.few and bool(sums)
     wide = (xs, *inputs.gradients, written[0])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned))
+    smem = plan.sum_bytes(len(sums)) if sums else 0
+    ring = 0 if few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
+    smem += ring * plan.block_teams * _slot_bytes(inputs, columns, QB)
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, few))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -194,48 +217,70 @@ def run(
         scale_stride=inputs.scales.stride,
         columns=columns,
         segments=plan.segments,
-        segment_rows=count // max(plan.segments, 1),
+        segment_rows=count if few else count // max(plan.segments, 1),
         longer=count % max(plan.segments, 1),
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
     parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
     parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
-    space, smem = None, 0
+    space, waits = None, bool(sums) and not few
     if weight is not None:
-        row = columns * len(sums)
-        space = acquire(device, queue, workspace, fp8_workspace_bytes(row))
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
-        parameters.words, parameters.pitch = space.ptr + HEADER_BYTES, _pitch(row)
-        parameters.scratch = space.params
-        exchanged = plan.teams * plan.team_columns if plan.teams > 1 else 0
-        smem = 4 * (plan.team_columns + max(exchanged, 2 * plan.threads))
-    grid = max(1, min(plan.segments, device.sm_count))
-    waits = space is not None
-    read, threads = inputs.all, plan.threads
+    if sums and (waits or workspace is not None):
+        space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
+        parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
+    read = inputs.all
+    useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
+    grid = max(1, min(useful, device.sm_count))
     launching.launch(
-        kernel, device, queue, grid, threads, smem, parameters, level, read, written, space, cooperative=waits
+        kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space, cooperative=waits
     )
     return [o.span for o in written] if outputs is None else list(outputs)
 
 
-def _specialise(plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool) -> Specialisation:
-    gradients = len(inputs.gradients)
-    return Specialisation(
-        "fp8_rmsnorm_backward",
-        (
-            ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
-            ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_TEAM_WARPS", plan.team_warps),
-            ("DRVFUSE_TEAMS", plan.teams),
-            ("DRVFUSE_PACKS", plan.packs),
-            ("DRVFUSE_DEPTH", 2 if aligned and gradients == 1 and plan.team_warps <= 4 else 1),
-            ("DRVFUSE_STRANDS", plan.strands),
-            ("DRVFUSE_GRADIENTS", gradients),
-            ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
-        ),
+def _slot_bytes(inputs: Inputs, columns: int, QB: int) -> int:
+    """`Ring::slot_bytes` of cu/fp8_backward_ring.cuh."""
+    return -(-(columns * (1 + 2 * len(inputs.gradients)) + columns // QB * 2) // 128) * 128
+
+
+def _ring_slots(
+    device: Device, plan: BackwardShape, inputs: Inputs, rows: int, columns: int, QB: int, used: int
+) -> int:
+    """Rows of each team that are on their way through shared memory; 0: none, since bulk copies cannot bring them, they
+    do not fit, or each block has one row only."""
+    if device.capability < _RING_CAPABILITY or rows <= DW_SEGMENTS:
+        return 0
+    if columns % (8 * QB) or not inputs.scales.rows_aligned:
+        return 0
+    slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
+    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
+    # Many rows in flight help a block that has few, up to half of them. Where it has many, or a row is long, some
+    # multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an H200.
+    wanted = 0 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
+    team_rows = -(-rows // (plan.segments * plan.block_teams))
+    slots = min(max(min(wanted, team_rows // 2), 2), room // slot, _MAX_RING)
+    return slots if slots >= 2 else 0
+
+
+def _specialise(
+    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, few: bool
+) -> Specialisation:
+    defines = (
+        ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
+        ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
+        ("DRVFUSE_GROUP", QB),
+        ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
+        ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
+        ("DRVFUSE_ALIGNED", int(aligned)),
+        ("DRVFUSE_TEAM_WARPS", plan.team_warps),
+        ("DRVFUSE_TEAMS", plan.block_teams),
+        ("DRVFUSE_PACKS", plan.packs),
+        ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
+        ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
     )
+    if few:
+        return Specialisation("fp8_rmsnorm_backward_few", defines)
+    most = -(-plan.segments // plan.strands)
+    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
+    return Specialisation("fp8_rmsnorm_backward", (*defines, *more))

@@ -9,13 +9,13 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
-from ..errors import ArgumentError, CaptureError, Unsupported
+from ..errors import ArgumentError, CaptureError
 from ..runtime.device import Device
 from ..runtime.driver import Driver
 from ..runtime.stream import Stream
 from ..trace import layout
 from . import gemv_plan, launching, operands
-from .gemv_plan import Shape, Shares
+from .gemv_plan import PACK_BYTES, Shape, Shares
 from .launching import Specialisation
 from .operands import Operand
 from .options import PDLLevel, real
@@ -30,8 +30,9 @@ MAX_ROWS = 8
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
+_COPY_CAPABILITY = (9, 0)
 _USERS = 12  # of `struct ScratchState`
-_PHASES = 6  # of a block, and two for each step
+_PHASES = 6  # of a block, and two for each stage
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -41,15 +42,12 @@ class GemvParams(ctypes.Structure):
     _fields_ = (
         ("weight", ctypes.c_uint64),
         ("weight_step", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed", "blocks")),
-        *((name, ctypes.c_int32) for name in ("normed_blocks", "normed_share", "normed_more")),
-        *((name, ctypes.c_int32) for name in ("unnormed_blocks", "unnormed_share", "unnormed_more")),
-        *((name, ctypes.c_int32) for name in ("last_normed", "last_unnormed", "early_trigger", "unused")),
+        *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed")),
+        *((name, ctypes.c_int32) for name in _SHARES),
+        *((name, ctypes.c_int32) for name in ("chunks", "groups", "early_trigger", "polled_from", "unused")),
         ("act", ctypes.c_uint64),
         ("act_stride", ctypes.c_int64),
         ("scales", ctypes.c_uint64),
-        ("groups", ctypes.c_int32),
-        ("chunks", ctypes.c_int32),
         *((name, ctypes.c_uint64) for name in ("normed", "unnormed", "words", "gamma", "finish_counter")),
         ("scratch", ScratchParams),
         ("padded", ctypes.c_int32),
@@ -94,11 +92,11 @@ def gemv_partial_norm(
     capture.
 
     With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
-    it must not write them. The kernel behind may start when every block has done its last act (ON) or its first
+    it must not write them. The kernel behind may start when every block has stored its sums (ON) or has begun
     (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
     of act's framework, or a stream. The call does not block, and can be captured after a first one on the stream, with
-    both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels,
-    for an FP8 weight on a device before compute capability 8.9 and for a K whose sums overflow a multiprocessor.
+    both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels
+    and for an FP8 weight on a device before compute capability 8.9.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
@@ -117,21 +115,20 @@ def gemv_partial_norm(
     if not n:
         return results[0], results[1]
     groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
-    shape = Shape.of(m, groups, -(-n // device.sm_count))
-    shares = Shares.of(n, normed_count, device.sm_count, shape.step)
+    shares = Shares.of(n, normed_count, device.sm_count)
+    can_copy = _access(w) == PACK_BYTES and device.capability >= _COPY_CAPABILITY
+    shape = Shape.of(m, groups, PACK_BYTES // w.dtype.itemsize, shares.most_rows, can_copy)
     padded = -(-normed_count // 4) * 4
-    parts, stash = -(-8 * shape.step * m * groups // 16) * 16, 4 * m * padded
     space = acquire(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
     section = None
     if trace is not None:
-        phases = _PHASES + 2 * (shares.most_rows // shape.step + 2)
+        phases = _PHASES + 2 * -(-shares.most_rows // shape.step) * shape.chunks
         (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
     kernel = launching.load(device, spec)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
-    if parts > room:
-        raise Unsupported(f"K of {k} with {m} rows of act: the sums of a row do not fit a multiprocessor")
-    if parts + stash > room:
+    smem, stash = shape.ring_bytes + shape.part_bytes(m), 4 * m * padded
+    if smem + stash > room:
         stash = 0
     parameters = GemvParams(
         weight=w.ptr,
@@ -140,6 +137,7 @@ def gemv_partial_norm(
         n_normed=normed_count,
         n_unnormed=n - normed_count,
         **{name: getattr(shares, name) for name in _SHARES},
+        polled_from=shares.polled_from,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
         act=x.ptr,
         act_stride=x.stride,
@@ -156,14 +154,13 @@ def gemv_partial_norm(
         stashed=int(stash > 0),
         eps=epsilon,
     )
-    threads, smem = 32 * shape.warps, parts + stash
     launching.launch(
         kernel,
         device,
         queue,
         shares.grid,
-        threads,
-        smem,
+        shape.threads(m),
+        smem + stash,
         parameters,
         level,
         read,
@@ -249,6 +246,14 @@ def _counter(device: Device, given: Any) -> Operand | None:
     return counter
 
 
+def _access(weight: Operand) -> int:
+    """Bytes that all rows of the weight begin and end at a multiple of, up to those of a pack."""
+    size, access = weight.dtype.itemsize, PACK_BYTES
+    while weight.ptr % access or weight.stride * size % access or weight.shape[1] * size % access:
+        access //= 2
+    return access
+
+
 def _specialise(
     x: Operand,
     w: Operand,
@@ -263,10 +268,7 @@ def _specialise(
     section: Section | None,
 ) -> Specialisation:
     size = w.dtype.itemsize
-    width = gemv_plan.PACK_BYTES // size
-    access = 16
-    while w.ptr % access or w.stride * size % access or k * size % access:
-        access //= 2
+    width = PACK_BYTES // size
     step = min(16, width * x.dtype.itemsize)
     act_aligned = k % width == 0 and x.ptr % step == 0 and (m == 1 or x.stride * x.dtype.itemsize % step == 0)
     norm_aligned = n_normed % 4 == 0 and all(o.ptr % (4 * o.dtype.itemsize) == 0 for o in (g, normed))
@@ -285,10 +287,13 @@ def _specialise(
             ("DRVFUSE_WARPS_A_ROW", shape.warps_a_row),
             ("DRVFUSE_TEAMS", shape.teams),
             ("DRVFUSE_PACKS", shape.packs),
-            ("DRVFUSE_SLOTS", shape.slots),
+            ("DRVFUSE_STEP", shape.step),
             ("DRVFUSE_NORM_WARPS", shape.norm_warps(m)),
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
-            ("DRVFUSE_ACCESS", access),
+            ("DRVFUSE_ACCESS", _access(w)),
+            ("DRVFUSE_STAGES", shape.stages),
+            ("DRVFUSE_SUM_WARPS", shape.sum_warps),
+            ("DRVFUSE_COPIED", int(shape.copied)),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
             ("DRVFUSE_DEPENDENT", int(level is not PDLLevel.OFF)),
             ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),

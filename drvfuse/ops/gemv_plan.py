@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cu/gemv_partial_norm.cu cuts its work: warps, packs and rows in flight, and the rows of each block.
+"""How cu/gemv_partial_norm.cu cuts its work: warps, packs, rows and stages under way, and the rows of each block.
 
 Nothing here changes a bit of the results.
 """
@@ -10,53 +10,85 @@ from dataclasses import dataclass
 
 PACK_BYTES = 16
 GROUP = 32
-MAX_WARPS = 32
-IN_FLIGHT = 4  # packs of a lane: what a warp waits for at once, so more warps are better than more packs
+GROUP_BYTES = PACK_BYTES * GROUP
+PRODUCT_WARPS = 16  # at most
+TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
+RESIDENT = 32  # values of act that a lane keeps in registers, at most
+NORM_WARPS = 8  # at most
+ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
+STAGES = 4  # that are under way, at most: more of them delay what else the block reads
+
+# Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
+COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
+COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
+RING_BYTES = 128 << 10  # of copied weights under way, at most
+LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
     """Groups of 32 packs of a row of `k` weights of `itemsize` bytes, the last one perhaps short."""
-    return -(-k * itemsize // (PACK_BYTES * GROUP))
+    return -(-k * itemsize // GROUP_BYTES)
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << most.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A block: teams of warps that share a row, packs of a row that a lane has at a time, rows it has at a time."""
+    """A block: warps that share a row, teams of them, packs of a row that a lane has at a time, rows of a stage, stages
+    of a row, whether stages are copied to shared memory or loaded to registers, stages under way, warps that add."""
 
     warps_a_row: int
     teams: int
     packs: int
-    slots: int
+    step: int
     chunks: int
+    copied: bool
+    stages: int
+    sum_warps: int
 
     @property
-    def warps(self) -> int:
-        return self.warps_a_row * self.teams
+    def ring_bytes(self) -> int:
+        """Shared memory of the weights under way."""
+        return self.copied * self.stages * self.step * self.warps_a_row * self.packs * GROUP_BYTES
 
-    @property
-    def step(self) -> int:
-        return self.slots * self.teams
+    def part_bytes(self, m: int) -> int:
+        """Shared memory of the group sums, which have twice as many stages."""
+        return -(-8 * self.stages * self.step * m * self.warps_a_row * self.packs // 16) * 16
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""
-        warps = 32
-        while warps * m > self.warps:
+        warps = 16
+        while warps * m > NORM_WARPS:
             warps //= 2
         return warps
 
+    def threads(self, m: int) -> int:
+        """Of a block: warps that multiply, those that add, and those that finish."""
+        return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
+
     @staticmethod
-    def of(m: int, groups: int, rows: int) -> Shape:
-        """For `groups` a row of the weight, and `rows` of it for a block."""
-        warps, in_flight = (MAX_WARPS, IN_FLIGHT) if m == 1 else (MAX_WARPS // 2, 2 * IN_FLIGHT)
-        packs = 1 if groups <= warps else 2 if groups <= 2 * warps else 4
-        warps_a_row = min(warps, -(-groups // packs))
+    def of(m: int, groups: int, width: int, rows: int, can_copy: bool) -> Shape:
+        """For `groups` a row of the weight, `width` weights a pack, and `rows` of it for a block."""
+        copied = can_copy and groups * GROUP_BYTES >= COPIED_ROW_BYTES and rows >= COPIED_ROWS
+        choices = [p for p in (1, 2, 4) if copied and m == 1 and groups <= p * TEAM_WARPS and p * width <= RESIDENT]
+        choices += [p for p in (1, 2, 4) if groups <= p * PRODUCT_WARPS]
+        packs = choices[0] if choices else 4
+        warps_a_row = min(PRODUCT_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        teams = warps // warps_a_row
-        least = 1 if m == 1 and chunks == 1 else 2  # pairs of rows share what they need of act
-        slots = max(least, min(in_flight // packs, -(-rows // teams)))
-        while m > warps_a_row * teams:
-            teams += 1
-        return Shape(warps_a_row, teams, packs, slots + slots % least, chunks)
+        least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2  # pairs share what they need of act
+        row_bytes = warps_a_row * packs * GROUP_BYTES
+        step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs
+        step = max(least, min(step, 8 // packs, -(-rows * warps_a_row // PRODUCT_WARPS)))
+        step += step % least
+        most = min(STAGES, RING_BYTES // (step * row_bytes)) if copied else STAGES
+        stages = max(1, min(most, -(-rows // step) * chunks))
+        teams = _power_of_two(min(stages, PRODUCT_WARPS // warps_a_row))
+        adding = COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS
+        sum_warps = 1 if chunks > 1 else _power_of_two(min(stages, adding))
+        stages -= stages % max(teams, sum_warps)
+        return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps)
 
     @property
     def sum_lanes(self) -> int:
@@ -69,47 +101,28 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shares:
-    """How many rows each block has; the fields are those of `struct GemvParams`."""
+    """Blocks, and how many rows each has; the fields but the first are those of `struct GemvParams`."""
 
     grid: int
-    blocks: int
-    normed_blocks: int
+    rows_share: int
+    rows_more: int
     normed_share: int
     normed_more: int
-    unnormed_blocks: int
-    unnormed_share: int
-    unnormed_more: int
-    last_normed: int
-    last_unnormed: int
 
     @staticmethod
-    def of(n: int, n_normed: int, most: int, step: int) -> Shares:
-        """Even shares of at most `most` blocks. With normed rows the last block has normed rows only.
-
-        Where a block has no more rows than a step they are of one kind, else it would take two steps for them.
-        """
-        grid = max(1, min(most, n))
-        if grid == 1 and n_normed:
-            return Shares(1, 0, 0, 0, 0, 0, 0, 0, n_normed, n - n_normed)
-        blocks, last = (grid - 1, n_normed // grid) if n_normed else (grid, 0)
-        normed, unnormed = n_normed - last, n - n_normed
-        normed_blocks = unnormed_blocks = blocks
-        if normed and unnormed and -(-(normed + unnormed) // blocks) <= step and blocks > 1:
-            normed_blocks = max(1, min(blocks - 1, round(blocks * normed / (normed + unnormed))))
-            unnormed_blocks = blocks - normed_blocks
-        return Shares(
-            grid,
-            blocks,
-            normed_blocks,
-            *divmod(normed, normed_blocks),
-            unnormed_blocks,
-            *divmod(unnormed, unnormed_blocks),
-            last,
-            0,
-        )
+    def of(n: int, n_normed: int, most: int) -> Shares:
+        """Of at most `most` blocks; block b has rows b, b + grid, ..."""
+        grid = min(most, n)
+        return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
 
     @property
     def most_rows(self) -> int:
-        """The most rows that a block can have."""
-        both = self.normed_share + self.unnormed_share + (self.normed_more > 0) + (self.unnormed_more > 0)
-        return max(both, self.last_normed + self.last_unnormed)
+        """The most rows that a block has."""
+        return self.rows_share + (self.rows_more > 0)
+
+    @property
+    def polled_from(self) -> int:
+        """Rows that the last block has published when it begins to poll: its normed ones, or a round's share less."""
+        if self.normed_share * self.grid <= ROUND_COLUMNS:
+            return self.normed_share
+        return max(0, self.normed_share - ROUND_COLUMNS // self.grid)

@@ -86,6 +86,11 @@ def one_device(operands: Iterable[Operand]) -> Device:
     return first.span.device
 
 
+def workspace(driver: Driver, value: Any) -> list[Operand]:
+    """The caller's workspace, if he gives one, for `no_overlap`."""
+    return [] if value is None else [whole("workspace", value, driver, ("uint8",))]
+
+
 def no_overlap(read: Sequence[Operand], written: Sequence[Operand]) -> None:
     """No output shares memory with another array of the call."""
     for position, output in enumerate(written):

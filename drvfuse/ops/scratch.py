@@ -4,6 +4,10 @@
 A workspace begins with `struct ScratchState` of cu/scratch.cuh and must be zero before its first use. It serves one
 launch at a time. A kernel that gives up waiting says so in pinned host memory, which every call reads first, as do
 `Graph.launch()` of a graph that holds a call and `check_device`.
+
+Workspaces of drvfuse's own are kept for the streams of a device that called last, by handle, and live at most as long
+as the `Device`. Their memory is reused after the work that uses it, and a graph keeps those of its calls. A handle that
+the driver gives to a new stream brings the workspace with it: the new stream's work waits for the old one's.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ STATE_BYTES = 16
 HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/grid_barrier.cuh
 _ALIGNMENT = 16
 _SLOTS = 64
+_STREAMS = 32  # that have a workspace of drvfuse's own, for each kind
 _REPORT = np.dtype(
     {
         "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],
@@ -50,6 +55,7 @@ class Workspace:
         self.array, self.ptr, self.nbytes = array, array.ptr, array.nbytes
         self._reports, self._index, self._owned = reports, device.index, owned
         self._stale = False
+        self._user: Stream | None = None
 
     @property
     def params(self) -> ScratchParams:
@@ -76,6 +82,16 @@ class Workspace:
             with stream.device.use():
                 stream.device.driver.cuMemsetD8Async(self.ptr, 0, self.nbytes, stream.handle)
             self._stale = False
+
+    def hand_over(self, stream: Stream) -> None:
+        """Work queued on `stream` from now on comes after that of an earlier stream, if that had the same handle."""
+        earlier, self._user = self._user, stream
+        if earlier is None:
+            stream.follow(self.array.stream)  # where its memory was cleared
+        elif earlier is not stream and stream.capture_id() is None:
+            event = earlier.last_event() if earlier.closed else stream.device.marks.get(stream.handle)
+            if event is not None:
+                stream.wait(event)
 
 
 class _Reports:
@@ -106,7 +122,7 @@ class _Reports:
 
 
 class _Scratch:
-    """The workspaces of one device: `own` by stream and kind, and all that are in use."""
+    """The workspaces of one device: `own` by stream and kind, the last used last, and all that callers brought."""
 
     def __init__(self, driver: Driver) -> None:
         self.reports = _Reports(driver)
@@ -115,10 +131,9 @@ class _Scratch:
 
 
 def _of(device: Device) -> _Scratch:
-    scratches: dict[int, _Scratch] = device.driver.__dict__.setdefault("_scratch", {})
-    found = scratches.get(device.index)
+    found: _Scratch | None = device.__dict__.get("_scratch")
     if found is None:
-        found = scratches[device.index] = _Scratch(device.driver)
+        found = device.__dict__["_scratch"] = _Scratch(device.driver)
     return found
 
 
@@ -138,15 +153,27 @@ def acquire(device: Device, stream: Stream, given: Any, nbytes: int, kind: str =
         if space is None or space.array is not array:
             space = scratch.known[array.ptr] = Workspace(scratch.reports, device, array, False)
     else:
-        space = scratch.own.get((stream.handle, kind))
-        if space is None or space.nbytes < nbytes or space.array.device is not device:
-            if stream.capture_id() is not None:
-                raise CaptureError(
-                    "the op needs scratch that a capture cannot allocate: call it once before, or pass workspace"
-                )
-            array = device.zeros(nbytes, "uint8", stream=stream)
-            space = scratch.own[stream.handle, kind] = Workspace(scratch.reports, device, array, True)
+        space = _own(scratch, device, stream, nbytes, kind)
     space.admit(stream)
+    return space
+
+
+def _own(scratch: _Scratch, device: Device, stream: Stream, nbytes: int, kind: str) -> Workspace:
+    key = stream.handle, kind
+    space = scratch.own.get(key)
+    if space is None or space.nbytes < nbytes:
+        if stream.capture_id() is not None:
+            raise CaptureError(
+                "the op needs scratch that a capture cannot allocate: call it once before, or pass workspace"
+            )
+        home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
+        space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
+    scratch.own.pop(key, None)
+    scratch.own[key] = space
+    mine = [other for other in scratch.own if other[1] == kind]
+    if len(mine) > _STREAMS:
+        del scratch.own[mine[0]]
+    space.hand_over(stream)
     return space
 
 

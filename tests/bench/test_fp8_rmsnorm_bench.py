@@ -93,11 +93,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_not_positive_are_refused() -> None:
-    from drvfuse.cli.bench import _shape
+    from drvfuse.cli.bench import _fp8_shape
 
-    assert _shape("8192X4096") == (8192, 4096)
+    assert _fp8_shape("8192X4096") == (8192, 4096)
     with pytest.raises(ArgumentError, match="multiple of 16"):
-        _shape("4x24")
+        _fp8_shape("4x24")
 
 
 def test_the_plot_is_a_picture_also_where_a_peer_has_no_figure(tmp_path: Path) -> None:

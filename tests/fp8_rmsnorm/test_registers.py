@@ -43,7 +43,8 @@ def groups(x, s_x, w, g, row):
     [
         (forward, (16, 4096), 0),
         (forward, (8192, 4096), 0),
-        (backward, (8192, 4096), 12),  # three words a thread
+        (backward, (256, 4096), 0),
+        (backward, (8192, 4096), 0),
         (backward, (4096, 11008), 0),
         (layernorm, (8192, 4096), 0),
         (layernorm_backward, (8192, 4096), 0),

@@ -11,6 +11,7 @@ import drvfuse as df
 from drvfuse import config, reference_fp8
 from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.scratch import _of
 
 SHAPE = (33, 96)
 NO_SLOT = SourceEdit(
@@ -24,9 +25,9 @@ NO_MAXIMUM = SourceEdit(
     "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
 )
 NO_WORDS = SourceEdit(
-    "fp8_backward_sums.cuh",
-    "if (at + j >= p.columns) continue;",
-    "if (at + j >= p.columns || words == p.words + p.pitch) continue;",  # of segment 1
+    "fp8_rmsnorm_backward.cu",
+    "if constexpr (WEIGHTED) {\n            u32* words",
+    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
 )
 
 
@@ -44,13 +45,13 @@ class Op:
     """One of the ops on some values: `run` queues it, `check` compares what it gave."""
 
     def __init__(self, name, device, values) -> None:
-        if name == "forward":  # of several blocks
-            values = values._replace(**{part: np.tile(getattr(values, part), (5, 1)) for part in ("x", "s_x", "g")})
+        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # so many rows that blocks wait for one another
+        values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
         self.name, self.values, self.device = name, values, device
         self.x, self.s_x, self.w, self.g = place(device, values)
         self.rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
         self.v = device.array(self.rstd)
-        self.tall_host = np.tile(values.g, (16, 1))  # of several blocks
+        self.tall_host = np.tile(values.g, (16, 1))
         self.tall = device.array(self.tall_host)
         self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
@@ -142,7 +143,7 @@ def test_launches_after_the_time_out_wait_for_nothing(backward, space):
 
 def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, device):
     backward.run()
-    outputs = device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
+    outputs = device.empty(backward.values.g.shape, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
     with df.Graph.capture(device.stream) as graph:
         backward.run(outputs=outputs)
     backward.give_up()
@@ -163,3 +164,26 @@ def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space)
     op.device.synchronize()
     with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
         op.run(workspace=space)
+
+
+def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device):
+    """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
+    earlier = df.Stream(device)
+    backward.run(stream=earlier)
+    earlier.close()
+    own = _of(device).own
+    own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
+    for waits in (1, 0):
+        results = backward.run()
+        assert sum("cuStreamWaitEvent" in call for call in df.last_calls(8)) == waits
+        backward.check(results)
+
+
+def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, device):
+    streams = [df.Stream(device) for _ in range(40)]
+    results = [backward.run(stream=stream) for stream in [*streams, streams[0]]]
+    device.synchronize()
+    for result in (results[0], results[-2], results[-1]):
+        backward.check(result)
+    kept = [handle for handle, kind in _of(device).own if kind == ""]
+    assert kept == [stream.handle for stream in (*streams[9:], streams[0])]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import drvfuse as df
+from drvfuse.ops import gemv_plan
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,10 @@ def device(driver: str) -> Iterator[df.Device]:
     with df.emu.Machine(devices=1, sm_count=6) as machine:
         yield df.device(0, driver=machine)
         assert not machine.reports
+
+
+@pytest.fixture(autouse=True)
+def copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are copied to shared memory wherever they can be; else the small ones of the tests would be loaded."""
+    monkeypatch.setattr(gemv_plan, "COPIED_ROW_BYTES", 0)
+    monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 0)

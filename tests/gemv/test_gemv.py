@@ -12,6 +12,7 @@ from gemv_support import EPS, Case, case, check, expected, numbers, run
 import drvfuse as df
 from drvfuse import dtypes, reference_gemv
 from drvfuse.errors import Unsupported
+from drvfuse.ops import gemv_plan
 from drvfuse.reference import bits
 
 BF16 = dtypes.get("bfloat16").numpy
@@ -39,8 +40,15 @@ def test_shapes(device, rng, n, k, n_normed):
     check(run(device, values), expected(values))
 
 
-def test_more_normed_columns_than_a_block_has_threads_for(device, rng):
-    """Beyond 4096 columns the last block comes to its words several times."""
+@pytest.mark.parametrize(("m", "n", "k"), [(None, 43, 1032), (None, 31, 7168), (1, 9, 33000), (3, 27, 1032)])
+def test_rows_that_are_loaded_though_they_could_be_copied(device, rng, monkeypatch, m, n, k):
+    monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
+    values = case(rng, m, n, k, 2 * n // 3)
+    check(run(device, values), expected(values))
+
+
+def test_more_normed_columns_than_the_finish_waits_for_at_a_time(device, rng):
+    """Beyond 4096 columns it comes to its words several times."""
     values = case(rng, 1, 4103, 8, 4100)
     check(run(device, values), expected(values))
 

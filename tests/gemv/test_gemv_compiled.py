@@ -8,13 +8,13 @@ import re
 from functools import cache
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import dtypes
 from drvfuse.ops import launching
 from drvfuse.ops.gemv_partial_norm import GemvParams
-from drvfuse.ops.gemv_plan import Shape, Shares, groups_of_row
+from drvfuse.ops.gemv_plan import Shape, Shares
 from drvfuse.runtime.nvrtc import Image
 
 SHAPES = [
@@ -43,7 +43,7 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF) 
     return launching.build(load.call_args.args[1], "sm_90a", ["--ptxas-options=-v"])
 
 
-@pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
+@pytest.mark.parametrize(("m", "k", "weight"), [*SHAPES, (1, 7166, "bfloat16"), (3, 1001, "bfloat16")])
 def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     image = compiled(m, k, weight)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
@@ -53,43 +53,41 @@ def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
-def test_only_weights_are_read_before_the_wait_of_a_dependent_launch(m, k, weight):
+def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
+    """Of the three kinds of warps, each from its barrier at the start on: one copies weights, the last loads gamma."""
     ptx = compiled(m, k, weight, df.PDLLevel.ON).ptx
-    before, wait, after = ptx.partition("griddepcontrol.wait")
-    element = dtypes.get(weight)
-    shape = Shape.of(m, groups_of_row(k, element.itemsize), 16)
-    assert wait and len(re.findall(r"\bld\.global\.nc", before)) == shape.slots * shape.packs
-    assert not re.search(r"\bld\.(?!global\.nc|param)\S*global|\batom|\bred\.|\bst\.\S*global", before)
-    assert "ld.global.nc.L1::no_allocate.v4.u32" in after
+    accesses = r"\b(?:ld\.(?!param|shared)\S*global|atom|red\.|st\.\S*global|cp\.async\.bulk)\S*"
+    parts = [part.rpartition("bar.sync") for part in ptx.split("griddepcontrol.wait")[:-1]]
+    assert not re.findall(accesses, parts[0][0])
+    multiply, add, finish = (re.findall(accesses, part[2]) for part in parts)
+    assert not multiply
+    assert add and all(access.startswith("cp.async.bulk") for access in add)
+    assert finish and all(access.startswith(("ld.global.u32", "ld.global.v")) for access in finish)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 4), (3, 8), (16, 16), (16, 8), (125, 8)])
 @pytest.mark.parametrize("groups", [1, 2, 3, 4, 7, 28, 31, 32, 33, 56, 64, 65, 128, 129, 500])
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
-def test_every_group_has_a_warp(m, groups):
-    shape = Shape.of(m, groups, 16)
+def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied):
+    shape = Shape.of(m, groups, width, rows, copied)
     assert shape.warps_a_row * shape.packs * shape.chunks >= groups
-    assert max(m, 1) <= shape.warps <= 32
-    assert m * shape.norm_warps(m) <= shape.warps
+    assert shape.chunks == 1 or shape.warps_a_row * shape.packs % 32 == 0
+    assert shape.stages and not shape.stages % shape.sum_warps and not shape.stages % shape.teams
+    assert shape.threads(m) <= 1024 and shape.norm_warps(m) >= 1
     assert shape.sum_lanes >= min(32, groups)
+    assert shape.ring_bytes + shape.part_bytes(m) <= 220 << 10
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 131, 132, 133, 500, 2112, 40000])
 @pytest.mark.parametrize("part", [0, 1, 3, 4])
-@pytest.mark.parametrize("step", [1, 4, 32])
-def test_blocks_have_all_rows_and_nearly_as_many_each(n, part, step):
+def test_blocks_have_all_rows_and_nearly_as_many_each(n, part):
     n_normed = n * part // 4
-    shares = Shares.of(n, n_normed, 132, step)
+    shares = Shares.of(n, n_normed, 132)
     assert 1 <= shares.grid <= min(132, n)
-    normed = shares.normed_blocks * shares.normed_share + shares.normed_more + shares.last_normed
-    unnormed = shares.unnormed_blocks * shares.unnormed_share + shares.unnormed_more + shares.last_unnormed
-    assert (normed, unnormed) == (n_normed, n - n_normed)
-    counts = []
-    for block in range(shares.blocks):
-        back = shares.blocks - 1 - block
-        counts.append(
-            (block < shares.normed_blocks) * (shares.normed_share + (block < shares.normed_more))
-            + (back < shares.unnormed_blocks) * (shares.unnormed_share + (back < shares.unnormed_more))
-        )
-    assert max(counts, default=0) <= shares.most_rows
-    if n > 132 * step:
-        assert max(counts) - min(counts) <= 1
+    rows = [np.arange(block, n, shares.grid) for block in range(shares.grid)]
+    assert [shares.rows_share + (block < shares.rows_more) for block in range(shares.grid)] == [r.size for r in rows]
+    normed = [int((r < n_normed).sum()) for r in rows]
+    assert [shares.normed_share + (block < shares.normed_more) for block in range(shares.grid)] == normed
+    assert shares.most_rows == rows[0].size <= rows[-1].size + 1
+    assert 0 <= shares.polled_from <= normed[-1]

@@ -58,9 +58,9 @@ def ptx(source: str, on: bool = False) -> str:
 
 TRACED = re.compile(
     r"""//.*
-    |\b(?:Trace|BlockTrace<\d+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
+    |\b(?:Trace|BlockTrace<\w+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
     |(?:if\ (?:constexpr\ )?\(!?\w+\)\ )?\b(?:trace_?|trace_b)\.\w+\([^;]*\);
-    |,?\ ?\bTrace&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ trace\b|^\ *trace,
+    |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,
     |\ DRVFUSE_TRACE_PARAMETER""",
     re.X | re.M,
 )

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GEMV with partial RMSNorm beside kernels that only read the weights, and beside torch.
+
+One token, bfloat16; the weights are rotated over copies that L2 does not hold. "read" is the fastest of some kernels
+that load the same bytes and add nothing up. Of ours: "none" has no normed column, "normed" those that the shape says,
+"all" no other; "ON" and "EARLY" are chains of dependent launches, EARLY with `PDLLevel.OVERLAP_AT_BEGINNING`; "traced"
+is "normed" with a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..ops.gemv_partial_norm import gemv_partial_norm
+from ..ops.options import PDLLevel
+from ..runtime.array import Array, view
+from ..runtime.device import Device
+from ..runtime.kernel import compile
+from ..trace.buffer import Trace
+from .timing import microseconds_per_call
+
+MODEL = (2112, 7168, 1536)
+SHAPES = (
+    MODEL,
+    *((n, k, 3 * n // 4) for n in (512, 1024, 2048, 4096, 8192, 16384) for k in (1024, 2048, 4096, 8192, 16384)),
+)
+EPSILON = 1e-3
+OURS = ("none", "normed", "all", "ON", "EARLY", "traced")
+PEERS = ("cublas", "cublas + norm", "compiled")
+HEAD = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS]
+_ROTATED_BYTES = 256 << 20
+_CALLS = 64  # of a graph, at least
+_READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
+
+_READ = """
+extern "C" __global__ void __launch_bounds__(THREADS) read(const uint4* from, long long count, unsigned* out) {
+    const long long step = (long long)gridDim.x * THREADS;
+    unsigned all = 0;
+    for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += LOADS * step) {
+        uint4 v[LOADS] = {};
+#pragma unroll
+        for (int k = 0; k < LOADS; ++k) {
+            if (i + k * step < count) v[k] = __ldg(from + i + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < LOADS; ++k) all ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    if (all == 0x12345678) *out = all;
+}
+"""
+
+
+class Bench:
+    """A device with random weights, as many as are rotated, in one piece."""
+
+    def __init__(self, device: Device, with_torch: bool = False) -> None:
+        self._device, self._torch, self._random = device, with_torch, np.random.default_rng(0)
+        self._pool, self._out = self._weight_bytes(_ROTATED_BYTES), device.zeros(1, "uint32")
+
+    def _weight_bytes(self, nbytes: int) -> Array:
+        bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
+        return self._device.array(bits & np.uint16(0xBFFF))  # all finite
+
+    def measure(self, n: int, k: int, n_normed: int) -> dict[str, Any]:
+        """All figures of one shape: microseconds a call."""
+        times = {
+            "none": self._ours(n, k, 0),
+            "normed": self._ours(n, k, n_normed),
+            "all": self._ours(n, k, n),
+            "ON": self._ours(n, k, n_normed, level=PDLLevel.ON),
+            "EARLY": self._ours(n, k, n_normed, level=PDLLevel.OVERLAP_AT_BEGINNING),
+            "traced": self._ours(n, k, n_normed, trace=Trace(self._device, nbytes=64 << 20)),
+        }
+        if self._torch:
+            from .gemv_torch import torch_us
+
+            times |= dict(zip(PEERS, torch_us(n, k, n_normed, EPSILON, _ROTATED_BYTES), strict=True))
+        return {"n": n, "k": k, "n_normed": n_normed, "bytes": 2 * n * k, "read": self.read(n, k), **times}
+
+    def weights(self, n: int, k: int) -> list[Array]:
+        """Different ones, that share no memory."""
+        nbytes = 2 * n * k
+        if nbytes > self._pool.nbytes:
+            self._pool = self._weight_bytes(nbytes)
+        many = min(2 * _CALLS, self._pool.nbytes // nbytes)
+        return [
+            view(self._pool.ptr + i * nbytes, (n, k), "bfloat16", self._device, owner=self._pool) for i in range(many)
+        ]
+
+    def read(self, n: int, k: int) -> float:
+        """The fastest reader."""
+        device, times = self._device, []
+        for threads, blocks, loads in _READERS:
+            kernel = compile(_READ, driver=device.driver, defines={"THREADS": threads, "LOADS": loads})["read"]
+            launches = [
+                kernel.prepare(blocks * device.sm_count, threads, w, w.nbytes // 16, self._out, device=device)
+                for w in self.weights(n, k)
+            ]
+            times.append(self._time([partial(launch, device.stream) for launch in launches]))
+        return min(times)
+
+    def _ours(self, n: int, k: int, n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None) -> float:
+        bf16, device = dtypes.get("bfloat16").numpy, self._device
+        act, gamma = (device.array(self._random.standard_normal(length).astype(bf16)) for length in (k, n_normed))
+        call = partial(
+            gemv_partial_norm,
+            n_normed=n_normed,
+            eps=EPSILON,
+            normed_output=device.empty(n_normed, "bfloat16"),
+            unnormed_output=device.empty(n - n_normed, "bfloat16"),
+            pdl_level=level,
+            trace=trace,
+        )
+        return self._time([partial(call, act, weight, gamma) for weight in self.weights(n, k)])
+
+    def _time(self, calls: Sequence[Callable[[], object]]) -> float:
+        return microseconds_per_call(self._device, calls, _CALLS).median
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """The cells of one line of the table, whose head is `HEAD`."""
+    cells = [f"{result['n']}x{result['k']} ({result['n_normed']})", *(f"{result[key]:.2f}" for key in ("read", *OURS))]
+    cells.append(f"{result['normed'] / result['read']:.2f}")
+    return cells + [f"{result[key]:.1f}" if key in result else "" for key in PEERS]
+
+
+def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
+    """Times over those of the reading kernel, by the bytes of the weight, a line for each K."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), sharey=True)
+    titles = {"none": "no normed column", "normed": "alone", "EARLY": "dependent launches, OVERLAP_AT_BEGINNING"}
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for k in sorted({r["k"] for r in results}):
+            rows = sorted((r for r in results if r["k"] == k), key=lambda r: r["bytes"])
+            axis.plot([r["bytes"] / 2**20 for r in rows], [r[key] / r["read"] for r in rows], "o-", label=f"K {k}")
+        axis.axhline(1, color="black", linewidth=1, linestyle="--")
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("MiB of weights")
+        axis.set_title(title)
+    axes[0].set_ylabel("time / time of a kernel that only reads")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stages of cu/gemv_partial_norm.cu: some rows of the weight each, or a chunk of them.
+//
+// STAGES of them are under way. With COPIED the copy engine writes a stage's weights to its slot of a ring in shared memory;
+// else the warps that multiply load them to registers. TEAMS of warps take turns at stages, and so do SUM_WARPS warps: such a
+// warp begins them, and sums those that are done:
+//
+//     it begins a stage         -> full[slot]   the stage's weights are there, and its group sums may be written
+//     a team multiplies it      -> done[slot]   the group sums are written, and the weights read
+//
+// When stage s is done it begins stage s + STAGES, whose turn is its own too, and only then sums s. So group sums have twice
+// as many slots as weights: stage s + 2 STAGES, which has those of s again, begins after it has summed s. A team's turn comes
+// again at s + STAGES too, so nobody waits for a barrier that is two phases behind.
+#pragma once
+#include "gemv_params.cuh"
+#include "mbarrier.cuh"
+
+struct Stage {
+    int index, first, chunk;  // its first row in the block
+
+    static __device__ __forceinline__ Stage at(int index, const GemvParams& p) {
+        return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
+    }
+
+    __device__ __forceinline__ int slot() const { return index % STAGES; }
+    __device__ __forceinline__ u32 parity() const { return index / STAGES % 2; }
+};
+
+struct Pipeline {
+    Mbarrier full[STAGES], done[STAGES];
+    Mbarrier epoch_read;  // `tag` is written
+    Mbarrier published;   // enough of the block's sums are for the last block to poll
+    u32 tag;
+
+    // By one thread, before a __syncthreads().
+    __device__ __forceinline__ void init() {
+        for (int i = 0; i < STAGES; ++i) {
+            full[i].init(1);
+            done[i].init(WARPS_A_ROW);
+        }
+        epoch_read.init(1);
+        published.init(SUM_WARPS);
+        if constexpr (COPIED) bulk_copies_from_here();
+    }
+
+    // By one warp. `ring` is the address in shared memory of STAGES x STEP x SLICE bytes.
+    __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
+        Mbarrier& barrier = full[stage.slot()];
+        const int lane = threadIdx.x % 32;
+        const int count = min(rows.count - stage.first, STEP);
+        if (count <= 0) return;
+        __syncwarp();  // all lanes have read the group sums that may be written behind this
+        if constexpr (!COPIED) {
+            if (lane == 0) barrier.arrive();
+        } else {
+#if __CUDA_ARCH__ >= 900
+            const u32 offset = CHUNKED ? stage.chunk * SLICE : 0;
+            const u32 bytes = min(u32(SLICE), u32(p.columns) * u32(sizeof(Weight)) - offset);
+            if (lane == 0) barrier.expect(count * bytes);
+            __syncwarp();
+            for (int r = lane; r < count; r += 32) {
+                const char* row = reinterpret_cast<const char*>(p.weight) + u64(u32(rows[stage.first + r])) * u32(p.weight_step);
+                barrier.copy(ring + (stage.slot() * STEP + r) * SLICE, row + offset, bytes);
+            }
+#endif
+        }
+    }
+};

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GEMV's benchmark runs where the emulated driver does; its times mean nothing there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import drvfuse as df
+from drvfuse.bench import gemv
+from drvfuse.cli.bench import _gemv_shape
+from drvfuse.errors import ArgumentError
+
+pytestmark = pytest.mark.emu
+
+
+def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemv, "_ROTATED_BYTES", 3 * 2 * 8 * 64 + 16)
+    monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:2])
+    monkeypatch.setattr(gemv, "_CALLS", 3)
+    monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
+    with df.emu.Machine(devices=1, sm_count=2) as machine:
+        bench = gemv.Bench(df.device(0, driver=machine))
+        starts = [weight.ptr for weight in bench.weights(8, 64)]
+        assert len(starts) == 3 and starts[1] - starts[0] == 2 * 8 * 64
+        assert len(bench.weights(64, 64)) == 1  # more than were rotated so far
+        result = bench.measure(8, 64, 6)
+        assert not machine.reports
+    assert all(result[key] > 0 for key in ("read", *gemv.OURS))
+    assert len(gemv.row(result)) == len(gemv.HEAD)
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_shapes_that_are_asked_for() -> None:
+    assert _gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
+    assert _gemv_shape("512X1024") == (512, 1024, 384)
+    for wrong in ("512", "8x8x8x8", "8x0", "8x8x9"):
+        with pytest.raises(ArgumentError, match="--shape"):
+            _gemv_shape(wrong)
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    results = [{"k": k, "bytes": k << 20, "read": 2.0, **dict.fromkeys(gemv.OURS, 3.0)} for k in (1024, 2048)]
+    gemv.plot(results, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
