@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs translated PTX straight, one thread at a time, with runtime functions that allow everything."""
+"""Runs translated PTX straight, one thread at a time, compiled as kernels are, with runtime functions that allow
+everything."""
 
 from __future__ import annotations
 
@@ -9,11 +10,8 @@ import struct
 import llvmlite.binding as llvm
 import numpy as np
 
-from drvfuse.emu import abi
+from drvfuse.emu import abi, native
 from drvfuse.emu.codegen import KernelCode, translate
-
-llvm.initialize_native_target()
-llvm.initialize_native_asmprinter()
 
 RESULTS = {"rt_clock": "i64 42", "rt_vprintf": "i32 1"}
 
@@ -30,14 +28,9 @@ class Program:
             if f"@{name}(" in ir:
                 value = RESULTS.get(name, "void" if result == "void" else f"{result} 0")
                 ir += f"\ndefine {result} @{name}({', '.join(types)}) {{ ret {value} }}\n"
-        module = llvm.parse_assembly(ir)
-        module.verify()
-        target = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1
-        )
-        passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(1))
-        passes.getModulePassManager().run(module, passes)
-        self.engine = llvm.create_mcjit_compiler(module, target)
+        code = native._compile(ir, native._SUPPORT if raw else None)
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native._machine())
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         self.globals = ctypes.create_string_buffer(max(self.code.globals_bytes, 1))
         base = ctypes.addressof(self.globals)
