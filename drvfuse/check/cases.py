@@ -21,6 +21,7 @@ CASES: dict[str, Case] = {
     "fused-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage"),
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fp8-rmsnorm": fp8.rmsnorm,
+    "fp8-rmsnorm-rows": fp8.rmsnorm_rows,
     "fp8-rmsnorm-gradient": fp8.rmsnorm_gradient,
     "fp8-division": fp8.division,
     "fp8-layernorm": fp8.layernorm,

@@ -37,6 +37,7 @@ E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward wait for one another
 ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
+SHARED_SHAPE, SHARED_MULTIPROCESSORS = (141, 656), 4  # two teams of blocks share columns; one has two groups of rows
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
@@ -75,6 +76,21 @@ def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: A
     fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=forward, **options)
     backward = (out["dx"], out["dw"])
     fp8_rmsnorm_backward(x, scales, gradient, weight, out["rstd"], GROUP, outputs=backward, **options)
+
+
+@functools.lru_cache(maxsize=STEPS)
+def _shared(number: int) -> Step:
+    rows, columns = SHARED_SHAPE
+    x = random(number, SHARED_SHAPE, E4M3, 64)
+    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    weight = random(number, (columns,), "bfloat16")
+    forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
+    return Step((x, scales, weight), forward._asdict())
+
+
+def _launch_shared(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
+    outputs = tuple(out[name] for name in reference_fp8.Forward._fields)
+    fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=outputs, **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
@@ -178,6 +194,12 @@ def _launch_layernorm_gradient(
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
+
+
+def rmsnorm_rows(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Forward of many rows, of which blocks share the columns."""
+    workspace = fp8_workspace_bytes(SHARED_SHAPE[1])
+    steps(run, _shared, _launch_shared, pdl, workspace, sm_count=SHARED_MULTIPROCESSORS)
 
 
 def rmsnorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:

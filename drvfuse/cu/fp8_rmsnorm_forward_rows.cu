@@ -21,6 +21,7 @@ constexpr int PARTS = DRVFUSE_PARTS;   // blocks that share a group of rows
 constexpr int QUADS = TR / 4;
 static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
+static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 
 // The rows of a block, counted from 0, and what it keeps of them.
 struct Rows {
@@ -199,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 float total = 0.0f;
                 for (int s = 0; s < all_segments; ++s) total = __fadd_rn(total, sums[s * p.chunk_rows + local - first]);
                 rstd = finish_row(p, total, products[local - first], best);
-                if (part == 0 || !KNOWN) p.rstd[row] = rstd;
+                if (part == 0) p.rstd[row] = rstd;
             }
             if (KNOWN) rstds[local] = rstd;
             products[local - first] = 0;

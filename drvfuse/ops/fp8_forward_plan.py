@@ -76,10 +76,17 @@ class ManyRows:
     warps = 16
 
     def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
+        segments = _ceil_div(columns, _SEGMENT)
+        widest = min(segments, device.sm_count, MAX_BLOCKS) if rows * segments <= MAX_WORD_SUMS else 1
+        self._share_out(device, rows, columns, QB, widest)
+        if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
+            self._share_out(device, rows, columns, QB, 1)
+
+    def _share_out(self, device: Device, rows: int, columns: int, QB: int, widest: int) -> None:
+        """By teams of at most `widest` blocks."""
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         segments = _ceil_div(columns, _SEGMENT)
         room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-        widest = min(segments, multiprocessors) if rows * segments <= MAX_WORD_SUMS else 1
         self.block_rows, split = min(
             ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),

@@ -39,7 +39,7 @@ def altered(monkeypatch, **changes):
         (512, {"resident_rows": 20}),
         (640, {"resident_rows": 12}),  # blocks share columns: other tiles
         (512, {"resident_rows": 0}),
-        (640, {"resident_rows": 0, "known": False}),
+        (512, {"resident_rows": 0, "known": False}),
     ],
     ids=["all", "some", "some-shared", "scales", "nothing"],
 )
@@ -189,6 +189,19 @@ def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
         assert forward_plan(device, 2048, 4096, 16).parts == 4
         assert isinstance(forward_plan(device, 2048, 8192, 16), FewRows)
         assert forward_plan(device, 8192, 8192, 16).parts == 1
+
+
+@pytest.mark.emu
+def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
+    """Nor is then their rstd kept, which several blocks would write to global memory and read there."""
+    values = case(rng, (17, 44544))
+    with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        assert not machine.reports
+        plan = forward_plan(device, *values.x.shape, 16)
+        assert (plan.parts, plan.known) == (1, False)
 
 
 @pytest.mark.emu
