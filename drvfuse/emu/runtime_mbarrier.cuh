@@ -57,6 +57,7 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
         if (refused(t, addr, 8, 0, site, &found)) return 1;
         u64 word = *(u64*)addr;
         u64 after = changed_barrier(word, count, (s32)bytes, &error);
+        if (op == MB_ARRIVE && !count) error = E_COUNT;
         u32 flags = A_STRONG | (order & ~(3u << A_ORDER)), done = !!((word ^ state) & PARITY);
         if (op != MB_TEST) flags = A_WRITE | A_ATOMIC | A_STRONG | order;
         else if (done) flags = A_STRONG | order;

@@ -125,6 +125,7 @@ KERNEL k(const u64* in) {{
         ("INIT(b, 0)", "a count of 0"),
         ("INIT(b, 1 << 20)", "a count of 1048576"),
         ("INIT(b, 2) ARRIVE_N(b, 3)", "3 arrivals"),
+        ("INIT(b, 2) ARRIVE_N(b, 0)", "a count of 0"),
         ("INIT(b, 2) EXPECT(b, 1 << 20)", "1048576 bytes"),
         ("BULK(s, in, 16, b + 1)", "there is no mbarrier"),
     ],
