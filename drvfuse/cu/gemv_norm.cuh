@@ -7,7 +7,8 @@
 #include "reduce.cuh"
 #include "trace.cuh"
 
-constexpr int BATCH = NORM_WARPS < 8 ? 4 : 32 / NORM_WARPS;  // packs a lane waits for at a time
+constexpr int BATCH = 4;  // packs a lane waits for at a time
+static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
 
 struct Words {
     u64 word[4];

@@ -37,7 +37,7 @@ _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "
 
 
 class GemvParams(ctypes.Structure):
-    """`struct GemvParams` of cu/gemv_partial_norm.cu."""
+    """`struct GemvParams` of cu/gemv_params.cuh."""
 
     _fields_ = (
         ("weight", ctypes.c_uint64),
@@ -92,11 +92,11 @@ def gemv_partial_norm(
     capture.
 
     With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
-    it must not write them. The kernel behind may start when every block has stored its sums (ON) or has begun
-    (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's own, "current" for that
-    of act's framework, or a stream. The call does not block, and can be captured after a first one on the stream, with
-    both outputs given. Before any launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels
-    and for an FP8 weight on a device before compute capability 8.9.
+    it must not write them. The kernel behind may start when a warp of every block has stored its last sums (ON), or
+    when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the
+    device's own, "current" for that of act's framework, or a stream. The call does not block, and can be captured after
+    a first one on the stream, with both outputs given. Before any launch: ArgumentError for arguments that do not fit,
+    Unsupported for NO_WAIT levels and for an FP8 weight on a device before compute capability 8.9.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
     x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
@@ -182,6 +182,8 @@ def _inputs(
     if w.stride * w.dtype.itemsize >= 1 << 31:
         raise ArgumentError("weight", f"with rows {w.stride} elements apart", "with rows less than 2 GiB apart")
     n, k = w.shape
+    if n >= 1 << 31:
+        raise ArgumentError("weight", f"of shape {w.shape}", "of less than 2^31 rows")
     if len(x.shape) not in (1, 2) or x.shape[-1] != k or not 1 <= (1, *x.shape)[-2] <= MAX_ROWS:
         raise ArgumentError(
             "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"

@@ -14,7 +14,7 @@ GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # at most
 TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
 RESIDENT = 32  # values of act that a lane keeps in registers, at most
-NORM_WARPS = 8  # at most
+NORM_WARPS = 8  # of all rows of act, at most
 ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
 STAGES = 4  # that are under way, at most: more of them delay what else the block reads
 
@@ -59,7 +59,7 @@ class Shape:
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""
-        warps = 16
+        warps = NORM_WARPS
         while warps * m > NORM_WARPS:
             warps //= 2
         return warps

@@ -272,6 +272,8 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
 
     refused(op(weight=device.zeros((N, 0), bf16), act=device.zeros((M, 0), bf16)), "weight", "K of at least 1")
     refused(op(weight=device.zeros(K, bf16)), "weight", "[N, K]")
+    many = df.view(weight.ptr, (1 << 31, K), bf16, device, owner=weight)
+    refused(op(weight=many), "weight", "less than 2^31 rows")
     refused(op(act=device.zeros((M, K + 8), bf16)), "act", f"[M, {K}]")
     refused(op(act=device.zeros((9, K), bf16)), "act", "M 1 to 8")
     refused(op(act=device.zeros((0, K), bf16)), "act")
