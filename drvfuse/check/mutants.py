@@ -359,6 +359,26 @@ MUTANTS: dict[str, Mutant] = {
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),
+    "fp8-word-of-any-launch": Mutant(
+        "blocks of the FP8 forward pass take words that the launch before has left",
+        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        (SourceEdit("grid_words.cuh", "u32(seen[i] >> 32) != epoch", "u32(seen[i] >> 32) == 0"),),
+        fp8.rmsnorm_rows,
+    ),
+    "fp8-launch-number-too-early": Mutant(
+        "block 0 of the FP8 forward pass advances the number of the launch before the others have read it",
+        "words with the number of the launch, which one block advances",
+        (
+            SourceEdit(
+                "fp8_rmsnorm_forward_rows.cu",
+                "    if (threadIdx.x == 0) meetings.begin(use);\n",
+                "    if (threadIdx.x == 0) meetings.begin(use);\n"
+                "    if (threadIdx.x + blockIdx.x == 0) set_scratch_word(&p.scratch.state->epoch, meetings.epoch);\n",
+            ),
+        ),
+        fp8.rmsnorm_rows,
+        (*WRONG, *HANGS),
+    ),
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
