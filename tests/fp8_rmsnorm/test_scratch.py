@@ -24,6 +24,11 @@ NO_MAXIMUM = SourceEdit(
     "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
     "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
 )
+NO_SUMS = SourceEdit(
+    "fp8_rmsnorm_forward_rows.cu",
+    "if (word < p.rows * all_segments) {",
+    "if (word < p.rows * all_segments && blockIdx.x != 1) {",
+)
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
     "if constexpr (WEIGHTED) {\n            u32* words",
@@ -98,6 +103,23 @@ def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(o
     for _ in range(2):
         op.check(op.run())
     df.check_device(op.device)
+
+
+@pytest.mark.emu
+def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
+    """Nor does the launch behind it, which waits for none, read what was never written."""
+    values = case(rng, (141, 656))
+    with df.emu.Machine(devices=1, sm_count=4) as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, values)
+        with config.override(spin_timeout=0.05), applied([NO_SUMS]):
+            for _ in range(2):
+                df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        device.synchronize()
+        with pytest.raises(GridTimeout, match="gave up waiting for block"):
+            df.check_device(device)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        assert not machine.reports
 
 
 def test_launch_numbers_wrap(op, space):
