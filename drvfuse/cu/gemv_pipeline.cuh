@@ -22,19 +22,19 @@ struct Stage {
         return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
     }
 
-    __device__ __forceinline__ int slot() const { return index % STAGES; }
-    __device__ __forceinline__ u32 parity() const { return index / STAGES % 2; }
+    __device__ __forceinline__ int slot() const { return index % SLOTS; }
+    __device__ __forceinline__ u32 parity() const { return index / SLOTS % 2; }
 };
 
 struct Pipeline {
-    Mbarrier full[STAGES], done[STAGES];
+    Mbarrier full[SLOTS], done[SLOTS];
     Mbarrier epoch_read;  // `tag` is written
     Mbarrier published;   // enough of the block's sums are for the last block to poll
     u32 tag;
 
     // By one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
-        for (int i = 0; i < STAGES; ++i) {
+        for (int i = 0; i < SLOTS; ++i) {
             full[i].init(1);
             done[i].init(WARPS_A_ROW);
         }
@@ -43,7 +43,7 @@ struct Pipeline {
         if constexpr (COPIED) bulk_copies_from_here();
     }
 
-    // By one warp. `ring` is the address in shared memory of STAGES x STEP x SLICE bytes.
+    // By one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;

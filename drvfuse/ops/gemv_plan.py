@@ -16,6 +16,7 @@ TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's
 RESIDENT = 32  # values of act that a lane keeps in registers, at most
 NORM_WARPS = 8  # of all rows of act, at most
 ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
+SPARE = 1
 STAGES = 4  # that are under way, at most: more of them delay what else the block reads
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
@@ -49,13 +50,17 @@ class Shape:
     sum_warps: int
 
     @property
+    def slots(self) -> int:
+        return self.stages + SPARE * self.sum_warps
+
+    @property
     def ring_bytes(self) -> int:
         """Shared memory of the weights under way."""
-        return self.copied * self.stages * self.step * self.warps_a_row * self.packs * GROUP_BYTES
+        return self.copied * self.slots * self.step * self.warps_a_row * self.packs * GROUP_BYTES
 
     def part_bytes(self, m: int) -> int:
         """Shared memory of the group sums, which have twice as many stages."""
-        return -(-8 * self.stages * self.step * m * self.warps_a_row * self.packs // 16) * 16
+        return -(-4 * self.slots * self.step * m * self.warps_a_row * self.packs // 16) * 16
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""
@@ -87,7 +92,6 @@ class Shape:
         teams = _power_of_two(min(stages, PRODUCT_WARPS // warps_a_row))
         adding = COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS
         sum_warps = 1 if chunks > 1 else _power_of_two(min(stages, adding))
-        stages -= stages % max(teams, sum_warps)
         return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps)
 
     @property
