@@ -96,7 +96,7 @@ class GridTimeout(BarrierTimeout):
     _REASONS = {
         1: "block {block} of a kernel gave up waiting for block {peer} (launch {expected}, found {seen})",
         2: "two launches used one workspace at the same time",
-        3: "a launch was given a workspace that was not zeroed after a time-out",
+        3: "a launch was given a workspace that was not zeroed before its first use, or not zeroed after a time-out",
         4: "finish_counter held {seen} when a launch began: it was not zero at first, or another launch was using it",
     }
 

@@ -110,7 +110,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
         what = "host memory" if kind in (1, dlpack.CUDA_HOST) else "memory"
         shown = f"{what} on DLPack device type {kind}"
-        raise ArgumentError(argument, shown, f"memory of a {driver.name} device; copy host data with device.array")
+        raise ArgumentError(argument, shown, f"memory of the {driver.name} driver; copy host data with device.array")
     where = _device(driver, index, argument)
     handle = dlpack.current_stream(obj, kind, index)
     producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
@@ -175,7 +175,8 @@ def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
     own = str(getattr(obj, "dtype", "")).rpartition(".")[2]
     if own in dtypes.NAMES:
         return dtypes.get(own)
-    raise ArgumentError(f"{argument}.dtype", typestr, "clear: use DLPack or drvfuse.view for bfloat16 and FP8")
+    expected = "clear: for bfloat16 and FP8 use DLPack, drvfuse.view or an object whose dtype names them"
+    raise ArgumentError(f"{argument}.dtype", typestr, expected)
 
 
 def _integers(argument: str, values: Any, least: int | None = None) -> tuple[int, ...]:
