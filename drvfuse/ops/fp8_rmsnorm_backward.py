@@ -288,6 +288,6 @@ def _specialise(
     )
     if few:
         return Specialisation("fp8_rmsnorm_backward_few", defines)
-    most = -(-plan.segments // plan.strands)
+    most = max(1, -(-plan.segments // plan.strands))  # no rows have no segments
     more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
     return Specialisation("fp8_rmsnorm_backward", (*defines, *more))
