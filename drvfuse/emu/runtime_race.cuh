@@ -120,6 +120,7 @@ struct Who {
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
     u32 agent;   // its block, with COPYING or BULK or without
     u32 number;  // of a bulk copy
+    u32 again;   // a poll that sees what the last one saw
     Ref clock, common;
     u64 addr, now;  // events so far
     u32 size, thread, log;  // log: Entry::size

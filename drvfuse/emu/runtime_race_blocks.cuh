@@ -158,7 +158,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = w.again = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;
