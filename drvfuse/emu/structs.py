@@ -59,6 +59,12 @@ class ThreadStruct(Structure):
     ]
 
 
+class PolledStruct(Structure):
+    """A word that a thread polls: one of those in its POLL_BYTES."""
+
+    _fields_ = [("addr", u64), ("low", u64), ("high", u64), ("site", u32), ("size", u32)]
+
+
 class BlockStruct(Structure):
     """A resident block, at the start of its slot."""
 

@@ -377,6 +377,8 @@ def _word(
     who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
     more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
     holds = "" if first.seen is None else f", holds {_value(first.seen)}"
+    if first.mbarrier:
+        holds = f", an mbarrier: {first.mbarrier}"
     lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
     writes = records[np.isin(records["kind"], (_STORE, _ATOMIC))]
     here = decode(writes[writes["address"] == address][-1:], identities)
