@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engine_harness import Rig, line_of
 
+from drvfuse.emu import mbarriers
 from drvfuse.emu.engine import EngineLaunch
 from drvfuse.emu.faults import Fault
 from drvfuse.emu.reports import standstill
@@ -222,15 +223,25 @@ def test_a_refused_copy_takes_no_room(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "told", "brief"),
     [
-        ("ARRIVE_TX(&b, bytes + 16)", "parity 0, 0 of 1 arrivals pending, 16 bytes pending"),
-        ("EXPECT(&b, bytes)", "parity 0, 1 of 1 arrivals pending, 0 bytes pending"),
-        ("EXPECT(&b, bytes - 16)", "parity 0, 1 of 1 arrivals pending, 16 bytes more than expected"),
-        ("ARRIVE(&b) ARRIVE_TX(&b, bytes + 32)", "parity 1, 0 of 1 arrivals pending, 32 bytes pending"),
+        ("ARRIVE_TX(&b, bytes + 16)", "parity 0, 0 of 1 arrivals pending, 16 bytes pending", "0 of 1 arrivals, 16 B"),
+        ("EXPECT(&b, bytes)", "parity 0, 1 of 1 arrivals pending, 0 bytes pending", "1 of 1 arrivals, 0 B"),
+        (
+            "EXPECT(&b, bytes - 16)",
+            "parity 0, 1 of 1 arrivals pending, 16 bytes more than expected",
+            "1 of 1 arrivals, -16 B",
+        ),
+        (
+            "ARRIVE(&b) ARRIVE_TX(&b, bytes + 32)",
+            "parity 1, 0 of 1 arrivals pending, 32 bytes pending",
+            "0 of 1 arrivals, 32 B",
+        ),
     ],
 )
-def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(rig: Rig, call: str, told: str) -> None:
+def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(
+    rig: Rig, call: str, told: str, brief: str
+) -> None:
     body = ONE.replace("ARRIVE_TX(&b, bytes)", call).replace("AWAIT(&b, 0)", "AWAIT(&b, 0) AWAIT(&b, 1)")
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
     assert not rig.finish(launch)
@@ -240,7 +251,8 @@ def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(r
     report = standstill("deadlock", "nothing can go on", [("k", 0, launch)], [], {})
     assert f", an mbarrier: {told}, at test.cu:" in report.message
     assert report.timeline is not None
-    assert f"an mbarrier: {told}: polled by" in report.timeline.splitlines()[0]
+    assert report.timeline.splitlines()[1] == f"  it is an mbarrier: {told}"
+    assert {mbarriers.brief("mbarrier.arrive.shared.b64", b.seen) for b in blocked} == {f"pending {brief}"}
 
 
 def test_a_poll_with_naps_tells_what_is_pending_too(rig: Rig) -> None:
