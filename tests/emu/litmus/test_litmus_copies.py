@@ -175,7 +175,7 @@ if (T(0)) { LATE(0) CP(s, x)  // @c
   WAIT_ALL }
 """
 for name, between, races in (("behind-a-barrier", "BAR", ""), ("at-once", "", "c~r")):
-    add(f"buffer-reused-{name}", fill(REUSE, between=between), grid(1, 64), races=races, edge=f"{NOT_WAITED}|{EARLY}")
+    add(f"buffer-reused-{name}", fill(REUSE, between=between), grid(1, 64), races=races, edge=f"{WAITED}|{EARLY}")
 
 BROADCAST = """
 __shared__ u32 s[64];
