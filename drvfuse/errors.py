@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception that drvfuse raises. All derive from `DrvfuseError`."""
+"""Every exception that drvfuse raises, all derived from `DrvfuseError`, and how their texts call a wrong argument."""
 
 from __future__ import annotations
 
@@ -50,6 +50,15 @@ class ArgumentError(DrvfuseError, ValueError):
     def __init__(self, argument: str, got: Any, expected: str) -> None:
         self.argument, self.got, self.expected = argument, got, expected
         super().__init__(f"{argument} is {got}; it must be {expected}")
+
+
+def kind_of(value: Any) -> str:
+    """What an argument of a wrong type was, for `ArgumentError.got`: "an int", "a list", "None"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    sounds = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, a uint8
+    return f"{'an' if sounds else 'a'} {name}"
 
 
 class LaunchError(DrvfuseError):

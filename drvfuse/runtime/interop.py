@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentError
+from ..errors import ArgumentError, kind_of
 from . import dlpack
 from .array import Array, view
 from .device import Device, device
@@ -100,9 +100,7 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
         return _from_interface(obj, interface, driver, argument)
     if hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple)):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
-    raise ArgumentError(
-        argument, f"a {type(obj).__name__}", "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__"
-    )
+    raise ArgumentError(argument, kind_of(obj), "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__")
 
 
 def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
