@@ -179,8 +179,8 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
         if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
     }
-    if (e->race) race_access(t, addr, size, flags, site);
-    if (flags & A_STRONG) e->fruitless = 0;
+    if (e->race && (!e->idle || write)) race_access(t, addr, size, flags, site);
+    if (flags & A_STRONG) e->fruitless = e->idle = 0;
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include "runtime_race_touch.cuh"
 
 FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
+    r->stamp++;
     LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16) {
         Ref* cell = cell_at(r, a);
         if (!*cell) continue;

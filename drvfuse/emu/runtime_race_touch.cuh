@@ -75,6 +75,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     if (*cell & POLLED) return;
     Ref* pool = pool_at(r, addr);
     u32 write = w->kind & N_WRITE;
+    r->stamp += write;
     Location* location = 0;
     if (w->kind & N_STRONG) {
         u32 read = !write || (w->kind & N_ATOMIC);

@@ -58,7 +58,17 @@ def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
         assert used[-1] < 1.1 * used[len(used) // 2], used
 
 
-def test_polls_that_see_nothing_new_keep_one_entry_a_warp_however_many_poll() -> None:
+def judged(state: int, most: int) -> int:
+    """How many accesses the detector has judged: it draws a number for each. `most` + 1 if they are more."""
+    drawn = 0
+    for count in range(most + 1):
+        if drawn == state:
+            return count
+        drawn = (drawn * 1664525 + 1013904223) & 0xFFFFFFFF
+    return most + 1
+
+
+def test_polls_that_see_nothing_new_are_judged_once_and_keep_one_entry_a_warp() -> None:
     used = []
     for threads in (32, 256):
         with Machine(devices=1, race=True) as machine:
@@ -72,4 +82,5 @@ def test_polls_that_see_nothing_new_keep_one_entry_a_warp_however_many_poll() ->
             assert cuda.cuCtxSynchronize()[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
             assert [report.kind for report in machine.reports] == ["deadlock"]
             used.append(machine.detector.state.top)
+            assert judged(machine.detector.state.random, 4 * threads) <= 4 * threads
     assert used[1] < used[0] + 100, used
