@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every exception that drvfuse raises. All derive from `DrvfuseError`."""
+"""Every exception that drvfuse raises, all derived from `DrvfuseError`, and how their texts call a wrong argument."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ class ArgumentError(DrvfuseError, ValueError):
         super().__init__(f"{argument} is {got}; it must be {expected}")
 
 
+def kind_of(value: Any) -> str:
+    """What an argument of a wrong type was, for `ArgumentError.got`: "an int", "a list", "None"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    sounds = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, a uint8
+    return f"{'an' if sounds else 'a'} {name}"
+
+
 class LaunchError(DrvfuseError):
     """A kernel cannot be launched as asked (grid, block, attribute, concurrent use)."""
 
@@ -96,7 +105,7 @@ class GridTimeout(BarrierTimeout):
     _REASONS = {
         1: "block {block} of a kernel gave up waiting for block {peer} (launch {expected}, found {seen})",
         2: "two launches used one workspace at the same time",
-        3: "a launch was given a workspace that was not zeroed after a time-out",
+        3: "a launch was given a workspace that was not zeroed before its first use, or not zeroed after a time-out",
         4: "finish_counter held {seen} when a launch began: it was not zero at first, or another launch was using it",
     }
 

@@ -102,6 +102,22 @@ def test_bad_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (5, "an int"),
+        ([], "a list"),
+        (np.ones(1), "an ndarray"),
+        (np.uint8(1), "a uint8"),
+        (object(), "an object"),
+        (None, "None"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_called_by_its_type_and_article(value: object, shown: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=f"^where is {shown}; it must be a Group or a Device"):
+        df.Trace(value)  # type: ignore[arg-type]
+
+
 def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
     for name in dtypes.NAMES:
         dtype = dtypes.get(name)

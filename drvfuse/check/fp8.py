@@ -27,7 +27,7 @@ from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
 from .run import Run
-from .steps import STEPS, Step, random, steps
+from .steps import STEPS, Host, Step, random, steps
 
 Arrays = Mapping[str, Array]
 
@@ -41,26 +41,29 @@ SHARED_SHAPE, SHARED_MULTIPROCESSORS = (141, 656), 4  # two teams of blocks shar
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
+def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
+    """x, its scales and weights."""
+    rows, columns = shape
+    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    return random(number, shape, E4M3, 64), scales, random(number, (columns,), "bfloat16")
+
+
 @functools.lru_cache(maxsize=STEPS)
 def _norm(number: int) -> Step:
-    rows, columns = NORM_SHAPE
-    x = random(number, NORM_SHAPE, E4M3, 64)
-    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
-    weight, gradient = random(number, (columns,), "bfloat16"), random(number, NORM_SHAPE, "bfloat16")
+    x, scales, weight = _operands(number, NORM_SHAPE)
+    gradient = random(number, NORM_SHAPE, "bfloat16")
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
-    shape = BackwardShape.of(rows, columns)
+    shape = BackwardShape.of(*NORM_SHAPE)
     dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, shape)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _tall(number: int) -> Step:
-    rows, columns = TALL_SHAPE
-    x = random(number, TALL_SHAPE, E4M3, 64)
-    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
-    weight, gradient = random(number, (columns,), "bfloat16"), random(number, TALL_SHAPE, "bfloat16")
-    rstd = np.abs(random(number, (rows,), "float32"))
-    shape = BackwardShape.of(rows, columns)
+    x, scales, weight = _operands(number, TALL_SHAPE)
+    gradient = random(number, TALL_SHAPE, "bfloat16")
+    rstd = np.abs(random(number, TALL_SHAPE[:1], "float32"))
+    shape = BackwardShape.of(*TALL_SHAPE)
     dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, shape)
     return Step((x, scales, weight, gradient, rstd), {"dx": dx, "dw": dw})
 
@@ -80,10 +83,7 @@ def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: A
 
 @functools.lru_cache(maxsize=STEPS)
 def _shared(number: int) -> Step:
-    rows, columns = SHARED_SHAPE
-    x = random(number, SHARED_SHAPE, E4M3, 64)
-    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
-    weight = random(number, (columns,), "bfloat16")
+    x, scales, weight = _operands(number, SHARED_SHAPE)
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     return Step((x, scales, weight), forward._asdict())
 

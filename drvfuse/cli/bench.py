@@ -12,9 +12,9 @@ from typing import Any
 
 from ..bench import fp8_rmsnorm, gemv
 from ..bench.timing import copy_bandwidth
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..runtime.device import Device, device
-from .terminal import progress, table
+from .terminal import check_image, progress, table
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -68,9 +68,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
     shapes = [shape(text) for text in arguments.shape] if arguments.shape else list(op.SHAPES)
     if arguments.plot:
         _require("--plot", "matplotlib")
+        check_image("--plot", arguments.plot)
     if arguments.torch:
         _require("--torch", "torch")
-    gpu = device(arguments.device, driver="cuda")
+    try:
+        gpu = device(arguments.device, driver="cuda")
+    except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
+        why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
+        raise DriverUnavailable(why) from error
     results = []
     with progress("measuring", show=True):
         note, measure = start(gpu, arguments.torch)

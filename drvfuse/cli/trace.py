@@ -18,7 +18,7 @@ from ..ops.gemv_partial_norm import gemv_partial_norm
 from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
-from .terminal import progress
+from .terminal import check_image, progress
 
 _BYTES = 64 << 20
 _COLLECTIVE_SHAPE = (128, 4096)
@@ -37,6 +37,7 @@ def run_trace(arguments: argparse.Namespace) -> int:
         from ..trace.plot import figure_class
 
         figure_class()  # or it would be missed only after the run
+        check_image("--png", arguments.png)
     driver = get_driver(arguments.driver)
     setup = _gemv if arguments.op == "gemv" else _collective
     with setup(arguments, driver) as (trace, launch, title):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import abi
+from . import abi, mbarriers
 from .prints import text_at
-from .structs import BlockStruct, ThreadStruct, WarpStruct
+from .structs import POLL_BYTES, BlockStruct, PolledStruct, ThreadStruct, WarpStruct
 from .timeline import called_at
 from .window import Window
 
@@ -63,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A thread that waits. `address` and `seen` are those of the word it polls."""
+    """A thread that waits. `address` and `seen` are those of the word it polls; `mbarrier` is what is pending there."""
 
     block: Dim
     thread: Dim
@@ -72,6 +73,7 @@ class Blocked:
     line: int | None
     address: int | None = None
     seen: int | None = None
+    mbarrier: str | None = None
 
 
 def index(linear: int, extent: Dim) -> Dim:
@@ -228,6 +230,15 @@ def _blocks(launch: EngineLaunch) -> Iterator[BlockStruct]:
             yield block
 
 
+def _polled_by(block: BlockStruct, t: ThreadStruct) -> int:
+    """The site of the instruction by which a thread polls its word, wherever it is at the moment."""
+    for i in range(t.polls & 0xFF):
+        word = PolledStruct.from_address(block.polls + t.linear * POLL_BYTES + i * sizeof(PolledStruct))
+        if word.addr == t.op_addr:
+            return int(word.site)
+    return int(t.site)
+
+
 def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[int, int], Blocked]]:
     s = launch._struct
     for w in range(s.warps):
@@ -239,7 +250,7 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                 lanes &= lanes - 1
                 t = ThreadStruct.from_address(block.frames + (w * 32 + lane) * s.frame_stride)
                 file, line = _place(launch, t.site)
-                status, address, seen = text, None, None
+                status, address, seen, told = text, None, None, None
                 if field == "barrier":
                     status = f"at barrier {t.op_a}"
                 elif field == "warpop":
@@ -252,6 +263,7 @@ def _waiting(launch: EngineLaunch, block: BlockStruct) -> Iterator[tuple[tuple[i
                     nbytes = min(int(t.op_size), 16)
                     if launch.engine.window.contains(address, nbytes):
                         seen = int.from_bytes(bytes(launch.engine.window.view(address, nbytes)), "little")
+                        told = mbarriers.told(launch.kernel.sites[_polled_by(block, t)].opcode, seen)
                 index = tuple(block.ctaid), tuple(t.tid)
                 status += _callers(launch, t.site)
-                yield (block.index, t.linear), Blocked(*index, status, file, line, address, seen)
+                yield (block.index, t.linear), Blocked(*index, status, file, line, address, seen, told)

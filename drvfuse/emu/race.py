@@ -54,6 +54,12 @@ _EDGES = (
     "followed by a barrier, comes before",
     "no barrier is between the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and this access",
     "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
+    "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
+    "the read and the copy's issue; but if the read was to find what is copied, it lacks {wait}",
+)
+_WAITS = (
+    "the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and a barrier behind that",
+    "a wait for the mbarrier that the copy completes (mbarrier.try_wait)",
 )
 
 
@@ -245,7 +251,9 @@ def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report
     )
     verb = _verb(f.other_flags)
     at = f" at {short_place(other.file, other.line)}" if other.line else ""
-    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=verb + at)
+    here = _site(identities.get(f.op), f.site)
+    wait = _WAITS[here is not None and ".bulk." in here.opcode]
+    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=verb + at, wait=wait)
     what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
     message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
     return Report(

@@ -128,11 +128,11 @@ def standstill(
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for blocked in waiting:
             first = first or (kernel, device, blocked)
-            key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen)
+            key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen, blocked.mbarrier)
             groups.setdefault(key, []).append(blocked)
-        for (status, file, line, address, seen), members in groups.items():
+        for (status, file, line, address, seen, told), members in groups.items():
             place = short_place(file, line) if line else "an unknown place"
-            word = f" on 0x{address:x}, which holds {seen}" if address else ""
+            word = f" on 0x{address:x}, {f'an mbarrier: {told}' if told else f'which holds {seen}'}" if address else ""
             lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")

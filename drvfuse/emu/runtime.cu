@@ -68,7 +68,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     u64 addr = 0, low = 0, high = 0;
     u32 size = 0;
     if (e->delay) view_block(e->delay, b);
-    e->fruitless = 0;
+    e->fruitless = e->idle = 0;
     if (t->status == GDC_WAIT) {
         note(l, b, t->linear, V_GDC_WAIT, t->site, 0, 0, 0);
         if (e->race) race_gdc_wait(t);

@@ -178,9 +178,9 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         u32 only_reads = !write || (flags & A_SWAP && !swaps(t, addr, size));
         u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
         if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
-        e->fruitless = 0;
     }
-    if (e->race) race_access(t, addr, size, flags, site);
+    if (e->race && (!e->idle || write)) race_access(t, addr, size, flags, site);
+    if (flags & A_STRONG) e->fruitless = e->idle = 0;
     return 0;
 }
 

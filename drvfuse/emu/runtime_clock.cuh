@@ -69,6 +69,8 @@ struct Race {
     u32 found_count;
     u32 random;
     u32 serial;  // strong writes so far
+    u32 stamp;   // changes with whatever could make a poll another one than the last: a write, or what it publishes
+    u32 pad;
     Ref free[CLASSES];
     Certain certain[CERTAIN];  // by operation: what was found last
     Joined joined[JOINED];
@@ -78,7 +80,7 @@ struct Race {
 const u32 WHOLE = 0x3FFFFFF;
 const u64 RESERVE = 64 << 20;  // of the arena: more than one access needs
 
-static_assert(sizeof(Found) == 80 && sizeof(Race) == 80 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
+static_assert(sizeof(Found) == 80 && sizeof(Race) == 88 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN void* at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }

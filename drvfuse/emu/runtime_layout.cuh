@@ -49,6 +49,7 @@ const u32 CREDIT = 64;          // more than the polls between two looks at a ra
 struct Polled {
     u64 addr, low, high;
     u32 site, size;
+    u32 stamp, time;  // of the race detector, when it was last polled
 };
 
 struct Poll {
@@ -177,7 +178,9 @@ struct Engine {
     struct Race* race;  // null without the detector
     Event* events;      // the last EVENTS
     u64 event_count;
-    u32 fruitless, reserved;  // the access that a thread is resumed for is a poll that sees what the last one saw
+    // The access that a thread is resumed for is a poll that sees what the last one saw; and the race detector has heard of
+    // nothing since then that could change what it makes of it.
+    u32 fruitless, idle;
     struct Delay* delay;  // null where stores are not delayed
     Write write[WRITES];
 };
@@ -226,7 +229,7 @@ u64 rt_now();
 
 // abi.py and structs.py
 static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
-static_assert(sizeof(Poll) == 1024 && sizeof(Launch) == 656 && sizeof(Engine) == 2360 && sizeof(Event) == 48, "");
+static_assert(sizeof(Poll) == 1280 && sizeof(Launch) == 656 && sizeof(Engine) == 2360 && sizeof(Event) == 48, "");
 
 // Adds to the ring of what happened last.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {

@@ -109,7 +109,7 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
        X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
-       X_COPIED, X_BULK };
+       X_COPIED, X_BULK, X_COPY_EARLY };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -120,6 +120,7 @@ struct Who {
     u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
     u32 agent;   // its block, with COPYING or BULK or without
     u32 number;  // of a bulk copy
+    u32 again;   // a poll that sees what the last one saw
     Ref clock, common;
     u64 addr, now;  // events so far
     u32 size, thread, log;  // log: Entry::size
@@ -179,6 +180,8 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
         u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
         return own ? X_COPY_OWN : X_COPY;
     }
+    if (same_block(w, e->op, e->block) && w->kind & N_ASYNC && w->kind & ~e->kind & N_WRITE && !(e->kind & N_ASYNC))
+        return X_COPY_EARLY;
     if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
     if (!w->rt) return X_ORDER;
     // A flag that would have told of it, else any flag of that block.

@@ -5,6 +5,7 @@
 #include "runtime_race_touch.cuh"
 
 FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
+    r->stamp++;
     LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16) {
         Ref* cell = cell_at(r, a);
         if (!*cell) continue;
@@ -158,7 +159,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = 0;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = w.again = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;

@@ -69,6 +69,7 @@ FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     if (r->off) return;
     Ref* cell = cell_at(r, mbarrier);
     u32 mask = line_mask(mbarrier, mbarrier + 8);
+    r->stamp++;
     LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
         Location* v = (Location*)at(r, ref);
         if (v->kind & N_LOCATION && v->bytes == mask) publish(&w, v, 0, known);

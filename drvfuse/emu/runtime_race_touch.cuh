@@ -75,6 +75,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     if (*cell & POLLED) return;
     Ref* pool = pool_at(r, addr);
     u32 write = w->kind & N_WRITE;
+    r->stamp += write;
     Location* location = 0;
     if (w->kind & N_STRONG) {
         u32 read = !write || (w->kind & N_ATOMIC);
@@ -92,9 +93,10 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
     u32 merged = 0, locations = 0, oldest = r->serial + 1;
     // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
-    // then; not in step with anything, or some lists would never be looked at.
+    // then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing new: it finds
+    // its warp's entry there, without which a list would grow for as long as nothing happens.
     r->random = r->random * 1664525 + 1013904223;
-    u32 readers = 0, looks_at_all = write || r->random >> 26 == 0;
+    u32 readers = 0, looks_at_all = write || w->again || r->random >> 26 == 0;
     LOOP while (*link) {
         Entry* e = (Entry*)at(r, *link);
         u32 kind = e->kind, both = e->bytes & mask;
@@ -212,6 +214,7 @@ FN void who(Who* w, Thread* t) {
     w->common = 0;
     w->now = l->engine->event_count;
     w->thread = t->linear;
+    w->again = l->engine->fruitless;
 }
 
 // A compare-and-swap that finds what it compares with: else it is a read.

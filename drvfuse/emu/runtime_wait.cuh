@@ -55,8 +55,13 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     u32 i = 0;
     if (t->polls & POLL_KNOWN) {
         LOOP while (p->word[i].addr != t->op_addr || p->word[i].site != t->site) i++;
-        if (p->word[i].low != low || p->word[i].high != high) e->progress++;
-        else e->fruitless = 1;
+        Polled* w = &p->word[i];
+        if (w->low != low || w->high != high) {
+            e->progress++;
+        } else {
+            e->fruitless = 1;
+            e->idle = e->race && w->stamp == e->race->stamp && w->time == race_thread(b, t->linear)->time;
+        }
     } else {
         if (n == POLL_WORDS) {
             // Too many words to watch: it is run in every pass, and the limit on quiet resumes ends a deadlock.
@@ -72,6 +77,10 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     }
     p->word[i].low = low;
     p->word[i].high = high;
+    if (e->race) {
+        p->word[i].stamp = e->race->stamp;
+        p->word[i].time = race_thread(b, t->linear)->time;
+    }
 }
 
 // Barriers ---------------------------------------------------------------------------------------------------------------

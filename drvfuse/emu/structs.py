@@ -59,6 +59,12 @@ class ThreadStruct(Structure):
     ]
 
 
+class PolledStruct(Structure):
+    """A word that a thread polls: one of those in its POLL_BYTES."""
+
+    _fields_ = [("addr", u64), ("low", u64), ("high", u64), ("site", u32), ("size", u32), ("race", u32 * 2)]
+
+
 class BlockStruct(Structure):
     """A resident block, at the start of its slot."""
 
@@ -209,7 +215,7 @@ class EngineStruct(Structure):
         ("events", u64),
         ("event_count", u64),
         ("fruitless", u32),
-        ("reserved", u32),
+        ("idle", u32),
         ("delay", u64),
         ("write", u64 * 4 * 64),
     ]
@@ -238,7 +244,7 @@ class RaceStruct(Structure):
 
     _fields_ = [
         *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops", "pools")),
-        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "random", "serial")),
+        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "random", "serial", "stamp", "pad")),
         ("free", u32 * 40),
         ("certain", u32 * 2 * 32),
         ("joined", u32 * 3 * 256),
@@ -250,6 +256,6 @@ RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 272, 32
 EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
-POLL_BYTES = 32 * 32
+POLL_BYTES = 32 * 40
 COPY_QUEUE_BYTES = 16
 SITE_WORDS = 12

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import mbarriers
 from .structs import EVENTS, EventStruct
 
 if TYPE_CHECKING:
@@ -192,9 +193,20 @@ def render(
 
 
 def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """Runs of events that differ in thread, address and value only."""
+    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
+    the same, as long as nobody does anything but load.
+    """
     groups: list[list[Event]] = []
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
     for e in events:
+        if e.kind == "load":
+            word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
+            held = polls.get(word)
+            if held and held[0] == e.value:
+                held[1].append(e)
+                continue
+        else:
+            polls.clear()
         key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
         if groups:
             f = groups[-1][-1]
@@ -204,6 +216,8 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
                 groups[-1].append(e)
                 continue
         groups.append([e])
+        if e.kind == "load":
+            polls[word] = e.value, groups[-1]
     return groups
 
 
@@ -225,7 +239,8 @@ def _text(members: Sequence[Event], names: Names) -> str:
         addresses = sorted({m.address for m in members})
         parts.append(f"[{names.of(addresses[0])}{' ..' if len(addresses) > 1 else ''}]")
         if e.kind != "store" and len({m.value for m in members}) == 1:
-            parts.append(f"{'saw' if e.kind == 'load' else 'found'} {_value(e.value)}")
+            value = mbarriers.brief(e.opcode, e.value) or _value(e.value)
+            parts.append(f"{'saw' if e.kind == 'load' else 'found'} {value}")
     return " ".join([*parts, _threads(members), place])
 
 
@@ -233,7 +248,8 @@ def _threads(members: Sequence[Event]) -> str:
     threads = list(dict.fromkeys(m.thread for m in members))
     if len(threads) == 1:
         return f"t{index_text(threads[0])}" + (f" x{len(members)}" if len(members) > 1 else "")
-    return f"t{index_text(min(threads))}-t{index_text(max(threads))}"
+    times = f" x{len(members)}" if members[0].clock != members[-1].clock else ""
+    return f"t{index_text(min(threads))}-t{index_text(max(threads))}{times}"
 
 
 def _short(opcode: str) -> str:
@@ -305,7 +321,7 @@ def of_race(
     if report.block is not None:
         last[sides[-1]] = f"races{address} {_place_of(report)}"
     chosen = of_blocks(records, identities, [(s.device, s.block) for s in sides])
-    events = decode(chosen[-16 * ROWS :], identities)
+    events = decode(chosen, identities)
     text = render(events, sides, names=names, last=last)
     who = f"{other.kernel} on device {other.device}"
     if other.block is not None and other.thread is not None:
@@ -357,7 +373,7 @@ def of_deadlock(
     participants = list((stood if fit else alike).values())
     if participants:
         chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
-        events = decode(chosen[-16 * rows :], identities)
+        events = decode(chosen, identities)
         which = "alike" if fit else "at the same places, though for other words,"
         lines += ["", f"what they did last, of blocks that wait {which} the first:"]
         lines.append(render(events, participants, names=names, rows=rows))
@@ -376,8 +392,10 @@ def _word(
     device, first = pollers[0]
     who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
     more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
-    holds = "" if first.seen is None else f", holds {_value(first.seen)}"
+    holds = "" if first.seen is None or first.mbarrier else f", holds {_value(first.seen)}"
     lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
+    if first.mbarrier:
+        lines.append(f"  it is an mbarrier: {first.mbarrier}")
     writes = records[np.isin(records["kind"], (_STORE, _ATOMIC))]
     here = decode(writes[writes["address"] == address][-1:], identities)
     if here:

@@ -19,7 +19,8 @@ from .fp8_forward_plan import MAX_COLUMNS, WORDS_BYTES, column_run, forward_plan
 from .fp8_operands import column_weights, quantised_rows
 from .launching import Specialisation
 from .operands import Operand
-from .options import PDLLevel, pdl_level, real
+from .options import PDLLevel, real
+from .options import pdl_level as checked_level
 from .scratch import ScratchParams, acquire
 
 COAT_WARPS = 8
@@ -69,7 +70,7 @@ def fp8_rmsnorm_forward(
     `spin_timeout`: then the outputs are undefined, and the next call with that workspace raises GridTimeout. N is at
     most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
-    level, driver = _level(pdl_level), operands.driver_of(x, s_x, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
@@ -121,10 +122,6 @@ def fp8_rmsnorm_forward(
     launching.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
     results = [o.span for o in written] if outputs is None else list(outputs)
     return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
-
-
-def _level(value: Any) -> PDLLevel:
-    return pdl_level(value)
 
 
 def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 from typing import Any, NamedTuple
 
 from .. import dtypes
@@ -103,7 +104,13 @@ class BackwardShape(NamedTuple):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    return _WORDS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
+    try:
+        count = operator.index(columns)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ArgumentError("columns", repr(columns), "an integer, at least 1")
+    return _WORDS_AT + 4 * DW_SEGMENTS * (count + count // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 def fp8_rmsnorm_backward(
@@ -281,6 +288,6 @@ def _specialise(
     )
     if few:
         return Specialisation("fp8_rmsnorm_backward_few", defines)
-    most = -(-plan.segments // plan.strands)
+    most = max(1, -(-plan.segments // plan.strands))  # no rows have no segments
     more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
     return Specialisation("fp8_rmsnorm_backward", (*defines, *more))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import DType
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError, CaptureError, kind_of
 from ..runtime import interop
 from ..runtime.array import Array
 from ..runtime.device import Device
@@ -124,7 +124,8 @@ def new_outputs(
         return [Operand(f"outputs.{name}", a, a.shape, a.shape[-1] if a.shape else 1, None, False) for name, a in made]
     names = ", ".join(name for name, _, _ in shapes)
     if not isinstance(given, (list, tuple)) or len(given) != len(shapes):
-        raise ArgumentError("outputs", f"a {type(given).__name__}", f"a tuple of {len(shapes)}: ({names})")
+        shown = f"{len(given)} arrays" if isinstance(given, (list, tuple)) else kind_of(given)
+        raise ArgumentError("outputs", shown, f"a tuple or list of {len(shapes)}: ({names})")
     found = []
     for value, (name, shape, dtype) in zip(given, shapes, strict=True):
         operand = whole(f"outputs.{name}", value, device.driver, [dtype.name], writable=True)

@@ -48,7 +48,7 @@ MULTIMEM_VETOES = {
 
 
 def pdl_level(value: Any) -> PDLLevel:
-    """The level, or ArgumentError; Unsupported for the level that collectives cannot honour."""
+    """The level, or ArgumentError; Unsupported for the level that no op can honour."""
     try:
         level = PDLLevel(value)
     except ValueError:
@@ -57,8 +57,8 @@ def pdl_level(value: Any) -> PDLLevel:
         ) from None
     if level is PDLLevel.NO_WAIT_OVERLAP_AT_END:
         raise Unsupported(
-            "pdl_level NO_WAIT_OVERLAP_AT_END: without the wait a collective would read the workspace while the "
-            "previous call still changes it; use OVERLAP_AT_BEGINNING"
+            "pdl_level NO_WAIT_OVERLAP_AT_END: without the wait the op would read its operands or its workspace "
+            "while the kernel in front still changes them; use OVERLAP_AT_BEGINNING"
         )
     return level
 

@@ -164,7 +164,8 @@ def _own(scratch: _Scratch, device: Device, stream: Stream, nbytes: int, kind: s
     if space is None or space.nbytes < nbytes:
         if stream.capture_id() is not None:
             raise CaptureError(
-                "the op needs scratch that a capture cannot allocate: call it once before, or pass workspace"
+                "the op needs scratch that a capture cannot allocate: call it once on this stream before, or pass "
+                "workspace where it takes one"
             )
         home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
         space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)

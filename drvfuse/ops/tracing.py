@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, kind_of
 from ..trace.buffer import Section, Trace
 from .kernels import CollectiveKernel, LaunchShape
 from .validate import RankArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def require_trace(value: Any, of: str) -> Trace:
     """`value`, or ArgumentError where it is no `Trace`."""
     if not isinstance(value, Trace):
-        raise ArgumentError("trace", f"a {type(value).__name__}", f"a Trace of the {of}, or None")
+        raise ArgumentError("trace", kind_of(value), f"a Trace of the {of}, or None")
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentError
+from ..errors import ArgumentError, kind_of
 from . import dlpack
 from .array import Array, view
 from .device import Device, device
@@ -100,9 +100,7 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
         return _from_interface(obj, interface, driver, argument)
     if hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple)):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
-    raise ArgumentError(
-        argument, f"a {type(obj).__name__}", "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__"
-    )
+    raise ArgumentError(argument, kind_of(obj), "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__")
 
 
 def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
@@ -110,7 +108,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
         what = "host memory" if kind in (1, dlpack.CUDA_HOST) else "memory"
         shown = f"{what} on DLPack device type {kind}"
-        raise ArgumentError(argument, shown, f"memory of a {driver.name} device; copy host data with device.array")
+        raise ArgumentError(argument, shown, f"memory of the {driver.name} driver; copy host data with device.array")
     where = _device(driver, index, argument)
     handle = dlpack.current_stream(obj, kind, index)
     producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
@@ -175,7 +173,8 @@ def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
     own = str(getattr(obj, "dtype", "")).rpartition(".")[2]
     if own in dtypes.NAMES:
         return dtypes.get(own)
-    raise ArgumentError(f"{argument}.dtype", typestr, "clear: use DLPack or drvfuse.view for bfloat16 and FP8")
+    expected = "clear: for bfloat16 and FP8 use DLPack, drvfuse.view or an object whose dtype names them"
+    raise ArgumentError(f"{argument}.dtype", typestr, expected)
 
 
 def _integers(argument: str, values: Any, least: int | None = None) -> tuple[int, ...]:

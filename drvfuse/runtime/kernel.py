@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, LaunchError, Unsupported
+from ..errors import ArgumentError, LaunchError, Unsupported, kind_of
 from . import calls
 from .array import Array, mark_used
 from .device import Device
@@ -62,7 +62,7 @@ def compile(
                 "source", f"{name!r} ({why})", "CUDA C++, or the path of a file that can be read"
             ) from None
     if not isinstance(source, str):
-        raise ArgumentError("source", f"a {type(source).__name__}", "CUDA C++ as a str, or the path of a file")
+        raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
     target = arch if arch is not None else get_device(0, driver=gate).arch
     image = compile_source(
         source, name=name, arch=target, defines=defines, names=names, options=options, include=include
@@ -304,7 +304,7 @@ class Launch:
         built = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in built:
             if not isinstance(attribute, types.CUlaunchAttribute):
-                raise ArgumentError("attrs", f"a {type(attribute).__name__}", "launch attributes")
+                raise ArgumentError("attrs", kind_of(attribute), "launch attributes")
         identities = [int(attribute.id) for attribute in built]
         if len(set(identities)) != len(identities):
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, kind_of
 from .array import Array
 from .device import Device
 from .ptx_info import KernelInfo, Param
@@ -95,7 +95,7 @@ class Arguments:
 def _shown(value: Any) -> str:
     if isinstance(value, (int, float, str, Array)):
         return repr(value)
-    return f"a {type(value).__name__}"
+    return kind_of(value)
 
 
 _PACK = {"int": Arguments._integer, "float": Arguments._floating, "bytes": Arguments._bytes}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from ..errors import ArgumentError, CaptureError, DriverError
+from ..errors import ArgumentError, CaptureError, DriverError, kind_of
 from .device import Device
 from .driver import Driver
 from .lifetime import Owned, flush
@@ -254,4 +254,4 @@ def _handle_of(stream: Any, argument: str) -> int:
         try:
             return int(stream)  # CUstream of the bindings
         except (TypeError, ValueError):
-            raise ArgumentError(argument, f"a {type(stream).__name__}", expected) from None
+            raise ArgumentError(argument, kind_of(stream), expected) from None

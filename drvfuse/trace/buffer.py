@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..comm.group import Group
-from ..errors import ArgumentError, CaptureError
+from ..errors import ArgumentError, CaptureError, kind_of
 from ..runtime.device import Device
 from . import clocks, decode, layout
 from .clocks import Clock
@@ -79,7 +79,7 @@ class Trace:
         elif isinstance(where, Device):
             devices, numbers, readable = [where], [0], False
         else:
-            raise ArgumentError("where", f"a {type(where).__name__}", "a Group or a Device")
+            raise ArgumentError("where", kind_of(where), "a Group or a Device")
         self.nbytes = _bytes(nbytes)
         self.devices = tuple(devices)
         self.ranks = tuple(numbers)

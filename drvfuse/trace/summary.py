@@ -57,9 +57,10 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
         rows.append([role, f"{share:.0%}", *means, f"{longest.longest:.2f}", f"r{longest.rank} b{longest.block}"])
     _table(console, title, ["us a block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
     skews = statistics.skews(records)
+    over = f", medians of {launches} launches" if launches > 1 else ""
     _table(
         console,
-        "blocks of each rank, us after the first of all",
+        f"blocks of each rank, us after the first of all{over}",
         ["rank", "first begins", "last begins", "ends", "slowest block", "takes"],
         [
             [str(s.rank), *(f"{t:.2f}" for t in (s.first, s.last, s.end)), f"{s.block} (SM {s.sm})", f"{s.slowest:.2f}"]

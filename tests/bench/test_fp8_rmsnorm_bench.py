@@ -13,6 +13,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import reference_fp8
+from drvfuse.__main__ import main
 from drvfuse.bench import fp8_rmsnorm
 from drvfuse.bench.timing import copy_launch, microseconds_per_call
 from drvfuse.errors import ArgumentError
@@ -64,8 +65,6 @@ def test_its_inputs_are_what_a_group_quantiser_makes() -> None:
 
 @pytest.mark.parametrize("shape", ["12", "0x16", "4x24", "axb", "4x16x2"])
 def test_a_bad_shape_is_named(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from drvfuse.__main__ import main
-
     assert main(["bench", "fp8-rmsnorm", "--shape", shape]) == 2
     assert "--shape" in capsys.readouterr().err
 
@@ -74,14 +73,16 @@ def test_without_a_gpu_it_says_so_and_never_times_the_emulated_driver() -> None:
     code = (
         "import sys, drvfuse.runtime.driver as d, drvfuse.errors as e\n"
         "from drvfuse.__main__ import main\n"
-        "def none(name): raise e.DriverUnavailable(f'no {name} driver')\n"
+        "def none(name): raise e.DriverUnavailable(f'no {name} driver; ask for driver=emu')\n"
         "import drvfuse.runtime.device as v; v.get_driver = none\n"
         "sys.exit(main(['bench', 'fp8-rmsnorm', '--shape', '2x64']))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"DRVFUSE_DRIVER": "emu", "PATH": ""}
     )
-    assert done.returncode == 2 and "no cuda driver" in done.stderr and not done.stdout
+    assert done.returncode == 2 and not done.stdout
+    assert "a benchmark needs a GPU" in done.stderr and "drvfuse doctor" in done.stderr
+    assert "driver=emu" not in done.stderr  # which is no help here
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +91,14 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(df.errors.Unsupported, match="--plot needs the package matplotlib"):
         bench._require("--plot", "matplotlib")
+
+
+def test_an_image_that_cannot_be_written_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for command, option in (("bench", "--plot"), ("trace", "--png")):
+        for name in ("t.nothing", "t"):
+            assert main([command, "gemv", option, name]) == 2
+            assert f"{option} is '{name}'; it must be a file name that ends in" in capsys.readouterr().err
 
 
 def test_rows_not_positive_are_refused() -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from engine_harness import Rig, line_of
 
+from drvfuse.emu import mbarriers
 from drvfuse.emu.engine import EngineLaunch
 from drvfuse.emu.faults import Fault
+from drvfuse.emu.reports import standstill
 
 TOP = """
 __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -220,12 +222,52 @@ def test_a_refused_copy_takes_no_room(rig: Rig) -> None:
     assert not rig.engine.copies[:16].any(), "entries that were ever used"
 
 
-def test_bytes_that_never_come_are_a_deadlock_at_the_wait(rig: Rig) -> None:
-    body = ONE.replace("ARRIVE_TX(&b, bytes)", "ARRIVE_TX(&b, bytes + 16)")
+@pytest.mark.parametrize(
+    ("call", "told", "brief"),
+    [
+        ("ARRIVE_TX(&b, bytes + 16)", "parity 0, 0 of 1 arrivals pending, 16 bytes pending", "0 of 1 arrivals, 16 B"),
+        ("EXPECT(&b, bytes)", "parity 0, 1 of 1 arrivals pending, 0 bytes pending", "1 of 1 arrivals, 0 B"),
+        (
+            "EXPECT(&b, bytes - 16)",
+            "parity 0, 1 of 1 arrivals pending, 16 bytes more than expected",
+            "1 of 1 arrivals, -16 B",
+        ),
+        (
+            "ARRIVE(&b) ARRIVE_TX(&b, bytes + 32)",
+            "parity 1, 0 of 1 arrivals pending, 32 bytes pending",
+            "0 of 1 arrivals, 32 B",
+        ),
+    ],
+)
+def test_a_phase_that_never_completes_is_a_deadlock_that_tells_what_is_pending(
+    rig: Rig, call: str, told: str, brief: str
+) -> None:
+    body = ONE.replace("ARRIVE_TX(&b, bytes)", call).replace("AWAIT(&b, 0)", "AWAIT(&b, 0) AWAIT(&b, 1)")
     launch = rig.launch(body, rig.array(np.ones(512, np.uint32)), rig.empty(2048), 1008, block=64)
     assert not rig.finish(launch)
     blocked = launch.blocked()
     assert len(blocked) == 64 and {(b.status, b.line) for b in blocked} == {("polling", line_of(body, "wait"))}
+    assert {b.mbarrier for b in blocked} == {told}
+    report = standstill("deadlock", "nothing can go on", [("k", 0, launch)], [], {})
+    assert f", an mbarrier: {told}, at test.cu:" in report.message
+    assert report.timeline is not None
+    assert report.timeline.splitlines()[1] == f"  it is an mbarrier: {told}"
+    assert {mbarriers.brief("mbarrier.arrive.shared.b64", b.seen) for b in blocked} == {f"pending {brief}"}
+
+
+def test_a_poll_with_naps_tells_what_is_pending_too(rig: Rig) -> None:
+    body = f"""{TOP}
+KERNEL k() {{
+    __shared__ u64 b;
+    u32 d;
+    INIT(&b, 3) ARRIVE(&b)
+    do {{ __nanosleep(1 << 30); TEST("try_wait.parity.shared::cta", d, &b, 0, "r") }} while (!d);
+}}"""
+    launch = rig.launch(body, block=1)
+    assert not rig.finish(launch)
+    assert [(b.status, b.mbarrier) for b in launch.blocked()] == [
+        ("polling, asleep at the moment", "parity 0, 2 of 3 arrivals pending, 0 bytes pending")
+    ]
 
 
 def test_copies_without_an_end_meet_the_limit_of_accesses() -> None:

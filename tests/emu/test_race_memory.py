@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from driver_helpers import function, ok, primary
+from driver_helpers import R, function, ok, primary
 
 from drvfuse.emu import Machine
 
@@ -30,6 +30,8 @@ extern "C" __global__ void count(unsigned* w, unsigned* out) {
     *w = 0;
   }
 }
+// Nobody ever writes the word that all poll.
+extern "C" __global__ void stuck(volatile unsigned* w) { while (*w == 0); }
 """
 
 
@@ -54,3 +56,31 @@ def test_launches_in_order_leave_no_more_behind_than_the_first_ones(
                 used.append(machine.detector.state.top)
         assert machine.reports == []
         assert used[-1] < 1.1 * used[len(used) // 2], used
+
+
+def judged(state: int, most: int) -> int:
+    """How many accesses the detector has judged: it draws a number for each. `most` + 1 if they are more."""
+    drawn = 0
+    for count in range(most + 1):
+        if drawn == state:
+            return count
+        drawn = (drawn * 1664525 + 1013904223) & 0xFFFFFFFF
+    return most + 1
+
+
+def test_polls_that_see_nothing_new_are_judged_once_and_keep_one_entry_a_warp() -> None:
+    used = []
+    for threads in (32, 256):
+        with Machine(devices=1, race=True) as machine:
+            cuda = machine.driver
+            ok(cuda.cuInit(0))
+            primary(cuda)
+            word = ok(cuda.cuMemAlloc(4))
+            ok(cuda.cuMemsetD32(word, 0, 1))
+            call = function(cuda, SOURCE, "stuck")
+            ok(cuda.cuLaunchKernel(call, 1, 1, 1, threads, 1, 1, 0, 0, ((word,), (None,)), 0))
+            assert cuda.cuCtxSynchronize()[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
+            assert [report.kind for report in machine.reports] == ["deadlock"]
+            used.append(machine.detector.state.top)
+            assert judged(machine.detector.state.random, 4 * threads) <= 4 * threads
+    assert used[1] < used[0] + 100, used

@@ -114,6 +114,31 @@ def test_only_the_last_rows_are_shown_and_freed_memory_says_so(window: Window, f
     assert text.endswith("which was freed")
 
 
+def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window: Window, flags: int) -> None:
+    def poll(block: int, thread: int, word: int, value: int) -> tuple[int, ...]:
+        fields = {"address": flags + 8 * word, "value": value, "clock": next(clock)}
+        return record("load", 1, block, thread, LOAD, **fields)
+
+    clock = iter(range(10_000))
+    ring = records(
+        record("store", 1, 0, 3, STORE, address=flags, clock=next(clock)),
+        *(poll(t % 2, t // 4 % 8, t // 2 % 2, 1) for t in range(4000)),
+        poll(0, 7, 1, 2),
+        poll(0, 8, 1, 2),
+        record("fence", 1, 0, 3, clock=next(clock)),
+        poll(0, 7, 1, 2),
+    )
+    sides = [Participant(0, (0, 0, 0)), Participant(0, (1, 0, 0))]
+    rows = body(timeline.render(timeline.decode(ring, IDENTITIES), sides, window=window, rows=8, width=130))
+    polls = "ld.acquire.sys [A+0x0] saw 1 t0-t7 x1000 (barrier.cuh:31)"
+    assert rows[1] == ["1", polls, ""]
+    assert rows[2] == ["2", "", polls]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "4001", "4003", "4004"]
+    spins = [Blocked((0, 0, 0), (0, 0, 0), "polling", FILE, 31, flags, 1)]
+    story = timeline.of_deadlock([("exchange", 0, spins)], ring, IDENTITIES)
+    assert sum("st.release.sys" in line for line in story.splitlines()) == 2, "the writer of the word, and its row"
+
+
 def test_many_blocks_share_a_column_that_names_them() -> None:
     ring = records(*(record("store", op, 1, 0, STORE, address=64) for op in (1, 2, 3, 4)))
     sides = [Participant(device, (1, 0, 0)) for device in range(4)]

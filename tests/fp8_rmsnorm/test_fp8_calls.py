@@ -181,7 +181,7 @@ def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
     def forward(out=good, **rest):
         return lambda: df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out, **rest)
 
-    refused(forward(good[:3]), "outputs")
+    refused(forward(good[:3]), "outputs", "is 3 arrays; it must be a tuple or list of 4: (qy, s_y, qy_t, rstd)")
     refused(forward((good[0], good[1], device.empty((33, 96), "float8_e4m3fn"), good[3])), "outputs.qy_t", "(96, 33)")
     refused(forward((device.empty(SHAPE, "float8_e5m2"), *good[1:])), "outputs.qy.dtype")
     refused(forward((x, *good[1:])), "outputs.qy", "overlapping x")
@@ -190,6 +190,8 @@ def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
     space = device.zeros(df.fp8_workspace_bytes(96), "uint8")
     inside = df.view(space.ptr + 4096, SHAPE, "float8_e4m3fn", device, owner=space)
     refused(forward((inside, *good[1:]), workspace=space), "workspace", "overlapping outputs.qy")
+    for columns in (0, -1, 96.0, "96"):
+        refused(lambda columns=columns: df.fp8_workspace_bytes(columns), "columns", "at least 1")
     refused(forward(pdl_level=9), "pdl_level")
     with pytest.raises(Unsupported):
         forward(pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)()

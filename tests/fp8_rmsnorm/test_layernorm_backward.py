@@ -48,7 +48,7 @@ def test_with_parameters(device, rng, shape, QB, fp8, w):
     check(values, True, saves, backward(device, values, True, saves, QB), QB)
 
 
-@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:6:4])
+@pytest.mark.parametrize("shape,QB,fp8,w", [*SHAPES[1:6:4], ((0, 96), 16, "float8_e4m3fn", "bfloat16")])
 def test_without_parameters(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     saves = saved(rng, shape[0])

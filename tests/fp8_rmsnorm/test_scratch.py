@@ -11,7 +11,8 @@ import drvfuse as df
 from drvfuse import config, reference_fp8
 from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
-from drvfuse.ops.scratch import _of
+from drvfuse.ops import fp8_forward_plan, kernels
+from drvfuse.ops.scratch import HEADER_BYTES, _of
 
 SHAPE = (33, 96)
 NO_SLOT = SourceEdit(
@@ -34,6 +35,21 @@ NO_WORDS = SourceEdit(
     "if constexpr (WEIGHTED) {\n            u32* words",
     "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
 )
+
+
+def test_the_host_knows_how_large_what_the_kernels_share_is(device):
+    plan = fp8_forward_plan
+    sizes = {
+        "sizeof(GridWords)": plan.WORDS_BYTES,
+        "sizeof(GridWorkspace)": HEADER_BYTES,
+        "MAX_WORD_BLOCKS": plan.MAX_BLOCKS,
+        "MAX_WORD_ROWS": plan.MAX_WORD_ROWS,
+        "MAX_WORD_SUMS": plan.MAX_WORD_SUMS,
+    }
+    same_sizes = "".join(f'static_assert({name} == {size}, "{name}");\n' for name, size in sizes.items())
+    headers = '#include "grid_barrier.cuh"\n#include "grid_words.cuh"\n'
+    source = f'{headers}{same_sizes}extern "C" __global__ void nothing() {{}}\n'
+    df.compile(source, driver=device.driver, include=[kernels.CU])
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_captured_and_replayed(device, rng, values, arrays):
 
 def test_a_first_call_cannot_be_captured(device, arrays):
     stream = df.Stream(device)
-    with df.Graph.capture(stream), pytest.raises(CaptureError, match="once before"):
+    with df.Graph.capture(stream), pytest.raises(CaptureError, match="once on this stream before"):
         call(arrays, stream=stream, **outputs(device))
 
 

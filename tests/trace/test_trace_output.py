@@ -246,6 +246,10 @@ def test_tables_name_phases_ranks_and_who_was_waited_for():
     assert load == ["load", "36%", "0.54", "0.58", "r0", "b0"]
     assert "0 (SM 7)" in text and "who waited for whom" in text
     assert "steps of 32 ns, SM clock 1980 MHz, aligned to +- 310 ns (offset 5 ns)" in text
+    assert "us after the first of all\n" in text
+    again = SAMPLE.copy()
+    again["launch"] = 1
+    assert "us after the first of all, medians of 2 launches\n" in summary(np.concatenate([SAMPLE, again]), {0: EXACT})
     assert summary(SAMPLE[:0], {}) == "nothing was recorded\n"
 
 

@@ -115,6 +115,7 @@ if (T(at.b)) { LATE(1) $second
 """
 )
 NOT_WAITED = "no wait for the mbarrier"
+EARLY = r"nothing orders the read before this copy: no barrier.*was to find.*mbarrier.*\(mbarrier.try_wait\)"
 READ, SOURCE = "READS(s + 15)", "ST(weak, x + 15, 1)"
 for name, before, first, barrier, second, after, races in (
     ("all-wait", "", "", "AWAIT(b, 0)", "", READ, ""),
@@ -184,7 +185,11 @@ for name, before, after, wait, races in (
     ("behind-an-arrival-before-the-read", 'ARRIVE("", b + 1)', "", "AWAIT(b + 1, 0)", "c~r"),
     ("at-once", "", "", "", "c~r"),
 ):
-    add(f"bulk-buffer-reused-{name}", fill(REUSE, before=before, after=after, wait=wait), races=races)
+    edge = f"{NOT_WAITED}|{EARLY}"
+    add(f"bulk-buffer-reused-{name}", fill(REUSE, before=before, after=after, wait=wait), races=races, edge=edge)
+for reader in (1, 40):
+    body = fill(BULK, before="LATE(0)", first="", barrier="", second="", after=READ)
+    add(f"bulk-no-order-at-all-by-thread-{reader}", body, races="c~r", edge=f"{NOT_WAITED}|{EARLY}", values=(1, reader))
 
 PIPE = """
 __shared__ alignas(128) u32 s[2][64];
