@@ -294,6 +294,7 @@ def _specialise(
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
             ("DRVFUSE_ACCESS", _access(w)),
             ("DRVFUSE_STAGES", shape.stages),
+            ("DRVFUSE_SLOTS", shape.slots),
             ("DRVFUSE_SUM_WARPS", shape.sum_warps),
             ("DRVFUSE_COPIED", int(shape.copied)),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
