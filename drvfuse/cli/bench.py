@@ -14,7 +14,8 @@ from ..bench import fp8_rmsnorm, fp8_siblings, gemv
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..runtime.device import Device, device
-from .terminal import check_image, progress, table
+from ..trace.plot import check_image
+from .terminal import progress, table
 
 Measure = Callable[..., dict[str, Any]]
 
