@@ -207,6 +207,7 @@ API u32 rt_loop(Thread* t, u32 site) {
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
+    if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
     if (flags & FENCE_PROXY) return;
     note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
     u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;
