@@ -93,7 +93,8 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 1;
 }
 
-// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. `marks`: it is written now.
+// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. With `marks` it is
+// written now.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
