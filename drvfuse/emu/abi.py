@@ -199,6 +199,7 @@ MBARRIER_PARITY = 61  # the bit of an mbarrier's word, and of the state that an 
 
 FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
 FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
+FENCE_ASYNC = 1 << 12  # rt_fence: and it is fence.proxy.async, of shared memory too
 
 
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
@@ -229,6 +230,9 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in runtime_mbarrier.cuh
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32")),  # thread, target, source, size, mbarrier, site
+    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
+    "rt_bulk_commit": ("void", ("ptr",)),
+    "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -95,6 +95,7 @@ class BlockStruct(Structure):
         ("pending", u32 * 2),
         ("epoch", u32),
         ("bulks", u32),
+        ("stores", u32 * 2),
     ]
 
 
@@ -252,10 +253,10 @@ class RaceStruct(Structure):
     ]
 
 
-RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 272, 32
+RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 276, 32
 EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
 POLL_BYTES = 32 * 40
-COPY_QUEUE_BYTES = 16
+COPY_QUEUE_BYTES = 40
 SITE_WORDS = 12
