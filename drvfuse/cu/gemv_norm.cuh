@@ -56,17 +56,17 @@ public:
     // Before the producer's end: gamma is no producer's.
     __device__ __forceinline__ void load() {
         if constexpr (HELD) {
-#pragma unroll
-            for (int k = 0; k < BATCH; ++k) {
-                if (pack_of(part, k) < packs) load_gamma(gamma[k], p, pack_of(part, k));
-            }
+            load_gammas(part);
         } else if (p.stashed) {
-#pragma unroll 4
-            for (int pack = part * 32 + lane; pack < packs; pack += NORM_WARPS * 32) {
-                float g[4];
-                load_gamma(gamma[0], p, pack);
-                to_float(g, gamma[0]);
-                products[pack] = make_float4(g[0], g[1], g[2], g[3]);
+#pragma unroll 1
+            for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
+                load_gammas(group);
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) {
+                    float g[4];
+                    to_float(g, gamma[k]);
+                    if (pack_of(group, k) < packs) products[pack_of(group, k)] = make_float4(g[0], g[1], g[2], g[3]);
+                }
             }
         }
         if (lane < 32 / NORM_WARPS) buckets[m][lane * NORM_WARPS + part] = 0.0f;
@@ -95,20 +95,21 @@ public:
             for (int k = 0; k < BATCH; ++k) {
                 if (pack_of(part, k) < packs) store_normed(p, m, pack_of(part, k), held[k], factor);
             }
+        } else if (p.stashed) {
+#pragma unroll 4
+            for (int pack = part * 32 + lane; pack < packs; pack += NORM_WARPS * 32) {
+                const float4 stashed = products[pack];
+                store_normed(p, m, pack, {stashed.x, stashed.y, stashed.z, stashed.w}, factor);
+            }
         } else {
 #pragma unroll 1
             for (int pack = part * 32 + lane; pack < packs; pack += NORM_WARPS * 32) {
+                Words w;
+                Pack<Gamma, 4> g;
                 float product[4];
-                if (p.stashed) {
-                    const float4 stashed = products[pack];
-                    product[0] = stashed.x, product[1] = stashed.y, product[2] = stashed.z, product[3] = stashed.w;
-                } else {
-                    Words w;
-                    Pack<Gamma, 4> g;
-                    load_words_relaxed(w, words + i64(pack) * 4);
-                    load_gamma(g, p, pack);
-                    multiply(product, w, g);
-                }
+                load_words_relaxed(w, words + i64(pack) * 4);
+                load_gamma(g, p, pack);
+                multiply(product, w, g);
                 store_normed(p, m, pack, product, factor);
             }
         }
@@ -119,6 +120,13 @@ private:
 
     // The lane's pack of group number k of a turn that begins with `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
+
+    __device__ __forceinline__ void load_gammas(int group) {
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (pack_of(group, k) < packs) load_gamma(gamma[k], p, pack_of(group, k));
+        }
+    }
 
     // Waits for the packs of a turn: lane / LANES says of which group the sum is returned.
     __device__ __forceinline__ float squares(int group, u32 tag, Patience& patience) {
@@ -192,6 +200,6 @@ private:
     const int lane, m, part, packs;
     const u64* const words;
     float4* const products;
-    Pack<Gamma, 4> gamma[HELD ? BATCH : 1];
-    float held[HELD ? BATCH : 1][4];
+    Pack<Gamma, 4> gamma[BATCH];
+    float held[HELD ? BATCH : 1][4];  // products with it
 };
