@@ -28,6 +28,7 @@ MAX_GRADIENTS = 3
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
 _SLICE = 32
 _MAX_RING = 8
+_LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
 _RING_CAPABILITY = (9, 0)
 # Behind what the other ops have in a workspace: these words are 0 between launches.
 _WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
@@ -68,7 +69,7 @@ class BackwardShape(NamedTuple):
     def of(cls, rows: int, columns: int) -> BackwardShape:
         row_packs = -(-columns // 8)
         packs = -(-row_packs // 512)
-        if rows > DW_SEGMENTS and row_packs <= 2 * 768:
+        if rows > DW_SEGMENTS and row_packs <= 2 * 640:
             packs = 2
         team_warps = -(-row_packs // (32 * packs))
         if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
@@ -88,6 +89,10 @@ class BackwardShape(NamedTuple):
     @property
     def threads(self) -> int:
         return 32 * self.team_warps * self.block_teams
+
+    def team_rows(self, rows: int) -> int:
+        """Rows of the team that has most, of one segment."""
+        return -(-rows // (self.segments * self.block_teams))
 
     @property
     def team_columns(self) -> int:
@@ -213,7 +218,8 @@ def run(
     smem = plan.sum_bytes(len(sums)) if sums else 0
     ring = 0 if few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
     smem += ring * plan.block_teams * _slot_bytes(inputs, columns, QB)
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, few))
+    kept = int(ring > 0 and plan.team_rows(count) >= _LONG and mean is None)
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, few, ring, kept))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -262,16 +268,16 @@ def _ring_slots(
         return 0
     slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
-    # Many rows in flight help a block that has few, up to half of them. Where it has many, or a row is long, some
-    # multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an H200.
-    wanted = 0 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
-    team_rows = -(-rows // (plan.segments * plan.block_teams))
-    slots = min(max(min(wanted, team_rows // 2), 2), room // slot, _MAX_RING)
+    # Two keep memory busy. More help a block that has few, up to half of them; else some multiprocessors get ahead of
+    # others, and the launch ends with the slowest. Measured on an H200.
+    team_rows = plan.team_rows(rows)
+    wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
+    slots = min(max(wanted, 2), room // slot, _MAX_RING)
     return slots if slots >= 2 else 0
 
 
 def _specialise(
-    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, few: bool
+    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, few: bool, ring: int, kept: int
 ) -> Specialisation:
     defines = (
         ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
@@ -289,5 +295,5 @@ def _specialise(
     if few:
         return Specialisation("fp8_rmsnorm_backward_few", defines)
     most = max(1, -(-plan.segments // plan.strands))  # no rows have no segments
-    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
+    more = (("DRVFUSE_RING", ring), ("DRVFUSE_KEPT", kept), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
     return Specialisation("fp8_rmsnorm_backward", (*defines, *more))
