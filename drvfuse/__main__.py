@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
     bench = commands.add_parser("bench", help="time an op on a real GPU beside its floor and its peers")
-    bench.add_argument("op", choices=("fp8-rmsnorm", "gemv"))
+    bench.add_argument("op", choices=("fp8-rmsnorm", "fp8-siblings", "gemv"))
     bench.add_argument(
         "--shape",
         action="append",

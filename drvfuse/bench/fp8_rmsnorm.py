@@ -92,18 +92,19 @@ def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torc
     return result
 
 
-def row(result: dict[str, Any]) -> list[str]:
-    """The cells of one line of the table, whose head is `HEAD`."""
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The lines of the table for one shape, which is one; `HEAD` is its head."""
     cells = [f"{result['rows']}x{result['columns']}"]
     for way in WAYS:
         us, floor = result[f"{way}_us"], result[f"{way}_floor_us"]
         peers = (result[f"{way}_coat_us"], result[f"{way}_torch_us"])
         cells += [f"{us:.2f}", f"{result[f'{way}_spread']:.2f}", f"{us / floor:.2f}"]
         cells += ["" if peer is None else f"{peer:.1f}" for peer in peers]
-    return cells
+    return [cells]
 
 
-HEAD = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for what in ("us", "spread", "x floor", "COAT", "torch"))]
+_FIGURES = ("us", "spread", "x floor", "COAT", "torch")
+HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for what in _FIGURES)], 1
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:

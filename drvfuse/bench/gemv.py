@@ -33,7 +33,7 @@ SHAPES = (
 EPSILON = 1e-3
 OURS = ("none", "normed", "all", "ON", "EARLY", "traced")
 PEERS = ("cublas", "cublas + norm", "compiled")
-HEAD = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS]
+HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
 _CALLS = 64  # of a graph, at least
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
@@ -123,15 +123,15 @@ class Bench:
         return microseconds_per_call(self._device, calls, _CALLS).median
 
 
-def row(result: dict[str, Any]) -> list[str]:
-    """The cells of one line of the table, whose head is `HEAD`."""
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The lines of the table for one shape, which is one; `HEAD` is its head."""
     cells = [f"{result['n']}x{result['k']} ({result['n_normed']})", *(f"{result[key]:.2f}" for key in ("read", *OURS))]
     cells.append(f"{result['normed'] / result['read']:.2f}")
-    return cells + [f"{result[key]:.1f}" if key in result else "" for key in PEERS]
+    return [cells + [f"{result[key]:.1f}" if key in result else "" for key in PEERS]]
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Times over those of the reading kernel, by the bytes of the weight, a line for each K."""
+    """Times over those of the reading kernel, by the bytes of the weight, a line for each K; Inductor's dotted."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,7 +142,10 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for k in sorted({r["k"] for r in results}):
             rows = sorted((r for r in results if r["k"] == k), key=lambda r: r["bytes"])
-            axis.plot([r["bytes"] / 2**20 for r in rows], [r[key] / r["read"] for r in rows], "o-", label=f"K {k}")
+            sizes = [r["bytes"] / 2**20 for r in rows]
+            (line,) = axis.plot(sizes, [r[key] / r["read"] for r in rows], "o-", label=f"K {k}")
+            if key == "normed" and all("compiled" in r for r in rows):
+                axis.plot(sizes, [r["compiled"] / r["read"] for r in rows], "x:", color=line.get_color())
         axis.axhline(1, color="black", linewidth=1, linestyle="--")
         axis.set_xscale("log", base=2)
         axis.set_xlabel("MiB of weights")

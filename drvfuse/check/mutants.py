@@ -411,10 +411,14 @@ MUTANTS: dict[str, Mutant] = {
         partial(gemv.partial_norm, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS),
     ),
-    "gemv-sums-not-doubled": Mutant(
-        "group sums have as many places as weights, so warps write those of a later stage over those still to be added",
+    "gemv-sums-without-spare-slots": Mutant(
+        "group sums have as many places as stages under way, so a later stage's go where some are still to be added",
         "matrix products whose stages are a ring",
-        (SourceEdit("gemv_partial_norm.cu", "stage.index % (2 * STAGES)", "stage.index % STAGES", times=2),),
+        (
+            SourceEdit(
+                "gemv_partial_norm.cu", "parts + stage.slot() * PARTS", "parts + stage.index % STAGES * PARTS", times=2
+            ),
+        ),
         gemv.partial_norm,
     ),
     "gemv-copy-over-weights-in-use": Mutant(
@@ -423,11 +427,11 @@ MUTANTS: dict[str, Mutant] = {
         (
             SourceEdit(
                 "gemv_partial_norm.cu",
-                "        pipeline.done[stage.slot()].wait(stage.parity());\n        trace.lap(TraceRole::multiply);\n"
-                "        pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);\n",
-                "        pipeline.full[stage.slot()].wait(stage.parity());\n"
-                "        pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);\n"
-                "        pipeline.done[stage.slot()].wait(stage.parity());\n",
+                "ring + stage.slot() * (STEP * SLICE)",
+                "ring + stage.index % STAGES * (STEP * SLICE)",
+            ),
+            SourceEdit(
+                "gemv_pipeline.cuh", "ring + (stage.slot() * STEP + r)", "ring + (stage.index % STAGES * STEP + r)"
             ),
         ),
         gemv.partial_norm,

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..bench import fp8_rmsnorm, gemv
+from ..bench import fp8_rmsnorm, fp8_siblings, gemv
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..runtime.device import Device, device
-from .terminal import check_image, progress, table
+from ..trace.plot import check_image
+from .terminal import progress, table
 
 Measure = Callable[..., dict[str, Any]]
 
@@ -41,10 +42,21 @@ def _gemv_shape(text: str) -> tuple[int, int, int]:
     return n, k, n_normed
 
 
-def _fp8(gpu: Device, torch: bool) -> tuple[str, Measure]:
+def _floor(gpu: Device) -> tuple[str, float]:
     bandwidth = copy_bandwidth(gpu)
-    note = f"a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate"
+    return f"a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate", bandwidth
+
+
+def _fp8(gpu: Device, torch: bool) -> tuple[str, Measure]:
+    note, bandwidth = _floor(gpu)
     return note, lambda rows, columns: fp8_rmsnorm.measure(gpu, rows, columns, bandwidth, torch)
+
+
+def _siblings(gpu: Device, torch: bool) -> tuple[str, Measure]:
+    if torch:
+        raise ArgumentError("--torch", "given", "left out: fp8-siblings has no peers in torch")
+    note, bandwidth = _floor(gpu)
+    return note, lambda rows, columns: fp8_siblings.measure(gpu, rows, columns, bandwidth)
 
 
 def _gemv(gpu: Device, torch: bool) -> tuple[str, Measure]:
@@ -53,6 +65,7 @@ def _gemv(gpu: Device, torch: bool) -> tuple[str, Measure]:
 
 _OPS: dict[str, tuple[Any, Callable[[str], tuple[int, ...]], Callable[[Device, bool], tuple[str, Measure]]]] = {
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8_shape, _fp8),
+    "fp8-siblings": (fp8_siblings, _fp8_shape, _siblings),
     "gemv": (gemv, _gemv_shape, _gemv),
 }
 
@@ -84,7 +97,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
             if arguments.out:
                 Path(arguments.out).write_text(json.dumps(results, indent=1))
     print(f"{gpu.name}: {note}")
-    print(table(op.HEAD, [op.row(result) for result in results], text_columns=1))
+    print(table(op.HEAD, [line for result in results for line in op.lines(result)], text_columns=op.TEXT_COLUMNS))
     if arguments.plot:
         op.plot(results, Path(arguments.plot))
     return 0

@@ -6,9 +6,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-
-from ..errors import ArgumentError
 
 
 def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[object]:
@@ -36,14 +33,6 @@ def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None
                 status.update(f"{count} of {total} {text}")  # type: ignore[attr-defined]
 
         yield done
-
-
-def check_image(option: str, path: str) -> None:
-    """ArgumentError if matplotlib, which has to be there, writes no file that ends as `path` does."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise ArgumentError(option, repr(path), "a file name that ends in .png, .svg or another image format")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:

@@ -18,7 +18,8 @@ from ..ops.gemv_partial_norm import gemv_partial_norm
 from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
-from .terminal import check_image, progress
+from ..trace.plot import check_image
+from .terminal import progress
 
 _BYTES = 64 << 20
 _COLLECTIVE_SHAPE = (128, 4096)
@@ -34,10 +35,7 @@ def run_trace(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise Unsupported("drvfuse trace needs rich: pip install 'drvfuse[cli]'") from None
     if arguments.png is not None:
-        from ..trace.plot import figure_class
-
-        figure_class()  # or it would be missed only after the run
-        check_image("--png", arguments.png)
+        check_image("--png", arguments.png)  # or it would be refused only after the run
     driver = get_driver(arguments.driver)
     setup = _gemv if arguments.op == "gemv" else _collective
     with setup(arguments, driver) as (trace, launch, title):

@@ -18,6 +18,7 @@ constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;    // that finish a row of act: a
 constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // a power of two, as many as a row has groups, but 32 at most
 constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
 constexpr int STAGES = DRVFUSE_STAGES;            // that are under way
+constexpr int SLOTS = DRVFUSE_SLOTS;              // for them and for those that are multiplied and added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // stage s is added by number s % SUM_WARPS
 constexpr bool COPIED = DRVFUSE_COPIED;           // by the copy engine to shared memory, else loaded to registers
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a row has several stages
@@ -38,7 +39,7 @@ constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
 constexpr int GROUPS = WARPS_A_ROW * PACKS;       // of a row in a stage
 constexpr int SLICE = GROUPS * 512;               // its bytes
 constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
-static_assert(STAGES % TEAMS == 0 && STAGES % SUM_WARPS == 0 && (!CHUNKED || SUM_WARPS == 1), "gemv_pipeline.cuh");
+static_assert(SLOTS > STAGES && (SLOTS - STAGES) % SUM_WARPS == 0 && (!CHUNKED || SUM_WARPS == 1), "gemv_pipeline.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
 // What the first copy needs comes first: a kernel's parameters are fetched by lines.

@@ -61,7 +61,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     while (stage.first < rows.count) {
         const Stage next = Stage::at(stage.index + TEAMS, p);
         pipeline.full[stage.slot()].wait(stage.parity());
-        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.index % (2 * STAGES) * PARTS);
+        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS);
         __syncwarp();
         if (threadIdx.x % 32 == 0) pipeline.done[stage.slot()].arrive();
         stage = next;
@@ -88,8 +88,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
             if (leads) pipeline.published.arrive();
             published = true;
         }
-        pipeline.done[stage.slot()].wait(stage.parity());
-        trace.lap(TraceRole::multiply);
+        pipeline.full[stage.slot()].wait(stage.parity());
         pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
         if (stage.index == turn && rows.normed > 0) {  // not before: what is begun must not wait for the epoch
             if (reads) {
@@ -99,7 +98,9 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
             pipeline.epoch_read.wait(0);
             tag = pipeline.tag;
         }
-        sums.add(stage, tag, parts + stage.index % (2 * STAGES) * PARTS);
+        pipeline.done[stage.slot()].wait(stage.parity());
+        trace.lap(TraceRole::multiply);
+        sums.add(stage, tag, parts + stage.slot() * PARTS);
         trace.lap(TraceRole::store);
     }
     if (!published && leads) pipeline.published.arrive();
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);
     const u32 ring = u32(__cvta_generic_to_shared(shared));
-    float* parts = shared + (COPIED ? STAGES * STEP * SLICE / 4 : 0);
+    float* parts = shared + (COPIED ? SLOTS * STEP * SLICE / 4 : 0);
     const bool finishes = blockIdx.x == gridDim.x - 1 && p.n_normed != 0;
     if (p.early_trigger) launch_dependents();
     if (threadIdx.x < FIRST_SUM_THREAD) {
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (!finishes) trace.exit();
         if (!p.early_trigger) launch_dependents();
     } else if (finishes) {
-        finish(p, pipeline, reinterpret_cast<float4*>(parts + (2 * STAGES * PARTS + 3) / 4 * 4), buckets, trace_b);
+        finish(p, pipeline, reinterpret_cast<float4*>(parts + (SLOTS * PARTS + 3) / 4 * 4), buckets, trace_b);
         trace_b.exit();
     } else {
         __syncthreads();

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stages of cu/gemv_partial_norm.cu: some rows of the weight each, or a chunk of them.
 //
-// STAGES of them are under way. With COPIED the copy engine writes a stage's weights to its slot of a ring in shared memory;
-// else the warps that multiply load them to registers. TEAMS of warps take turns at stages, and so do SUM_WARPS warps: such a
-// warp begins them, and sums those that are done:
+// STAGES of them are under way. A stage has one of SLOTS places for its group sums, and with COPIED one for its weights, in
+// a ring in shared memory that the copy engine writes; else the warps that multiply load weights to registers. TEAMS of warps
+// take turns at stages, and so do SUM_WARPS warps: such a warp begins stages, and sums those that are done:
 //
 //     it begins a stage         -> full[slot]   the stage's weights are there, and its group sums may be written
 //     a team multiplies it      -> done[slot]   the group sums are written, and the weights read
 //
-// When stage s is done it begins stage s + STAGES, whose turn is its own too, and only then sums s. So group sums have twice
-// as many slots as weights: stage s + 2 STAGES, which has those of s again, begins after it has summed s. A team's turn comes
-// again at s + STAGES too, so nobody waits for a barrier that is two phases behind.
+// When the weights of stage s are there, the warp whose turn s is begins stage s + STAGES, so that as many bytes are under way
+// whether or not the products keep up, then waits until s is done, and sums it. It begins stages in the slots of its own
+// turns only: SLOTS - STAGES is a multiple of SUM_WARPS, so s + STAGES has the slot of s - (SLOTS - STAGES), an earlier turn of
+// the same warp. That is done, so its weights are read, and summed, so its group sums are. And nobody falls two phases of a
+// barrier behind: full[slot] has no next phase before that warp has begun one, after it has seen done[slot], to which all warps
+// of the team arrive behind their wait for full[slot]; and done[slot] has none before the next stage in the slot is begun.
 #pragma once
 #include "gemv_params.cuh"
 #include "mbarrier.cuh"
@@ -22,19 +25,19 @@ struct Stage {
         return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
     }
 
-    __device__ __forceinline__ int slot() const { return index % STAGES; }
-    __device__ __forceinline__ u32 parity() const { return index / STAGES % 2; }
+    __device__ __forceinline__ int slot() const { return index % SLOTS; }
+    __device__ __forceinline__ u32 parity() const { return index / SLOTS % 2; }
 };
 
 struct Pipeline {
-    Mbarrier full[STAGES], done[STAGES];
+    Mbarrier full[SLOTS], done[SLOTS];
     Mbarrier epoch_read;  // `tag` is written
     Mbarrier published;   // enough of the block's sums are for the last block to poll
     u32 tag;
 
     // By one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
-        for (int i = 0; i < STAGES; ++i) {
+        for (int i = 0; i < SLOTS; ++i) {
             full[i].init(1);
             done[i].init(WARPS_A_ROW);
         }
@@ -43,7 +46,7 @@ struct Pipeline {
         if constexpr (COPIED) bulk_copies_from_here();
     }
 
-    // By one warp. `ring` is the address in shared memory of STAGES x STEP x SLICE bytes.
+    // By one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;

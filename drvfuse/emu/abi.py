@@ -229,6 +229,9 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in runtime_mbarrier.cuh
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32")),  # thread, target, source, size, mbarrier, site
+    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
+    "rt_bulk_commit": ("void", ("ptr",)),
+    "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous copies from global to shared memory, and waits for them. The runtime makes them (`runtime_copy.cuh`)."""
+"""Asynchronous copies from global to shared memory and back, and waits for them. The runtime makes them
+(`runtime_copy.cuh`, `runtime_store.cuh`)."""
 
 from __future__ import annotations
 
 from drvfuse.emu.codegen_emitter import Emitter
-from drvfuse.emu.codegen_mbarrier import bulk
+from drvfuse.emu.codegen_mbarrier import bulk_load
 from drvfuse.emu.codegen_memory import drop_hints
 from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, opcode
 from drvfuse.emu.ptx import Imm, Instruction, Reg
@@ -13,11 +14,9 @@ from drvfuse.emu.ptx import Imm, Instruction, Reg
 @opcode("cp")
 def cp(op: Opcode) -> Action:
     op.pick("async")
-    if op.rest[:2] == ["bulk", "prefetch"]:
-        return _prefetch(op)
-    if "bulk" in op.rest and "mbarrier::complete_tx::bytes" in op.rest:
-        return bulk(op)
-    if op.rest and op.rest[0] in ("bulk", "mbarrier", "reduce"):
+    if op.rest[:1] == ["bulk"]:
+        return _bulk(op)
+    if op.rest and op.rest[0] in ("mbarrier", "reduce"):
         raise RefusedError(f"cp.async.{op.rest[0]} is not supported yet")
     if op.flag("commit_group"):
         return Action(_commit, pure=False)
@@ -47,8 +46,50 @@ def cp(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
+def _bulk(op: Opcode) -> Action:
+    op.pick("bulk")
+    if "prefetch" in op.rest:
+        return _prefetch(op)
+    if op.flag("commit_group"):
+        return Action(_bulk_commit, pure=False)
+    if op.flag("wait_group"):
+        return _bulk_wait(int(op.flag("read")))
+    return _bulk_store(op) if "bulk_group" in op.rest else bulk_load(op)
+
+
+def _bulk_store(op: Opcode) -> Action:
+    if op.rest[0] != "global":
+        raise RefusedError("a bulk_group copies from .shared::cta to .global")
+    op.pick("global")
+    op.pick("shared", "shared::cta")
+    op.pick("bulk_group")
+    has_policy = "L2::cache_hint" in op.rest
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        target, source, size = ins.operands[:-1] if has_policy else ins.operands
+        g.copies = True
+        where = g.address(target, "global"), g.address(source, "shared"), g.word(size, 32)
+        g.leave_if(g.runtime("rt_bulk_store", "%t", *where, str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
+def _bulk_commit(g: Emitter, ins: Instruction) -> None:
+    g.copies = True
+    g.runtime("rt_bulk_commit", "%t")
+
+
+def _bulk_wait(read: int) -> Action:
+    def emit(g: Emitter, ins: Instruction) -> None:
+        g.copies = True
+        g.leave_if(g.runtime("rt_bulk_wait", "%t", str(_newest(ins)), str(read), str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
 def _prefetch(op: Opcode) -> Action:
-    for part in ("bulk", "prefetch", "L2", "global"):
+    for part in ("prefetch", "L2", "global"):
         op.pick(part)
     operands = 2 + ("L2::cache_hint" in op.rest)
     drop_hints(op)
@@ -70,11 +111,15 @@ def _wait(g: Emitter, ins: Instruction, newest: int) -> None:
     g.leave_if(g.runtime("rt_copy_wait", "%t", str(newest), str(g.site(ins))))
 
 
-def _wait_group(g: Emitter, ins: Instruction) -> None:
+def _newest(ins: Instruction) -> int:
     (newest,) = ins.operands
     if not isinstance(newest, Imm) or newest.value < 0:
         raise RefusedError("a constant number of groups is expected")
-    _wait(g, ins, newest.value)
+    return newest.value
+
+
+def _wait_group(g: Emitter, ins: Instruction) -> None:
+    _wait(g, ins, _newest(ins))
 
 
 def _wait_all(g: Emitter, ins: Instruction) -> None:

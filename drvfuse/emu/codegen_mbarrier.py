@@ -112,9 +112,8 @@ def _wait(op: Opcode, verb: str) -> Action:
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
 
 
-def bulk(op: Opcode) -> Action:
+def bulk_load(op: Opcode) -> Action:
     """cp.async.bulk from global to shared memory."""
-    op.pick("bulk")
     op.pick("shared::cluster", "shared::cta")
     op.pick("global")
     op.pick("mbarrier::complete_tx::bytes")

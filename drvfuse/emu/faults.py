@@ -133,7 +133,10 @@ def _message(launch: EngineLaunch, kind: str, f: Any) -> str:
     if kind == "uninitialised" and f.value:
         _, line = _place(launch, f.value - 1)
         name, wait = "cp.async", "cp.async.wait_group of its thread that covers it"
-        if ".bulk." in launch.kernel.sites[f.value - 1].opcode:
+        opcode = launch.kernel.sites[f.value - 1].opcode
+        if ".bulk_group" in opcode:
+            name, wait = "cp.async.bulk", "cp.async.bulk.wait_group (without .read) of its thread that covers it"
+        elif ".bulk." in opcode:
             name, wait = "cp.async.bulk", "wait for its mbarrier (mbarrier.try_wait)"
         return f"{what}: nobody has written there, but the {name} at line {line} is to: no {wait} comes before"
     if kind == "uninitialised":

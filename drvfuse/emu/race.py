@@ -32,6 +32,7 @@ _WRITE, _STRONG, _ATOMIC, _ASYNC = 1, 2, 4, 0x80
 _FREE = 2  # as the kind of access to a range
 _KEPT = 4096  # plain stores of flags that are remembered
 _UNTOLD = (0, 3, 9)  # edges that name no flag
+_EARLY = 18  # the edge of a copy that comes too early
 _PLAIN = "the flag at {} was stored by a plain write, which releases nothing, not even behind a fence"
 _EDGES = (
     "no release and acquire lead from the one to the other",
@@ -48,18 +49,12 @@ _EDGES = (
     "both are strong, but their scopes do not include each other",
     "both are strong, but not of the same size",
     "the flag{store} was not read in the size in which it was written{load}",
-    "the thread has not waited for this copy: no cp.async.wait_group that covers it, and no cp.async.wait_all, "
-    "comes before",
-    "the copying thread has not waited for this copy: no cp.async.wait_group that covers it, and no cp.async.wait_all, "
-    "followed by a barrier, comes before",
-    "no barrier is between the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and this access",
+    "the thread has not waited for this copy: no {wait} that covers it comes before",
+    "the copying thread has not waited for this copy: no {wait} that covers it, followed by {then}, comes before",
+    "no barrier is between the copying thread's wait ({wait}) and this access",
     "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
     "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
-    "the read and the copy's issue; but if the read was to find what is copied, it lacks {wait}",
-)
-_WAITS = (
-    "the copying thread's wait (cp.async.wait_group, cp.async.wait_all) and a barrier behind that",
-    "a wait for the mbarrier that the copy completes (mbarrier.try_wait)",
+    "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}",
 )
 
 
@@ -252,14 +247,28 @@ def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report
     verb = _verb(f.other_flags)
     at = f" at {short_place(other.file, other.line)}" if other.line else ""
     here = _site(identities.get(f.op), f.site)
-    wait = _WAITS[here is not None and ".bulk." in here.opcode]
-    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=verb + at, wait=wait)
+    there = _site(identities.get(f.other_op), f.other_site)
+    wait = _wait(here, f.flags) if f.edge == _EARLY else _wait(there, f.other_flags)
+    lacks = f"the copying thread's wait ({wait}) and a barrier behind that"
+    if here is not None and "mbarrier" in here.opcode:
+        lacks = "a wait for the mbarrier that the copy completes (mbarrier.try_wait)"
+    earlier = f"thread's wait ({wait}) for the copy{at}" if f.other_flags & _ASYNC else verb + at
+    near = (f.op, f.block) == (f.other_op, f.other_block)
+    then = "a barrier" if near else "a release and an acquire of it"
+    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
     what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
     message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
         other=other, edge=edge, callers=mine.callers,
     )  # fmt: skip
+
+
+def _wait(copy: Any, flags: int) -> str:
+    """What the thread that issued a copy waits by, for its read or its write."""
+    if copy is None or ".bulk_group" not in copy.opcode:
+        return "cp.async.wait_group or cp.async.wait_all"
+    return "cp.async.bulk.wait_group" + (" without .read" if flags & _WRITE else ".read")
 
 
 def _verb(flags: int) -> str:

@@ -24,7 +24,7 @@
 //
 // Order depends on the seed and on the calls alone; the time budget is only looked at between passes.
 
-#include "runtime_mbarrier.cuh"
+#include "runtime_store.cuh"
 #include "runtime_wait.cuh"
 
 FAR void settle_writes(Engine* e) {
@@ -252,6 +252,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
         held = held_warps(l, b);
     } while (b->woken && ran < TURN);
     if (b->bulks && b->live) ran += run_bulks(l, b, !ran);
+    if (b->stores && ++b->store_turns > LATEST_TURN) ran += write_stores(l, b);
     return ran;
 }
 
@@ -273,7 +274,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->leader = (Block*)(l->slots + (slot - rank) * l->slot_stride);
     b->active = 1;
     b->live = l->threads;
-    b->woken = b->triggered = b->bulks = 0;
+    b->woken = b->triggered = b->bulks = b->stores = 0;
     if (rank == 0) {
         b->cluster_arrived = b->cluster_phase = 0;
         b->cluster_live = l->threads * l->cluster_size;
@@ -354,7 +355,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         ran += run_block(l, b, force);
         if (l->state != RUNNING) return ran + 1;
         if (l->turn_warp) return ran;
-        if (!b->live) finish_block(l, b);
+        if (!b->live && !b->stores) finish_block(l, b);
         if (l->state != RUNNING) return ran + 1;
     }
     u32 size = l->cluster_size, begun = ran;
@@ -377,7 +378,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
             ran += run_block(l, b, 0);
             l->turn_warp = 0;
             if (l->state != RUNNING) return ran;
-            if (!b->live) finish_block(l, b);
+            if (!b->live && !b->stores) finish_block(l, b);
             if (l->state == FAULTED) return ran;
         }
     }
@@ -550,6 +551,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget_ns, u32 more) {
             }
         }
         if (!ran || e->quiet > QUIET_LIMIT) {
+            if (!e->probing && idle_stores(launches, n)) continue;
             if (e->delay && !e->probing && !ran && delay_idle(e, launches, n)) continue;
             if (!e->probing && e->slept < 64 && e->quiet <= QUIET_LIMIT && wake_sleepers(e, launches, n)) {
                 e->slept++;

@@ -51,7 +51,7 @@ FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
     return addr - base < bytes && addr - base + size <= bytes;
 }
 
-FAR u32 copying_to(Launch* l, Block* b, u64 addr);
+FAR u32 copying_to(Launch* l, u64 addr);
 
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
@@ -89,18 +89,18 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
-    fault(l, t, kind, site, where, size, flags, kind == F_UNINITIALISED ? copying_to(l, t->block, where) : 0);
+    fault(l, t, kind, site, where, size, flags, kind == F_UNINITIALISED ? copying_to(l, where) : 0);
     return 1;
 }
 
-// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. Marks what is written.
-template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 write) {
+// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. `marks`: it is written now.
+template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
     Word need = kind & K_FULL ? 0 : every;
     if (read && !(kind & K_INITIALISED)) need |= every * 2;
     if ((*s & need) != need) return 1;
-    if (write) *s = every * 3;
+    if (marks) *s = every * 3;
     return 0;
 }
 
@@ -142,13 +142,13 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
         kind |= K_FULL;
     }
     u64 shadow = addr + SHADOW_OFFSET;
-    u32 bad = 0;
-    if (size == 4) bad = shadow_refuses<u32>(shadow, kind, read, write);
-    else if (size == 8) bad = shadow_refuses<u64>(shadow, kind, read, write);
-    else if (size == 2) bad = shadow_refuses<unsigned short>(shadow, kind, read, write);
-    else if (size == 1) bad = shadow_refuses<u8>(shadow, kind, read, write);
+    u32 bad = 0, marks = write && !(flags & A_LATER);
+    if (size == 4) bad = shadow_refuses<u32>(shadow, kind, read, marks);
+    else if (size == 8) bad = shadow_refuses<u64>(shadow, kind, read, marks);
+    else if (size == 2) bad = shadow_refuses<unsigned short>(shadow, kind, read, marks);
+    else if (size == 1) bad = shadow_refuses<u8>(shadow, kind, read, marks);
     else {
-        LOOP for (u32 i = 0; i < size; i += 8) bad |= shadow_refuses<u64>(shadow + i, kind, read, write);
+        LOOP for (u32 i = 0; i < size; i += 8) bad |= shadow_refuses<u64>(shadow + i, kind, read, marks);
     }
     return bad ? bad_access(t, addr, size, flags, site) : 0;
 }

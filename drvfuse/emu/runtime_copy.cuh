@@ -38,6 +38,7 @@ enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made; that it is
 
 struct Copy {
     u64 source, target;
+    u64 bits[2];       // of a piece of a bulk copy to global memory that has been read, and not written
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
     u32 next;  // in its thread's queue, or of the free ones
@@ -45,9 +46,10 @@ struct Copy {
 
 struct CopyQueue {
     u32 first, last, commits, issued;
+    u32 unread;  // the first piece of a bulk copy that no wait has made sure was read
 };
 
-// A bulk copy (runtime_mbarrier.cuh).
+// A bulk copy to shared memory (runtime_mbarrier.cuh).
 struct Bulk {
     u64 source, target, mbarrier;
     u32 size, site, thread, moment;
@@ -65,15 +67,30 @@ struct Copies {
     Bulk bulk[BULKS];   // likewise
 };
 
-static_assert(sizeof(CopyQueue) == 16 && sizeof(Copy) == 40, "");  // structs.py
+static_assert(sizeof(CopyQueue) == 20 && sizeof(Copy) == 56, "");  // structs.py
 
-FN CopyQueue* queue_of(Thread* t) { return t->launch->copies + (u64)t->block->slot * t->launch->threads + t->linear; }
+// Of cp.async, or with `bulk` of bulk copies to global memory (runtime_store.cuh).
+FN CopyQueue* queue_of(Thread* t, u32 bulk) {
+    return t->launch->copies + ((u64)t->block->slot * t->launch->threads + t->linear) * 2 + bulk;
+}
+
+// What the seed says about the next copy.
+FN u32 draw(Thread* t, CopyQueue* q) {
+    u64 number = ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued++;
+    return (u32)hash(hash(t->launch->engine->seed) + number);
+}
 
 FN u32 take_copy(Copies* pool) {
     u32 i = pool->free;
     if (i) pool->free = pool->pool[i].next;
     else if (pool->high + 1 < COPIES) i = ++pool->high;
     return i;
+}
+
+FN void append(Copies* pool, CopyQueue* q, u32 i) {
+    if (q->first) pool->pool[q->last].next = i;
+    else q->first = i;
+    q->last = i;
 }
 
 FN void drop_first(Copies* pool, CopyQueue* q) {
@@ -85,22 +102,30 @@ FN void drop_first(Copies* pool, CopyQueue* q) {
     pool->free = i;
 }
 
-// The site (plus one) of a copy to this byte that has been issued by a thread of a block, and not made; or 0.
-FAR u32 copying_to(Launch* l, Block* b, u64 addr) {
-    if (!l->copies) return 0;
+FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     Bulk* bulk;
     LOOP for (u32 k = b->bulks; k; k = bulk->next) {
         bulk = &l->copy_pool->bulk[k];
         if (addr - bulk->target < bulk->size) return bulk->site + 1;
     }
-    LOOP for (u32 i = 0; i < l->threads; i++) {
+    LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
         Copy* c;
-        LOOP for (u32 k = queue_of(thread_at(l, b, i))->first; k; k = c->next) {
+        LOOP for (u32 k = queue_of(thread_at(l, b, i / 2), i & 1)->first; k; k = c->next) {
             c = &l->copy_pool->pool[k];
             if (c->moment != M_MADE && addr - c->target < c->size) return c->site + 1;
         }
     }
     return 0;
+}
+
+// The site (plus one) of a copy to this byte that has been issued by a thread of a launch, and not made; or 0.
+FAR u32 copying_to(Launch* l, u64 addr) {
+    u32 site = 0;
+    LOOP for (u32 slot = 0; l->copies && slot < l->high && !site; slot++) {
+        Block* b = (Block*)(l->slots + slot * l->slot_stride);
+        if (b->active) site = copying_in(l, b, addr);
+    }
+    return site;
 }
 
 // The source is aligned to the size of the copy, so each power of two in `bytes` is an aligned access.
@@ -146,8 +171,10 @@ FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
 }
 
 FN void start_copies(Thread* t) {
-    CopyQueue* q = queue_of(t);
-    q->first = q->last = q->commits = q->issued = 0;
+    LOOP for (u32 bulk = 0; bulk < 2; bulk++) {
+        CopyQueue* q = queue_of(t, bulk);
+        q->first = q->last = q->commits = q->issued = q->unread = 0;
+    }
 }
 
 // cp.async of `size` bytes, of which the first `bytes` are read and the others are zero; 0, or 1 and a fault.
@@ -169,7 +196,7 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     count->size = size;
     count->reads[l->owner_class[word >> 16 & 0xFF]] += bytes != 0;
     count->writes[3]++;
-    CopyQueue* q = queue_of(t);
+    CopyQueue* q = queue_of(t, 0);
     Copies* pool = l->copy_pool;
     u32 i = take_copy(pool);
     Copy alone;
@@ -181,8 +208,7 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     c->site = site;
     c->group = q->commits;
     c->next = 0;
-    u64 number = ((u64)l->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued++;
-    c->moment = e->seed ? (u32)hash(hash(e->seed) + number) & 3 : M_WAIT;
+    c->moment = e->seed ? draw(t, q) & 3 : M_WAIT;
     if (c->moment == M_MADE) c->moment = M_WAIT;
     if (!i) c->moment = M_ISSUE;
     if (e->race) {
@@ -191,16 +217,14 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     }
     if (i) {
         if (!q->first || pool->pool[q->last].group != c->group) note(l, t->block, t->linear, V_COPY, site, target, 0, 0);
-        if (q->first) pool->pool[q->last].next = i;
-        else q->first = i;
-        q->last = i;
+        append(pool, q, i);
     }
     return c->moment == M_ISSUE && make_copy(t, c);
 }
 
 API u32 rt_copy_commit(Thread* t) {
     Copies* pool = t->launch->copy_pool;
-    CopyQueue* q = queue_of(t);
+    CopyQueue* q = queue_of(t, 0);
     q->commits++;
     Copy* c;
     LOOP for (u32 i = q->first; i; i = c->next) {
@@ -212,7 +236,7 @@ API u32 rt_copy_commit(Thread* t) {
 
 // Waits until at most the `newest` groups that were committed last may be pending.
 API u32 rt_copy_wait(Thread* t, u32 newest, u32 site) {
-    CopyQueue* q = queue_of(t);
+    CopyQueue* q = queue_of(t, 0);
     u32 group = q->commits > newest ? q->commits - newest : 0;
     if (q->first && t->launch->copy_pool->pool[q->first].group < group)
         note(t->launch, t->block, t->linear, V_COPY_WAIT, site, 0, newest, 0);

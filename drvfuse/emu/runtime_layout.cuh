@@ -94,7 +94,8 @@ struct Block {
     u64 owner;     // of delayed stores: a number that no other block has had
     List pending;  // those that are seen by this block alone
     u32 epoch;     // barriers that it has completed
-    u32 bulks;     // the first bulk copy that is pending
+    u32 bulks;     // the first bulk copy to shared memory that is pending
+    u32 stores, store_turns;  // pieces of bulk copies to global memory that are not written; turns since it last wrote all
 };
 
 struct Site {
@@ -202,6 +203,7 @@ const u64 SHADOW_OFFSET = 0x010000000000ull;
 const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_NC = 1 << 8, A_VOLATILE = 1 << 9;
 const u32 A_REDUCTION = 1 << 16;  // an atomic without a result
 const u32 A_SWAP = 1 << 17;       // a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
+const u32 A_LATER = 1 << 20;      // a write that is made, and marks what it has initialised, at a later time
 const u32 A_SCOPE = 4, A_ORDER = 6, A_ELEMENTS = 18;  // shifts of two bits each; ELEMENTS: of strong accesses, log2
 const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
 enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
@@ -228,7 +230,7 @@ u64 rt_now();
 }
 
 // abi.py and structs.py
-static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 792 && sizeof(Site) == 96, "");
+static_assert(sizeof(Thread) == 128 && sizeof(Warp) == 64 && sizeof(Block) == 800 && sizeof(Site) == 96, "");
 static_assert(sizeof(Poll) == 1280 && sizeof(Launch) == 656 && sizeof(Engine) == 2360 && sizeof(Event) == 48, "");
 
 // Adds to the ring of what happened last.

@@ -70,7 +70,7 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     return error != E_NONE;
 }
 
-// Bulk copies ------------------------------------------------------------------------------------------------------------
+// Bulk copies to shared memory -------------------------------------------------------------------------------------------
 
 FAR void drop_bulk(Launch* l, u32* link) {
     Copies* pool = l->copy_pool;
@@ -83,6 +83,14 @@ FAR void drop_bulk(Launch* l, u32* link) {
 }
 
 FN u32 can_end(Bulk* c) { return (*(u64*)c->mbarrier & (VALID | USED)) != VALID; }
+
+// 1, and a fault, if a bulk copy is not of whole pieces of 16 bytes.
+FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+    u32 kind = size & 15 || !size ? F_COPY_SIZE : (target | source) & 15 ? F_MISALIGNED : F_NONE;
+    u32 reads = kind == F_MISALIGNED && source & 15, bytes = kind == F_MISALIGNED ? 16 : size;
+    if (kind) fault(t->launch, t, kind, site, reads ? source : target, bytes, reads ? 0 : A_WRITE, size);
+    return kind != F_NONE;
+}
 
 FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
     LOOP for (u32 i = 0; i < size; i += 16)
@@ -146,11 +154,10 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     Block* b = t->block;
     Copies* pool = l->copy_pool;
     u64 off = target - b->shared_base;
-    u32 kind = size & 15 || !size ? F_COPY_SIZE : (target | source) & 15 ? F_MISALIGNED : F_NONE, word = 0;
-    if (!kind && (off >= l->shared_bytes || off + size > l->shared_bytes)) kind = F_FOREIGN_SHARED;
-    if (kind) {
-        u32 reads = kind == F_MISALIGNED && source & 15, bytes = kind == F_MISALIGNED ? 16 : size;
-        fault(l, t, kind, site, reads ? source : target, bytes, reads ? 0 : A_WRITE, size);
+    u32 word = 0;
+    if (uneven(t, target, source, size, site)) return 1;
+    if (off >= l->shared_bytes || off + size > l->shared_bytes) {
+        fault(l, t, F_FOREIGN_SHARED, site, target, size, A_WRITE, size);
         return 1;
     }
     if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
@@ -189,11 +196,11 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     return l->state != RUNNING;
 }
 
-// A block has ended, or is stopped: its shared memory is gone, and with it what was to be written there.
+// A block has ended, or is stopped: its shared memory is gone, and with it what was to be read or written there.
 FAR void drop_copies(Launch* l, Block* b) {
     LOOP while (b->bulks) drop_bulk(l, &b->bulks);
-    LOOP for (u32 i = 0; i < l->threads; i++) {
-        CopyQueue* q = queue_of(thread_at(l, b, i));
+    LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
+        CopyQueue* q = queue_of(thread_at(l, b, i / 2), i & 1);
         LOOP while (q->first) drop_first(l->copy_pool, q);
     }
 }

@@ -95,6 +95,7 @@ class BlockStruct(Structure):
         ("pending", u32 * 2),
         ("epoch", u32),
         ("bulks", u32),
+        ("stores", u32 * 2),
     ]
 
 
@@ -257,5 +258,5 @@ EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)
 POLL_BYTES = 32 * 40
-COPY_QUEUE_BYTES = 16
+COPY_QUEUE_BYTES = 40
 SITE_WORDS = 12

@@ -75,9 +75,9 @@ def gemv_partial_norm(
     """`(normed, unnormed)` of y = act . weight^T: RMSNorm of the first `n_normed` columns times gamma, and the others.
 
     act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed], each bfloat16, float16 or float32; weight also
-    float8_e4m3fn, with float32 `weight_scales` of shape () or (1,) for all of it, (N,) for its rows, or
-    (N, ceil(K / 128)) for 1 x 128 elements. The rows of act and weight may lie apart. Rows of the weight that all begin
-    at multiples of 16 bytes are read fastest; any others work.
+    float8_e4m3fn, whose float32 `weight_scales` have the shape () or (1,) for all of it, (N,) for its rows, or
+    (N, ceil(K / 128)) for 1 x 128 elements, and are 1 if None. The rows of act and weight may lie apart. Rows of the
+    weight that all begin at multiples of 16 bytes are read fastest; any others work.
 
     y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference_gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads
@@ -294,6 +294,7 @@ def _specialise(
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
             ("DRVFUSE_ACCESS", _access(w)),
             ("DRVFUSE_STAGES", shape.stages),
+            ("DRVFUSE_SLOTS", shape.slots),
             ("DRVFUSE_SUM_WARPS", shape.sum_warps),
             ("DRVFUSE_COPIED", int(shape.copied)),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),

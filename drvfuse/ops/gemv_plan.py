@@ -16,12 +16,12 @@ TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's
 RESIDENT = 32  # values of act that a lane keeps in registers, at most
 NORM_WARPS = 8  # of all rows of act, at most
 ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
-STAGES = 4  # that are under way, at most: more of them delay what else the block reads
+STAGES = 4  # that are under way, at most
 
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
-RING_BYTES = 128 << 10  # of copied weights under way, at most
+COPIED_BYTES = 64 << 10  # under way, at most: more of them delay what else the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
 
 
@@ -49,13 +49,18 @@ class Shape:
     sum_warps: int
 
     @property
+    def slots(self) -> int:
+        """Places for stages: those under way, and for each warp that adds one that is multiplied or added."""
+        return self.stages + self.sum_warps
+
+    @property
     def ring_bytes(self) -> int:
-        """Shared memory of the weights under way."""
-        return self.copied * self.stages * self.step * self.warps_a_row * self.packs * GROUP_BYTES
+        """Shared memory of the weights."""
+        return self.copied * self.slots * self.step * self.warps_a_row * self.packs * GROUP_BYTES
 
     def part_bytes(self, m: int) -> int:
-        """Shared memory of the group sums, which have twice as many stages."""
-        return -(-8 * self.stages * self.step * m * self.warps_a_row * self.packs // 16) * 16
+        """Shared memory of the group sums."""
+        return -(-4 * self.slots * self.step * m * self.warps_a_row * self.packs // 16) * 16
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""
@@ -82,12 +87,11 @@ class Shape:
         step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs
         step = max(least, min(step, 8 // packs, -(-rows * warps_a_row // PRODUCT_WARPS)))
         step += step % least
-        most = min(STAGES, RING_BYTES // (step * row_bytes)) if copied else STAGES
+        most = min(STAGES, COPIED_BYTES // (step * row_bytes)) if copied else STAGES
         stages = max(1, min(most, -(-rows // step) * chunks))
         teams = _power_of_two(min(stages, PRODUCT_WARPS // warps_a_row))
         adding = COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS
         sum_warps = 1 if chunks > 1 else _power_of_two(min(stages, adding))
-        stages -= stages % max(teams, sum_warps)
         return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps)
 
     @property

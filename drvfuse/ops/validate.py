@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, kind_of
 from ..runtime import interop
 from ..runtime.array import Array
 
@@ -43,7 +43,7 @@ def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
             raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one a local rank")
         return list(value)
     if len(group) != 1:
-        raise ArgumentError(argument, f"one {type(value).__name__}", f"a list of {len(group)} arrays, one a local rank")
+        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one a local rank")
     return [value]
 
 

@@ -210,7 +210,10 @@ class Trace:
         return summary(self.records(), self._by_rank())
 
     def plot(self, path: str | Path) -> None:
-        """Write a timeline, a row a block, to an image file. Needs matplotlib (extra `plot`)."""
+        """Write a timeline, a row a block, to an image file of the format that its suffix names.
+
+        Needs matplotlib (extra `plot`), else raises Unsupported; ArgumentError for a suffix that it does not know.
+        """
         from .plot import plot
 
         plot(path, self.records(), self._by_rank())

@@ -26,9 +26,10 @@ _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 def plot(path: str | Path, records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> None:
     """Draw the phases of the ranks' blocks over time, with a mark where each peer that was waited for was seen.
 
-    `clocks` are those of the ranks. The format is that of the path's suffix. Raises Unsupported without matplotlib,
-    ArgumentError without records.
+    `clocks` are those of the ranks. The format is that of the path's suffix. Before anything is written: Unsupported
+    without matplotlib, ArgumentError for a suffix that it does not know, or without records.
     """
+    check_image("path", path)
     figure = figure_class()
     if not records.size:
         raise ArgumentError("records", "empty", "the records of at least one launch")
@@ -96,6 +97,15 @@ def _colors() -> dict[str, Any]:
 
     work = [role for role in _DRAWN if role not in _IDLE]
     return {**_IDLE, **{role: colormaps["tab20"](number) for number, role in enumerate(work)}}
+
+
+def check_image(argument: str, path: str | Path) -> None:
+    """ArgumentError if matplotlib writes no file that ends as `path` does, Unsupported without matplotlib."""
+    figure_class()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise ArgumentError(argument, repr(str(path)), "a file name that ends in .png, .svg or another image format")
 
 
 def figure_class() -> Any:

@@ -50,7 +50,7 @@ def test_a_shape_gives_all_figures_and_the_floor_is_its_bytes(device: df.Device)
     assert result["forward_floor_us"] == (3 * 128 + 2 * 8 + 4 * 2) / 2
     assert result["backward_floor_us"] == (5 * 128 + 2 * 8 + 4 * 2 + 4 * 64) / 2
     assert result["forward_us"] > 0 and result["backward_us"] > 0
-    assert len(fp8_rmsnorm.row(result)) == len(fp8_rmsnorm.HEAD)
+    assert len(fp8_rmsnorm.lines(result)[0]) == len(fp8_rmsnorm.HEAD)
     assert json.loads(json.dumps(result)) == result
 
 

@@ -30,7 +30,7 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bench.read(3, 7) > 0  # copies of 42 bytes, in accesses of 16
         assert not machine.reports
     assert all(result[key] > 0 for key in ("read", *gemv.OURS))
-    assert len(gemv.row(result)) == len(gemv.HEAD)
+    assert len(gemv.lines(result)[0]) == len(gemv.HEAD)
     assert json.loads(json.dumps(result)) == result
 
 
@@ -44,5 +44,6 @@ def test_shapes_that_are_asked_for() -> None:
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     results = [{"k": k, "bytes": k << 20, "read": 2.0, **dict.fromkeys(gemv.OURS, 3.0)} for k in (1024, 2048)]
+    results[0]["compiled"] = 4.0
     gemv.plot(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

@@ -59,6 +59,7 @@ def test_wrong_number_of_arrays(group, xs, refused):
     refused(lambda: df.allreduce(group, xs[:2]), "inputs", "3 arrays")
     refused(lambda: df.allreduce(group, xs, xs[:2]), "outputs", "3 arrays")
     refused(lambda: df.allreduce(group, xs[0]), "inputs", "a list of 3 arrays")
+    refused(lambda: df.allreduce(group, None), "inputs", "is None; it must be a list of 3 arrays")
     refused(lambda: df.allreduce(group, []), "inputs")
     refused(lambda: fused(group, xs, gammas=xs[:1]), "gammas", "3 arrays")
 

@@ -122,7 +122,12 @@ def test_sites_name_their_source_line():
     ("body", "reason"),
     [
         ("wgmma.fence.sync.aligned;", "unsupported opcode"),
-        ("cp.async.bulk.commit_group;", "cp.async.bulk is not supported yet"),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%d0], [%r0], 16;", "cp.async.reduce is not"),
+        ("cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%d0], [%r0];", "from .shared::cta to .global"),
+        ("cp.async.bulk.shared::cta.global.bulk_group [%r0], [%d0], 16;", "from .shared::cta to .global"),
+        ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%d0], [%r0], 16, %r1;", "unsupported modifier .cp_mask"),
+        ("cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r0];", "unsupported operands"),
+        ("cp.async.bulk.wait_group.read %r0;", "a constant number of groups"),
         ("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%d0], [%r1];", "tensor"),
         ("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r0], [%r1], 16, [%r2];", ".global"),
         ("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r0], [%d0], 16;", "unsupported operands"),

@@ -73,7 +73,7 @@ def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied)
     shape = Shape.of(m, groups, width, rows, copied)
     assert shape.warps_a_row * shape.packs * shape.chunks >= groups
     assert shape.chunks == 1 or shape.warps_a_row * shape.packs % 32 == 0
-    assert shape.stages and not shape.stages % shape.sum_warps and not shape.stages % shape.teams
+    assert shape.stages and shape.slots > shape.stages and not (shape.slots - shape.stages) % shape.sum_warps
     assert shape.threads(m) <= 1024 and shape.norm_warps(m) >= 1
     assert shape.sum_lanes >= min(32, groups)
     assert shape.ring_bytes + shape.part_bytes(m) <= 220 << 10

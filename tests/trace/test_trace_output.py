@@ -13,7 +13,7 @@ import pytest
 from trace_support import inputs, made
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, DrvfuseError, Unsupported
+from drvfuse.errors import DrvfuseError, Unsupported
 from drvfuse.trace import chrome, clocks, decode, layout, statistics
 from drvfuse.trace.clocks import VIRTUAL, Clock
 from drvfuse.trace.plot import plot
@@ -295,7 +295,9 @@ def test_an_image_says_how_well_ranks_are_aligned_and_which_blocks_it_shows(cloc
     assert "<!-- rank 0 block 0 -->" in text and "<!-- rank 0 block 39 -->" in text
 
 
-def test_an_image_of_nothing_is_refused(tmp_path):
+def test_an_image_of_nothing_or_of_no_known_format_is_refused(tmp_path, refused):
     pytest.importorskip("matplotlib")
-    with pytest.raises(ArgumentError):
-        plot(tmp_path / "t.png", SAMPLE[:0], {})
+    refused(lambda: plot(tmp_path / "t.png", SAMPLE[:0], {}), "records", "empty")
+    for name in ("t.foo", "t"):
+        refused(lambda name=name: plot(tmp_path / name, SAMPLE, {0: EXACT}), "path", "ends in .png")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The siblings' benchmark runs where the emulated driver does; its times mean nothing there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import drvfuse as df
+from drvfuse.bench import fp8_siblings
+from drvfuse.errors import ArgumentError
+
+pytestmark = pytest.mark.emu
+
+# Bytes of an element: of the arrays of a call that have one, and the group scales.
+ELEMENT = (3, 3, 4, 4, 3.125, 3.125, 5.125, 5.125, 2.25, 7.125, 8.25, 7.125, 9.125)
+
+
+@pytest.fixture
+def device() -> df.Device:
+    return df.device(0, driver=df.emu.Machine(devices=1))
+
+
+def test_floors_are_the_bytes_of_each_op(device: df.Device) -> None:
+    rows, columns = 64, 512
+    for name, (_, arrays), expected in zip(
+        fp8_siblings.OPS, fp8_siblings._calls(device, rows, columns), ELEMENT, strict=True
+    ):
+        rest = sum(a.nbytes for a in arrays) - expected * rows * columns
+        assert 0 <= rest <= 4 * (2 * rows + 2 * columns), name  # statistics of rows, vectors of columns, one scale
+        assert len({a.ptr for a in arrays}) == len(arrays), name
+
+
+def test_a_shape_gives_all_figures(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
+    monkeypatch.setattr(fp8_siblings, "_ROTATED_BYTES", 4)
+    chosen = [i for i, op in enumerate(fp8_siblings.OPS) if op in ("division, s_y given", "add")]
+    every, ops = fp8_siblings._calls, fp8_siblings.OPS
+    monkeypatch.setattr(fp8_siblings, "OPS", tuple(ops[i] for i in chosen))
+    monkeypatch.setattr(fp8_siblings, "_calls", lambda *shape: (c for i, c in enumerate(every(*shape)) if i in chosen))
+    result = fp8_siblings.measure(device, 2, 64, bandwidth=2.0)
+    assert result["division, s_y given"]["floor_us"] == (3 * 128 + 2) / 2
+    assert all(result[op]["us"] > 0 for op in fp8_siblings.OPS)
+    assert [len(line) for line in fp8_siblings.lines(result)] == [len(fp8_siblings.HEAD)] * 2
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_torch_has_no_siblings(device: df.Device) -> None:
+    from drvfuse.cli.bench import _siblings
+
+    with pytest.raises(ArgumentError, match="--torch"):
+        _siblings(device, torch=True)
+
+
+def test_the_plot_is_a_picture(tmp_path: Path) -> None:
+    figures = {op: {"us": 3.0, "spread": 0.1, "floor_us": 2.0} for op in fp8_siblings.OPS}
+    fp8_siblings.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
