@@ -382,7 +382,7 @@ MUTANTS: dict[str, Mutant] = {
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
-        (SourceEdit("gemv_norm.cuh", "u32(w[k].word[i] >> 32) != tag", "u32(w[k].word[i] >> 32) == 0"),),
+        (SourceEdit("gemv_norm.cuh", "late |= tag_of(w[k], i) ^ tag", "late |= tag_of(w[k], i) == 0"),),
         gemv.partial_norm,
     ),
     "gemv-flag-before-value": Mutant(
@@ -390,10 +390,10 @@ MUTANTS: dict[str, Mutant] = {
         "messages that carry their own readiness, in stores that are split",
         (
             SourceEdit(
-                "gemv_sums.cuh",
-                "            leave_word(p.words + i64(m) * p.padded + row, tag, Word<float>::pack(&sum));",
-                'asm volatile("st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;" ::"l"('
-                'p.words + i64(m) * p.padded + row), "r"(tag), "r"(Word<float>::pack(&sum)) : "memory");',
+                "gemv_result.cuh",
+                "leave_word(word, tag, Word<float>::pack(&sum));",
+                'asm volatile("st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;"'
+                '::"l"(word), "r"(tag), "r"(Word<float>::pack(&sum)) : "memory");',
             ),
         ),
         gemv.partial_norm,

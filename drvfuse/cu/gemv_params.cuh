@@ -20,8 +20,10 @@ constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all
 constexpr int STAGES = DRVFUSE_STAGES;            // that are under way
 constexpr int SLOTS = DRVFUSE_SLOTS;              // for them and for those that are multiplied and added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // stage s is added by number s % SUM_WARPS
+constexpr bool DIRECT = SUM_WARPS == 0;           // a warp has whole rows, and adds its group sums itself
 constexpr bool COPIED = DRVFUSE_COPIED;           // by the copy engine to shared memory, else loaded to registers
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a row has several stages
+constexpr bool WHOLE = DRVFUSE_WHOLE;             // a row has all packs of its warps
 constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;     // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
@@ -39,7 +41,11 @@ constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
 constexpr int GROUPS = WARPS_A_ROW * PACKS;       // of a row in a stage
 constexpr int SLICE = GROUPS * 512;               // its bytes
 constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
-static_assert(SLOTS > STAGES && (SLOTS - STAGES) % SUM_WARPS == 0 && (!CHUNKED || SUM_WARPS == 1), "gemv_pipeline.cuh");
+constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
+static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
+              "gemv_pipeline.cuh");
+static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from chunk to chunk");
+static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "gemv_products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
 // What the first copy needs comes first: a kernel's parameters are fetched by lines.

@@ -17,8 +17,9 @@
 // Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
 // behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
 // places of every row, so that act stays in registers where M is 1; TEAMS of them take turns. SUM_WARPS warps begin the
-// stages and add what the teams leave (gemv_pipeline.cuh); nothing holds up all warps at once. The others have work in the
-// last block only: they finish.
+// stages and add what the teams leave (gemv_pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
+// rows, there are none: a team is one warp, which adds and publishes its rows itself. The others finish, in the last block;
+// elsewhere one of them reads the epoch with DIRECT, and that is all.
 //
 // Finish and memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu; the word is
 // its own flag, so there is no fence and no counter in the way. The tag is the workspace's next epoch; every publisher has
@@ -39,15 +40,33 @@
 // PDL: gamma and the weights of the first stages are fetched before the wait, all else after it. Every block triggers: at
 // entry with early_trigger, else when one of its warps has stored its last sums.
 //
-// Trace: of the last block the finish, of the others the first warp that adds.
+// Trace: of the last block the finish, of the others the first warp that adds, which with DIRECT multiplies too.
 #include "gemv_norm.cuh"
 #include "gemv_products.cuh"
 #include "gemv_sums.cuh"
 #include "pdl.cuh"
 
+constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // of the traces, of those that add
 constexpr u32 COUNTER_HELD = 4;  // a reason, as those of scratch.cuh
 
-__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, float* parts) {
+// Tells the warps that finish, once, that this warp has published what it should have before they poll.
+class Announcement {
+public:
+    __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), made_(false) {}
+
+    __device__ __forceinline__ void make(bool now) {
+        if (!now || made_) return;
+        made_ = true;
+        if (threadIdx.x % 32 == 0) pipeline_.published.arrive();
+    }
+
+private:
+    Pipeline& pipeline_;
+    bool made_;
+};
+
+__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, float* parts,
+                                         BlockTrace<FIRST_WRITER>& trace) {
     Products products(p, rows);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
@@ -57,21 +76,36 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     __syncthreads();
     wait_for_producer();
     if constexpr (DEPENDENT) products.load_resident_act();
+    if constexpr (DIRECT) trace.start();
     products.widen_resident_act();
+    u32 tag = 0;
+    if (DIRECT && rows.normed > 0) {
+        pipeline.epoch_read.wait(0);
+        tag = pipeline.tag;
+    }
+    Announcement announcement(pipeline);
     while (stage.first < rows.count) {
         const Stage next = Stage::at(stage.index + TEAMS, p);
-        pipeline.full[stage.slot()].wait(stage.parity());
-        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) pipeline.done[stage.slot()].arrive();
+        if constexpr (DIRECT) {
+            announcement.make(stage.first >= p.polled_from);
+        } else {
+            pipeline.full[stage.slot()].wait(stage.parity());
+        }
+        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS, tag);
+        if constexpr (DIRECT) {
+            trace.lap(TraceRole::multiply);
+        } else {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) pipeline.done[stage.slot()].arrive();
+        }
         stage = next;
     }
+    if constexpr (DIRECT) announcement.make(true);
 }
 
 __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, const float* parts,
-                                    BlockTrace<FIRST_SUM_THREAD>& trace) {
+                                    BlockTrace<FIRST_WRITER>& trace) {
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
-    const bool leads = threadIdx.x % 32 == 0;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;  // alone: all blocks' reads meet in one place
@@ -82,19 +116,13 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
     trace.start();
     if (DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);
     Sums sums(p, rows);
-    bool published = false;
+    Announcement announcement(pipeline);
     for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
-        if (!published && stage.first >= p.polled_from) {
-            if (leads) pipeline.published.arrive();
-            published = true;
-        }
+        announcement.make(stage.first >= p.polled_from);
         pipeline.full[stage.slot()].wait(stage.parity());
         pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
         if (stage.index == turn && rows.normed > 0) {  // not before: what is begun must not wait for the epoch
-            if (reads) {
-                pipeline.tag = next_epoch(epoch);
-                pipeline.epoch_read.arrive();
-            }
+            if (reads) pipeline.tell(epoch);
             pipeline.epoch_read.wait(0);
             tag = pipeline.tag;
         }
@@ -103,32 +131,37 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
         sums.add(stage, tag, parts + stage.slot() * PARTS);
         trace.lap(TraceRole::store);
     }
-    if (!published && leads) pipeline.published.arrive();
+    announcement.make(true);
 }
 
 // What the last block does with the normed sums of all.
 __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, float4* stash, float (*buckets)[32],
                                        BlockTrace<FIRST_NORM_THREAD>& trace) {
     Norm norm(p, stash, buckets);
+    const bool leads = threadIdx.x == FIRST_NORM_THREAD;
+    u32 epoch, aborted, held = 0;
+    const auto read_state = [&] {
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(aborted) : "l"(p.scratch.state) : "memory");
+        if (DIRECT && leads) pipeline.tell(epoch);
+    };
     __syncthreads();
+    if constexpr (!DEPENDENT) read_state();
     norm.load();
     wait_for_producer();
+    if constexpr (DEPENDENT) read_state();
     trace.start();
-    u32 epoch, aborted, held = 0;
-    asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(aborted) : "l"(p.scratch.state) : "memory");
-    const bool leads = threadIdx.x == FIRST_NORM_THREAD;
     if (leads) held = atomicAdd(p.finish_counter, 1u);
+    const u32 tag = next_epoch(epoch);
     pipeline.published.wait(0);  // the others' are there soon: polling earlier would slow down what this block reads
     trace.lap(TraceRole::sync);
-    const u32 tag = next_epoch(epoch);
     const float factor = norm.factor(tag, trace);
     trace.need(factor);
     trace.lap(TraceRole::apply_reduce);
-    if (leads) {  // all words are seen: stored while the results are
+    norm.store(factor);
+    if (leads) {  // all words are seen
         set_scratch_word(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }
-    norm.store(factor);
     trace.lap(TraceRole::apply_store);
     if (leads && held != 0) {
         const bool own = p.finish_counter == &p.scratch.state->users;
@@ -142,23 +175,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __shared__ Pipeline pipeline;
     __shared__ float buckets[M][32];
     extern __shared__ __align__(128) float shared[];  // mbarrier.cuh says why 128
-    BlockTrace<FIRST_SUM_THREAD> trace{DRVFUSE_TRACE_ARGUMENT};
+    BlockTrace<FIRST_WRITER> trace{DRVFUSE_TRACE_ARGUMENT};
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);
     const u32 ring = u32(__cvta_generic_to_shared(shared));
     float* parts = shared + (COPIED ? SLOTS * STEP * SLICE / 4 : 0);
     const bool finishes = blockIdx.x == gridDim.x - 1 && p.n_normed != 0;
     if (p.early_trigger) launch_dependents();
-    if (threadIdx.x < FIRST_SUM_THREAD) {
-        multiply(p, rows, pipeline, ring, parts);
-    } else if (threadIdx.x < FIRST_NORM_THREAD) {
-        add(p, rows, pipeline, ring, parts, trace);
+    if (DIRECT && threadIdx.x == FIRST_NORM_THREAD) pipeline.init();
+    if (threadIdx.x < FIRST_NORM_THREAD) {
+        if (threadIdx.x < FIRST_SUM_THREAD) {
+            multiply(p, rows, pipeline, ring, parts, trace);
+        } else {
+            add(p, rows, pipeline, ring, parts, trace);
+        }
         if (!finishes) trace.exit();
-        if (!p.early_trigger) launch_dependents();
+        if (!p.early_trigger && (DIRECT || threadIdx.x >= FIRST_SUM_THREAD)) launch_dependents();
     } else if (finishes) {
         finish(p, pipeline, reinterpret_cast<float4*>(parts + (SLOTS * PARTS + 3) / 4 * 4), buckets, trace_b);
         trace_b.exit();
     } else {
         __syncthreads();
+        if (DIRECT && threadIdx.x == FIRST_NORM_THREAD && rows.normed > 0) {
+            wait_for_producer();
+            pipeline.tell(scratch_word(&p.scratch.state->epoch));
+        }
     }
 }

@@ -9,11 +9,14 @@
 //     a team multiplies it      -> done[slot]   the group sums are written, and the weights read
 //
 // When the weights of stage s are there, the warp whose turn s is begins stage s + STAGES, so that as many bytes are under way
-// whether or not the products keep up, then waits until s is done, and sums it. It begins stages in the slots of its own
-// turns only: SLOTS - STAGES is a multiple of SUM_WARPS, so s + STAGES has the slot of s - (SLOTS - STAGES), an earlier turn of
-// the same warp. That is done, so its weights are read, and summed, so its group sums are. And nobody falls two phases of a
-// barrier behind: full[slot] has no next phase before that warp has begun one, after it has seen done[slot], to which all warps
-// of the team arrive behind their wait for full[slot]; and done[slot] has none before the next stage in the slot is begun.
+// whether or not the products keep up, then waits until s is done, and sums it. SLOTS is more than STAGES, and it and STAGES are
+// multiples of SUM_WARPS: the warp begins and sums all stages of a slot, and begins one when it has summed the one before. That
+// is done, so its weights are read, and summed, so its group sums are.
+//
+// Nobody is two phases of a barrier away from it. Not behind: full[slot] has no next phase before that warp has begun one, after
+// it has seen done[slot], to which all warps of the team arrive behind their wait for full[slot]; and done[slot] has none before
+// the next stage in the slot is begun. Not ahead, where a wait would not wait: SLOTS is a multiple of TEAMS too, so who waits
+// for a slot's stage, of either kind, has waited for the one before.
 #pragma once
 #include "gemv_params.cuh"
 #include "mbarrier.cuh"
@@ -42,8 +45,14 @@ struct Pipeline {
             done[i].init(WARPS_A_ROW);
         }
         epoch_read.init(1);
-        published.init(SUM_WARPS);
+        published.init(DIRECT ? PRODUCT_WARPS : SUM_WARPS);
         if constexpr (COPIED) bulk_copies_from_here();
+    }
+
+    // By one thread of a block with normed rows: the launch number that their words carry.
+    __device__ __forceinline__ void tell(u32 epoch) {
+        tag = next_epoch(epoch);
+        epoch_read.arrive();
     }
 
     // By one warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.

@@ -3,6 +3,7 @@
 #pragma once
 #include "gemv_butterfly.cuh"
 #include "gemv_pipeline.cuh"
+#include "gemv_result.cuh"
 
 constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
 constexpr int TOGETHER = RESIDENT ? STEP : 2;                    // rows whose sums are reduced together
@@ -126,10 +127,11 @@ public:
         }
     }
 
-    // The group sums of a stage's rows into `parts` [STEP][M][GROUPS]; its weights are at `weights` in shared memory if they
-    // are copied. Each slot is loaded anew, for the next stage, once it is used.
+    // The group sums of a stage's rows into `parts` [STEP][M][GROUPS], or with DIRECT the rows' sums to where they go, words
+    // with `tag`. The stage's weights are at `weights` in shared memory if they are copied. Each slot is loaded anew, for the
+    // next stage, once it is used.
     __device__ __forceinline__ void multiply(Slot (&slots)[STEP], const Stage& stage, const Stage& next, u32 weights,
-                                             float* parts) {
+                                             float* parts, u32 tag) {
 #pragma unroll
         for (int s0 = 0; s0 < STEP; s0 += TOGETHER) {
             float w[RESIDENT ? 1 : TOGETHER][PACKS][W];
@@ -145,8 +147,9 @@ public:
 #pragma unroll
                 for (int i = 0; i < PACKS; ++i) {
                     if constexpr (COPIED) {
-                        u32 word[4] = {0, 0, 0, 0};
-                        const bool inside = pack_index(stage.chunk, i) * W < p.columns && r < rows.count - stage.first;
+                        u32 word[4];
+                        const bool inside = (WHOLE || pack_index(stage.chunk, i) * W < p.columns) &&
+                                            (STEP == 1 || r < rows.count - stage.first);
                         const u32 at = weights + r * SLICE + (i * WARPS_A_ROW + column) * 512 + lane * 16;
                         load_copied(word, at, inside);
                         widen<Weight>(wide[i], word);
@@ -158,7 +161,9 @@ public:
                 }
                 load(slot, next, s0 + s);
             }
-            if constexpr (RESIDENT) {
+            if constexpr (DIRECT) {
+                put(sums, stage.first + s0, tag);
+            } else if constexpr (RESIDENT) {
                 deposit(sums, s0, 0, parts);
             } else {
 #pragma unroll 1
@@ -191,12 +196,21 @@ private:
     }
 
     static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
-        asm volatile(
-            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
-            "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-            : "r"(at), "r"(u32(wanted))
-            : "memory");
+        if constexpr (WHOLE && STEP == 1) {
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                         : "r"(at)
+                         : "memory");
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = 0;
+            asm volatile(
+                "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
+                "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                : "r"(at), "r"(u32(wanted))
+                : "memory");
+        }
     }
 
     static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
@@ -215,6 +229,18 @@ private:
             const int r = s0 + value / PACKS;
             parts[(r * M + m) * GROUPS + value % PACKS * WARPS_A_ROW + column] = total;
         }
+    }
+
+    // The rows' sums from their group sums: as where 32 lanes add a group each, as the others would add zeros.
+    __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
+        constexpr int LANES = 32 / VALUES;  // that have the same value
+        float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));
+#pragma unroll
+        for (int mask = PACKS / 2 * LANES; mask >= LANES; mask /= 2) {
+            total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, mask));
+        }
+        const int r = first + lane / (PACKS * LANES);
+        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) put_sum(p, rows, r, 0, total, tag);
     }
 
     const GemvParams& p;

@@ -2,7 +2,7 @@
 // Complete sums of rows of the weight from their group sums, by one warp, as cu/gemv_partial_norm.cu says.
 #pragma once
 #include "gemv_pipeline.cuh"
-#include "grid_words.cuh"
+#include "gemv_result.cuh"
 
 class Sums {
 public:
@@ -41,7 +41,7 @@ public:
 #pragma unroll
             for (int k = 0; k < TURNS; ++k) {
                 const int value = first + k * VALUES_A_TURN + lane / SUM_LANES;
-                if (part == 0 && value < values) put(stage.first + value / M, value % M, total[k], tag);
+                if (part == 0 && value < values) put_sum(p, rows, stage.first + value / M, value % M, total[k], tag);
             }
         }
     }
@@ -52,17 +52,6 @@ private:
     static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // at a time
     static constexpr int ROUNDS = (ALL_TURNS + TURNS - 1) / TURNS;
     static constexpr int VALUES_AT_A_TIME = TURNS * VALUES_A_TURN;
-
-    __device__ __forceinline__ void put(int r, int m, float sum, u32 tag) const {
-        const int row = rows[r];
-        if constexpr (SCALES == Scales::tensor) sum = __fmul_rn(sum, *p.scales);
-        if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);
-        if (r < rows.normed) {
-            leave_word(p.words + i64(m) * p.padded + row, tag, Word<float>::pack(&sum));
-        } else {
-            store_scalar(p.unnormed + i64(m) * p.n_unnormed + (row - p.n_normed), sum);
-        }
-    }
 
     const GemvParams& p;
     const Rows& rows;

@@ -199,6 +199,7 @@ MBARRIER_PARITY = 61  # the bit of an mbarrier's word, and of the state that an 
 
 FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
 FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
+FENCE_ASYNC = 1 << 12  # rt_fence: and it is fence.proxy.async, of shared memory too
 
 
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on

@@ -322,9 +322,10 @@ def fence(op: Opcode) -> Action:
         op.pick("cluster")
         flags = int(abi.Scope.CLUSTER) << abi.ACC_SCOPE_SHIFT | int(ORDERS["release"]) << abi.ACC_ORDER_SHIFT
     elif op.flag("proxy"):
-        op.pick("alias", "async")
-        op.flag("global", "shared::cta", "shared::cluster")
-        flags = abi.FENCE_PROXY
+        is_async = op.pick("alias", "async") == "async"
+        only_global = op.flag("global")
+        op.flag("shared::cta", "shared::cluster")
+        flags = abi.FENCE_PROXY | (abi.FENCE_ASYNC if is_async and not only_global else 0)
     elif op.base == "membar":
         scope = {"cta": abi.Scope.CTA, "gl": abi.Scope.GPU, "sys": abi.Scope.SYS}[op.pick("cta", "gl", "sys")]
         flags = abi.FENCE_SC | int(scope) << abi.ACC_SCOPE_SHIFT

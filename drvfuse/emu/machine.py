@@ -21,9 +21,10 @@ from . import interrupts, residency
 from .api.entry import Failure
 from .api.types import R
 from .capture import Capture
+from .lock import MachineLock
 from .memory import MachineMemory
 from .objects import Context, Device, Event, Function, Object, Pool, Stream
-from .progress import MachineLock, Progress
+from .progress import Progress
 from .race import PROFILES, Detector
 from .reports import Report
 from .window import Window

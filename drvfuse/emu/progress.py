@@ -8,10 +8,7 @@ order of starts depends on the order of calls and on the seed alone, so the same
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import random
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import interrupts, reports, timeline
 from .api.types import R
+from .backlog import Backlog
+from .kernels import Kernels
 from .objects import Context, Stream
 from .window import Kind, WindowError
 from .work import Command, Free, HostCall, Launch, Op, Record
@@ -57,15 +56,10 @@ class Progress:
 
     def __init__(self, machine: Machine, detector: Detector | None) -> None:
         self.machine, self.detector = machine, detector
-        self.running: list[Op] = []
         self.submitted = 0
         self._sequence = itertools.count(1)
-        self._ready: list[Op] = []
-        self._held: list[tuple[int, Op]] = []  # heap: ready, but starts only when so many operations have ended
-        self._ended = 0
-        self._random = random.Random(machine.seed)
-        self._secondaries: list[Op] = []  # wait for nothing but their primary's trigger
-        self._crowded: list[Op] = []  # kernels for which no SM has room
+        self._backlog = Backlog(machine.seed)
+        self._kernels = Kernels(machine)
         self._in_host_function = 0
         self._idle_queries = (0, 0)
         self._pending = 0
@@ -114,8 +108,7 @@ class Progress:
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority
         number = next(self._sequence)
-        drawn = self._random.getrandbits(32) if self.machine.seed else 0
-        op = Op(command, (priority, drawn, number), number)
+        op = Op(command, (priority, self._backlog.draw(), number), number)
         op.allocations = self.machine.memory.identify(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
@@ -129,7 +122,7 @@ class Progress:
             primary.secondaries.append(op)
         self._pending += 1
         self.submitted += 1
-        self._release(op)
+        self._backlog.release(op)
         self.machine.lock.changed()
         return op
 
@@ -155,9 +148,9 @@ class Progress:
 
     def _interrupted(self) -> None:
         """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
-        for op in list(self.running):
+        for op in list(self._kernels.running):
             self._settle(op)
-        if self.running:
+        if self._kernels.running:
             self._give_up("interrupted", "Ctrl-C ended what ran")
 
     def run_until(self, done: Callable[[], bool]) -> None:
@@ -180,13 +173,13 @@ class Progress:
 
     def _host_wait(self) -> float:
         """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
-        polled = {b.address for op in self.running for b in op.launch.blocked() if b.address}
+        polled = {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
         found = [self.machine.window.find(address) for address in polled]
         return self.machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
 
     def _advance_clock(self) -> bool:
         """Let virtual time pass; False if that changes nothing."""
-        if not self.running:
+        if not self._kernels.running:
             return False
         with interrupts.taken():
             return self.machine.engine.advance_clock()
@@ -208,8 +201,7 @@ class Progress:
 
     def kernels(self, context: Context) -> list[str]:
         """The kernels of a context that have not ended, in the order in which they were queued."""
-        held = (op for _, op in self._held)
-        pending = {*self.running, *self._ready, *held, *self._secondaries, *self._crowded}
+        pending = {*self._kernels.running, *self._kernels.crowded, *self._backlog.all()}
         rest = list(pending)
         while rest:
             op = rest.pop()
@@ -225,20 +217,20 @@ class Progress:
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
-        self._make_room()
+        for op in self._kernels.make_room():
+            self._backlog.ready(op)
         moved = self._start_ready()
-        if self.running:
+        if self._kernels.running:
             engine = self.machine.engine
-            launches = [op.launch for op in self.running]
+            launches = [op.launch for op in self._kernels.running]
             with interrupts.taken():
                 engine.run(launches, budget_ms=BUDGET_MS)
             moved = not engine.idle or moved
-            for op in list(self.running):
-                if op in self.running:  # the fault of another may have ended it
+            for op in list(self._kernels.running):
+                if op in self._kernels.running:  # the fault of another may have ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        if self._held and not moved:
-            heapq.heappush(self._ready, heapq.heappop(self._held)[1])
+        if not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._report_races()
         return moved
@@ -262,18 +254,11 @@ class Progress:
 
     def _start_ready(self) -> bool:
         started = False
-        early = self.machine.seed % 2 == 1
-        while True:
-            if early:
-                for op in [op for op in self._secondaries if self._triggered(op.primary)]:
-                    self._secondaries.remove(op)
-                    heapq.heappush(self._ready, op)
-            if not self._ready:
-                return started
-            while self._ready:
-                started = self._start(heapq.heappop(self._ready)) or started
-            while self._held and self._held[0][0] <= self._ended:
-                heapq.heappush(self._ready, heapq.heappop(self._held)[1])
+        while self._backlog.wake_early():
+            while op := self._backlog.take():
+                started = self._start(op) or started
+            self._backlog.wake_held()
+        return started
 
     def _start(self, op: Op) -> bool:
         command = op.command
@@ -283,7 +268,6 @@ class Progress:
             self._finish(op)
         elif isinstance(command, Launch):
             if not self._place(op, command):
-                self._crowded.append(op)
                 return False
         elif isinstance(command, HostCall):
             self._call(command)
@@ -308,64 +292,17 @@ class Progress:
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel with as many resident blocks as the SMs of its device have left; False if none fits."""
-        machine = self.machine
-        device = command.context.device.index
-        room = self._room(op, command)
-        if room < (command.blocks if command.cooperative else 1):
-            return False
-        function = command.function
-        assert function.module is not None
-        op.room = room
+        """Start a kernel; False if no SM has room for it."""
         try:
-            op.launch = machine.engine.launch(
-                function.image,
-                function.name,
-                device=device,
-                grid=command.grid,
-                block=command.block,
-                smem=command.smem,
-                params=command.params,
-                globals_addr=function.module.globals_address,
-                max_resident=machine.resident_blocks(command),
-                op=op,
-            )
+            return self._kernels.place(op, command)
         except WindowError as error:
+            name, device = command.function.name, command.context.device.index
             message = f"no room for the shared and local memory of its resident blocks: {error}"
-            report = reports.Report("memory", message, function.name, device=device)
-            machine.report(report)
+            report = reports.Report("memory", message, name, device=device)
+            self.machine.report(report)
             self._finish(op)
             self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, report)
             return True
-        op.launch.allow(room)
-        op.launch.gdc_open = op.primary is None
-        self.running.append(op)
-        return True
-
-    def _room(self, op: Op, command: Launch) -> int:
-        """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""
-        machine = self.machine
-        free = 1.0
-        for other in self.running:
-            other_command = other.command
-            if other is not op and other_command.context.device is command.context.device:
-                assert isinstance(other_command, Launch)
-                free -= min(other.room, other.launch.remaining) / machine.resident_blocks(other_command)
-        return int(machine.resident_blocks(command) * max(0.0, free) + 1e-6)
-
-    def _make_room(self) -> None:
-        """Blocks have ended: more of the kernels that were short of room may become resident."""
-        for op in self.running:
-            command = op.command
-            assert isinstance(command, Launch)
-            if op.room < min(command.blocks, self.machine.resident_blocks(command)):
-                room = self._room(op, command)
-                if room > op.room:
-                    op.room = room
-                    op.launch.allow(room)
-        for op in self._crowded:
-            heapq.heappush(self._ready, op)
-        self._crowded.clear()
 
     def _settle(self, op: Op) -> bool:
         """Take note of what the engine did to a launch; True if it ended."""
@@ -386,47 +323,21 @@ class Progress:
         """Leave an error in a context: its kernels stop, and what is queued in it is passed over."""
         if context.error is None:
             context.error, context.finding = code, finding
-        for op in [op for op in self.running if op.command.context is context]:
+        for op in [op for op in self._kernels.running if op.command.context is context]:
             op.launch.abandon()
             self._finish(op)
 
     def _finish(self, op: Op) -> None:
         op.done = True
-        self._ended += 1
         if self.detector is not None:
             self.detector.end(op, None if op.launch is None else op.launch.known)
         op.time = self.machine.clock()
         self._pending -= 1
-        if op.launch is not None and op in self.running:
-            self.running.remove(op)
+        if op.launch is not None and op in self._kernels.running:
+            self._kernels.running.remove(op)
             self.machine.note(op.command, op.launch)
         op.launch = None
-        for secondary in op.secondaries:
-            secondary.primary = None
-            if secondary.launch is not None:
-                secondary.launch.primary_ended(op)
-            elif secondary in self._secondaries:
-                self._secondaries.remove(secondary)
-                self._release(secondary)
-        for dependent in op.dependents:
-            dependent.waits -= 1
-            self._release(dependent)
-        op.dependents, op.secondaries = [], []
-
-    def _release(self, op: Op) -> None:
-        if op.waits == 0:
-            if op.primary is None:
-                hold = self._random.choice((0, 0, 1, 2)) if self.machine.seed else 0
-                if hold:
-                    heapq.heappush(self._held, (self._ended + hold, op))
-                else:
-                    heapq.heappush(self._ready, op)
-            else:
-                self._secondaries.append(op)
-
-    @staticmethod
-    def _triggered(primary: Op | None) -> bool:
-        return primary is not None and primary.launch is not None and bool(primary.launch.triggered)
+        self._backlog.ended(op)
 
     def _call(self, command: HostCall) -> None:
         machine = self.machine
@@ -439,82 +350,17 @@ class Progress:
             machine.lock.changed()
 
     def _deadlock(self) -> None:
-        if not self.running:
+        if not self._kernels.running:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
 
     def _give_up(self, kind: str, headline: str) -> None:
         """End all running kernels, with a report of where they are."""
-        machine = self.machine
-        busy = {op.command.context.device.index for op in self.running}
-        active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
-        launches = [
-            (op.command.function.name, op.command.context.device.index, op.launch)
-            for op in self.running
-            if isinstance(op.command, Launch)
-        ]
-        crowded = [
-            (op.command.function.name, op.command.context.device.index)
-            for op in self._crowded
-            if isinstance(op.command, Launch)
-        ]
-        idle = {device: machine.finding(device) for device in sorted(active - busy)}
-        report = reports.standstill(kind, headline, launches, crowded, idle)
-        machine.report(report)
-        for context in {op.command.context for op in self.running}:
+        report = self._kernels.standstill(kind, headline)
+        self.machine.report(report)
+        for context in {op.command.context for op in self._kernels.running}:
             self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)
 
 
 def all_done(ops: Iterable[Op]) -> bool:
     return all(op.done for op in ops)
-
-
-class MachineLock:
-    """One lock a machine, which a thread that waits for work passes on to those that want to queue some."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
-        self._count = threading.Lock()
-        self._contenders = 0
-
-    def __enter__(self) -> None:
-        if not self._condition.acquire(blocking=False):
-            with self._count:
-                self._contenders += 1
-            try:
-                while not self._condition.acquire(timeout=0.1):
-                    interrupts.check()
-            finally:
-                with self._count:
-                    self._contenders -= 1
-
-    def __exit__(self, *exc: object) -> None:
-        self._condition.release()
-
-    def changed(self) -> None:
-        """Something was queued or ended: wake those that wait."""
-        self._condition.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        """Let others in until something changes, or for so long."""
-        self._condition.wait(seconds)
-
-    def give_way(self) -> None:
-        """Let a thread in that stands at the lock."""
-        if self._contenders:
-            self._condition.wait(0.0005)
-
-    def released(self) -> _Released:
-        """Context manager: not held inside."""
-        return _Released(self._condition)
-
-
-class _Released:
-    def __init__(self, condition: threading.Condition) -> None:
-        self._condition = condition
-
-    def __enter__(self) -> None:
-        self._condition.release()
-
-    def __exit__(self, *exc: object) -> None:
-        self._condition.acquire()

@@ -55,6 +55,8 @@ _EDGES = (
     "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
     "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
     "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}",
+    "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the writing "
+    "thread, or of one that knew of the write, is between them",
 )
 
 

@@ -93,7 +93,8 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 1;
 }
 
-// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. `marks`: it is written now.
+// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. With `marks` it is
+// written now.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -207,6 +208,7 @@ API u32 rt_loop(Thread* t, u32 site) {
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
+    if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
     if (flags & FENCE_PROXY) return;
     note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
     u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;

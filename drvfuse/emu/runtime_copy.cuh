@@ -213,7 +213,7 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     if (!i) c->moment = M_ISSUE;
     if (e->race) {
         race_copy(t, source, bytes, 0, site, i);
-        race_copy(t, target, size, 1, site, i);
+        race_copy(t, target, size, A_WRITE, site, i);
     }
     if (i) {
         if (!q->first || pool->pool[q->last].group != c->group) note(l, t->block, t->linear, V_COPY, site, target, 0, 0);

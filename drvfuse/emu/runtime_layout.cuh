@@ -204,8 +204,9 @@ const u32 A_WRITE = 1, A_ATOMIC = 2, A_STRONG = 4, A_NC = 1 << 8, A_VOLATILE = 1
 const u32 A_REDUCTION = 1 << 16;  // an atomic without a result
 const u32 A_SWAP = 1 << 17;       // a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
 const u32 A_LATER = 1 << 20;      // a write that is made, and marks what it has initialised, at a later time
+const u32 A_BULK = 1 << 21;       // the read of shared memory by a bulk copy
 const u32 A_SCOPE = 4, A_ORDER = 6, A_ELEMENTS = 18;  // shifts of two bits each; ELEMENTS: of strong accesses, log2
-const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11;
+const u32 FENCE_SC = 1 << 10, FENCE_PROXY = 1 << 11, FENCE_ASYNC = 1 << 12;
 enum { SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS };
 enum { ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 const u32 LOOP_SLICE = 4096;  // rounds after which generated code calls rt_loop

@@ -15,7 +15,7 @@
 //
 // The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
 // tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread.
-// Both proxies are one here: what needs fence.proxy.async is not found. What arrivals of the next phase release is learnt
+// Both proxies are one here: that it needs a fence.proxy.async is not found. What arrivals of the next phase release is learnt
 // with the phase before it if they come before the wait.
 #pragma once
 

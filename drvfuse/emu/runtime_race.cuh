@@ -22,6 +22,10 @@
 // Unless `strict`, two things count that the model does not have but hardware does: a volatile read acquires, and what
 // other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it.
 //
+// Bulk copies access memory by the async proxy. Of a bulk copy to global memory that reads what its block has written by
+// ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
+// Such a fence on the way from the write to the copy is never missed; one beside that way counts as well.
+//
 // The accesses of each 16 bytes are a list of entries, writes in front, from a cell (a Ref) in a window beside the data. An
 // entry is dropped once a later access is ordered behind it that conflicts with everything that it conflicts with, so no
 // first race is missed. Entries tell bytes apart; reads by lanes of a warp at one time share one.
@@ -48,6 +52,7 @@ const u32 MISSES = 8;
 struct RaceBlock {
     u32 sync;  // all its accesses before this time are known to all its threads
     Ref end;   // known to its threads that have exited
+    Ref proxied;  // known to any of its threads at a fence.proxy.async
     Ref arrived[16];
     u32 misses, bulks;
     Miss miss[MISSES];
@@ -89,7 +94,7 @@ struct Published {
     u32 reserved;
 };
 
-static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 272 && sizeof(Entry) == 32, "");
+static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 276 && sizeof(Entry) == 32, "");
 static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
 
 // Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
@@ -109,7 +114,7 @@ const u32 NO_SITE = 0xFFFFFFFFu;
 // Why two accesses are not ordered.
 enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
        X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
-       X_COPIED, X_BULK, X_COPY_EARLY };
+       X_COPIED, X_BULK, X_COPY_EARLY, X_PROXY };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {

@@ -18,7 +18,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     Race* r = l->engine->race;
     RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
     rb->sync = 1;
-    rb->end = 0;
+    rb->end = rb->proxied = 0;
     rb->misses = rb->bulks = 0;
     LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
     LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
@@ -46,6 +46,7 @@ FAR void race_finish_block(Launch* l, Block* b) {
     Race* r = l->engine->race;
     learn(r, &l->end, b->race->end);
     put(r, &b->race->end, 0);
+    put(r, &b->race->proxied, 0);
     LOOP for (u32 i = 0; i < 16; i++) put(r, &b->race->arrived[i], 0);
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }

@@ -4,17 +4,17 @@
 
 #include "runtime_race_blocks.cuh"
 
-// A cp.async begins to read or write a range that lies in one line. If not `pending`, it is over at once.
-FAR void race_copy(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 pending) {
+// A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
+FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending) {
     Who w;
     who(&w, t);
     if (w.r->off || !size) return;
     w.site = site;
-    w.flags = write ? A_WRITE : 0;
+    w.flags = flags;
     w.addr = addr;
     w.size = size;
     w.scope = w.log = w.acquires = w.releases = 0;
-    w.kind = (write ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
+    w.kind = (flags & A_WRITE ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
     if (pending) w.agent |= COPYING;
     touch(&w, addr, line_mask(addr, addr + size));
 }

@@ -61,6 +61,12 @@ FN u32 stale(Who* w, Entry* e) {
     return knows(w->r, w->l->primary, e->op, e->block, e->warp, e->lanes, e->time) != 1;
 }
 
+// A write of the block by the generic proxy, which has to be fenced off from a read by the async one.
+FN u32 unfenced(Who* w, Entry* e) {
+    if (!(w->flags & A_BULK) || !same_block(w, e->op, e->block)) return 0;
+    return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+}
+
 FN void be_bulk(Who* w, Entry* e) {
     if ((w->agent & BULK) != BULK) return;
     e->warp = w->number % BULK_KINDS / 32;
@@ -122,6 +128,8 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                     }
                 } else if (stale(w, e)) {
                     found(w, e, e->lanes, at_addr, X_READ_ONLY_PATH);
+                } else if (unfenced(w, e)) {
+                    found(w, e, e->lanes, at_addr, X_PROXY);
                 }
             } else if (same_warp) {
                 if (e->time == w->time && kind == w->kind && e->bytes == mask && e->site == w->site) {
@@ -260,5 +268,15 @@ FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     Ref all = all_known(&w);
     LOOP for (u32 k = 0; k <= level(scope); k++) put(r, &w.rt->fenced[k], retain(r, all));
     release(r, all);
+    w.rt->time++;
+}
+
+FAR void race_proxy_fence(Thread* t) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return;
+    Ref all = all_known(&w);
+    learn(w.r, &w.rb->proxied, all);
+    release(w.r, all);
     w.rt->time++;
 }

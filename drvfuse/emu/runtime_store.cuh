@@ -67,8 +67,8 @@ FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 site) {
     c->moment = late & 1 ? S_APART : S_AT_ONCE;
     c->next = 0;
     if (e->race) {
-        race_copy(t, source, 16, 0, site, i);
-        race_copy(t, target, 16, 1, site, i);
+        race_copy(t, source, 16, A_BULK, site, i);
+        race_copy(t, target, 16, A_WRITE, site, i);
     }
     if (!t->block->stores++) t->block->store_turns = 0;
     if (i) {

@@ -253,7 +253,7 @@ class RaceStruct(Structure):
     ]
 
 
-RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 272, 32
+RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 276, 32
 EVENTS = 1 << 14
 BLOCK_BYTES = sizeof(BlockStruct)
 WARP_BYTES = sizeof(WarpStruct)

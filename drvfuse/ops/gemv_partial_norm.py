@@ -127,7 +127,7 @@ def gemv_partial_norm(
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
     kernel = launching.load(device, spec)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
-    smem, stash = shape.ring_bytes + shape.part_bytes(m), 4 * m * padded
+    smem, stash = shape.ring_bytes + shape.part_bytes(m), 4 * m * padded * (not shape.norm_held(m, normed_count))
     if smem + stash > room:
         stash = 0
     parameters = GemvParams(
@@ -291,6 +291,8 @@ def _specialise(
             ("DRVFUSE_PACKS", shape.packs),
             ("DRVFUSE_STEP", shape.step),
             ("DRVFUSE_NORM_WARPS", shape.norm_warps(m)),
+            ("DRVFUSE_NORM_BATCH", shape.norm_batch(m, n_normed)),
+            ("DRVFUSE_NORM_HELD", int(shape.norm_held(m, n_normed))),
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
             ("DRVFUSE_ACCESS", _access(w)),
             ("DRVFUSE_STAGES", shape.stages),
@@ -298,6 +300,7 @@ def _specialise(
             ("DRVFUSE_SUM_WARPS", shape.sum_warps),
             ("DRVFUSE_COPIED", int(shape.copied)),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
+            ("DRVFUSE_WHOLE", int(k * size == shape.chunks * shape.warps_a_row * shape.packs * gemv_plan.GROUP_BYTES)),
             ("DRVFUSE_DEPENDENT", int(level is not PDLLevel.OFF)),
             ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
             ("DRVFUSE_NORM_ALIGNED", int(norm_aligned)),

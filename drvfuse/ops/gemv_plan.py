@@ -21,8 +21,9 @@ STAGES = 4  # that are under way, at most
 # Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
-COPIED_BYTES = 64 << 10  # under way, at most: more of them delay what else the block reads
+COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
+DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
 
 
 def groups_of_row(k: int, itemsize: int) -> int:
@@ -37,7 +38,8 @@ def _power_of_two(most: int) -> int:
 @dataclass(frozen=True)
 class Shape:
     """A block: warps that share a row, teams of them, packs of a row that a lane has at a time, rows of a stage, stages
-    of a row, whether stages are copied to shared memory or loaded to registers, stages under way, warps that add."""
+    of a row, whether stages are copied to shared memory or loaded to registers, stages under way, warps that add (0: a
+    warp has whole rows and adds them itself), and places for stages."""
 
     warps_a_row: int
     teams: int
@@ -47,11 +49,7 @@ class Shape:
     copied: bool
     stages: int
     sum_warps: int
-
-    @property
-    def slots(self) -> int:
-        """Places for stages: those under way, and for each warp that adds one that is multiplied or added."""
-        return self.stages + self.sum_warps
+    slots: int
 
     @property
     def ring_bytes(self) -> int:
@@ -69,6 +67,17 @@ class Shape:
             warps //= 2
         return warps
 
+    def norm_batch(self, m: int, n_normed: int) -> int:
+        """Packs of four normed columns that a lane waits for at a time."""
+        return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
+
+    def norm_held(self, m: int, n_normed: int) -> bool:
+        """Whether each lane waits once only."""
+        return self._norm_columns(m, self.norm_batch(m, n_normed)) >= n_normed
+
+    def _norm_columns(self, m: int, batch: int) -> int:
+        return 4 * GROUP * batch * self.norm_warps(m)
+
     def threads(self, m: int) -> int:
         """Of a block: warps that multiply, those that add, and those that finish."""
         return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
@@ -77,6 +86,8 @@ class Shape:
     def of(m: int, groups: int, width: int, rows: int, can_copy: bool) -> Shape:
         """For `groups` a row of the weight, `width` weights a pack, and `rows` of it for a block."""
         copied = can_copy and groups * GROUP_BYTES >= COPIED_ROW_BYTES and rows >= COPIED_ROWS
+        if not copied and m == 1 and groups <= LOADED_PACKS and groups * width <= RESIDENT and rows <= DIRECT_ROWS:
+            return Shape._direct(groups, rows)
         choices = [p for p in (1, 2, 4) if copied and m == 1 and groups <= p * TEAM_WARPS and p * width <= RESIDENT]
         choices += [p for p in (1, 2, 4) if groups <= p * PRODUCT_WARPS]
         packs = choices[0] if choices else 4
@@ -88,11 +99,18 @@ class Shape:
         step = max(least, min(step, 8 // packs, -(-rows * warps_a_row // PRODUCT_WARPS)))
         step += step % least
         most = min(STAGES, COPIED_BYTES // (step * row_bytes)) if copied else STAGES
-        stages = max(1, min(most, -(-rows // step) * chunks))
+        stages = min(_power_of_two(max(1, most)), _power_of_two(2 * -(-rows // step) * chunks - 1))
         teams = _power_of_two(min(stages, PRODUCT_WARPS // warps_a_row))
-        adding = COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS
-        sum_warps = 1 if chunks > 1 else _power_of_two(min(stages, adding))
-        return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps)
+        sum_warps = 1 if chunks > 1 else min(stages, COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS)
+        slots = stages + max(teams, sum_warps)
+        return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps, slots)
+
+    @staticmethod
+    def _direct(groups: int, rows: int) -> Shape:
+        """One in which a warp has whole rows, and adds and publishes them itself."""
+        packs = _power_of_two(2 * groups - 1)
+        step = min(LOADED_PACKS // packs, -(-rows // PRODUCT_WARPS))
+        return Shape(1, min(PRODUCT_WARPS, -(-rows // step)), packs, step, 1, False, 1, 0, 1)
 
     @property
     def sum_lanes(self) -> int:

@@ -47,6 +47,23 @@ def test_rows_that_are_loaded_though_they_could_be_copied(device, rng, monkeypat
     check(run(device, values), expected(values))
 
 
+@pytest.mark.parametrize("level", [df.PDLLevel.OFF, df.PDLLevel.OVERLAP_AT_BEGINNING])
+@pytest.mark.parametrize(
+    ("n", "k", "n_normed", "weight"),
+    [
+        (24, 1024, 18, "bfloat16"),
+        (130, 250, 101, "bfloat16"),  # a warp has several rows, two at a time
+        (43, 520, 0, "float16"),  # three groups
+        (5, 301, 5, "float32"),
+        (43, 1024, 30, "float8_e4m3fn"),
+    ],
+)
+def test_rows_that_one_warp_has(device, rng, monkeypatch, n, k, n_normed, weight, level):
+    monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
+    values = case(rng, None, n, k, n_normed, weight=weight)
+    check(run(device, values, pdl_level=level), expected(values))
+
+
 def test_more_normed_columns_than_the_finish_waits_for_at_a_time(device, rng):
     """Beyond 4096 columns it comes to its words several times."""
     values = case(rng, 1, 4103, 8, 4100)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse.ops import launching
+from drvfuse.ops import gemv_plan, launching
 from drvfuse.ops.gemv_partial_norm import GemvParams
 from drvfuse.ops.gemv_plan import Shape, Shares
 from drvfuse.runtime.nvrtc import Image
@@ -52,14 +52,21 @@ def test_it_spills_nothing_and_has_the_hosts_parameters(m, k, weight):
     assert info.has_pdl_wait and info.has_pdl_trigger
 
 
+@pytest.mark.parametrize(("k", "weight"), [(256, "bfloat16"), (1024, "bfloat16"), (1024, "float8_e4m3fn")])
+def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
+    monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
+    log = compiled.__wrapped__(1, k, weight).log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
 def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launch(m, k, weight):
-    """Of the three kinds of warps, each from its barrier at the start on: one copies weights, the last loads gamma."""
+    """Of the three kinds of warps, each from its barrier at the start on: one copies weights, one loads gamma."""
     ptx = compiled(m, k, weight, df.PDLLevel.ON).ptx
     accesses = r"\b(?:ld\.(?!param|shared)\S*global|atom|red\.|st\.\S*global|cp\.async\.bulk)\S*"
     parts = [part.rpartition("bar.sync") for part in ptx.split("griddepcontrol.wait")[:-1]]
     assert not re.findall(accesses, parts[0][0])
-    multiply, add, finish = (re.findall(accesses, part[2]) for part in parts)
+    multiply, add, finish = sorted((re.findall(accesses, part[2]) for part in parts), key=lambda found: found[:1])
     assert not multiply
     assert add and all(access.startswith("cp.async.bulk") for access in add)
     assert finish and all(access.startswith(("ld.global.u32", "ld.global.v")) for access in finish)
@@ -71,9 +78,14 @@ def test_only_what_no_kernel_writes_is_read_before_the_wait_of_a_dependent_launc
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
 def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied):
     shape = Shape.of(m, groups, width, rows, copied)
+    direct = shape.sum_warps == 0
     assert shape.warps_a_row * shape.packs * shape.chunks >= groups
     assert shape.chunks == 1 or shape.warps_a_row * shape.packs % 32 == 0
-    assert shape.stages and shape.slots > shape.stages and not (shape.slots - shape.stages) % shape.sum_warps
+    if direct:
+        assert m == shape.chunks == shape.warps_a_row == 1 and not shape.copied
+    else:
+        assert shape.slots > shape.stages > 0 and not shape.slots % shape.teams
+        assert not shape.slots % shape.sum_warps and not shape.stages % shape.sum_warps
     assert shape.threads(m) <= 1024 and shape.norm_warps(m) >= 1
     assert shape.sum_lanes >= min(32, groups)
     assert shape.ring_bytes + shape.part_bytes(m) <= 220 << 10

@@ -17,7 +17,7 @@ __device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_gen
 #define WAIT(n) asm volatile("cp.async.bulk.wait_group " #n ";" ::: "memory");
 #define WAIT_READ(n) asm volatile("cp.async.bulk.wait_group.read " #n ";" ::: "memory");
 #define OTHER_WAITS asm volatile("cp.async.commit_group; cp.async.wait_all;" ::: "memory");
-#define PROXY asm volatile("fence.proxy.async;" ::: "memory");
+#define PROXY asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 """
 READ_EDGE = r"no cp\.async\.bulk\.wait_group\.read that covers it"
 SEEN_EARLIER = r"release that was seen.*came before that thread's wait \(cp\.async\.bulk\.wait_group without \.read\)"
@@ -33,7 +33,7 @@ def add(name: str, body: str, drive: Any, **verdict: Any) -> None:
 ALONE = """
 __shared__ alignas(16) u32 s[32];
 if (T(3)) {
-  STS(s + 7, 1) LD(weak, y) ST(weak, y, 1)
+  STS(s + 7, 1) PROXY LD(weak, y) ST(weak, y, 1)
   PUT(y, s, 32)  // @c
   $between
   $after
@@ -80,7 +80,7 @@ for name, after, races in (
 BLOCK = """
 __shared__ alignas(16) u32 s[32];
 if (T(40)) { LATE(0) STS(s + 3, 1)  // @w
-}
+  PROXY }
 $before
 if (T(0)) { LATE(1) PUT(y, s, 64)  // @c
   COMMIT $wait }
@@ -130,6 +130,59 @@ for name, wait, races in (
     ("another-thread-waits", "if (T(1)) WAIT_READ(0)", "c~w"),
 ):
     add(f"ring-{name}", fill(RING, wait=wait), grid(1, 64), races=races, edge=READ_EDGE, seeds=range(2))
+
+# The proxies ----------------------------------------------------------------------------------------------------------
+
+PROXIES = """
+__shared__ alignas(16) u32 s[16];
+if (T(40)) { $first STS(s + 3, 1)  // @w
+  $writer }
+if (T(50)) { $beside }
+BAR
+if (T(50)) { $between }
+BAR
+if (T(0)) { $issuer
+  PUT(y, s, 64)  // @c
+  COMMIT WAIT(0) }
+"""
+PLACES = ("first", "writer", "beside", "between", "issuer")
+for name, place, fence, races in (
+    ("of-the-writer", "writer", "PROXY", ""),
+    ("of-the-writer-for-all-memory", "writer", 'asm volatile("fence.proxy.async;" ::: "memory");', ""),
+    ("of-one-between", "between", "PROXY", ""),
+    ("of-the-issuer", "issuer", "PROXY", ""),
+    ("missing", "writer", "", "c~w"),
+    ("of-the-generic-proxy", "writer", "__threadfence_system();", "c~w"),
+    ("of-global-memory", "writer", 'asm volatile("fence.proxy.async.global;" ::: "memory");', "c~w"),
+    ("before-the-write", "first", "PROXY", "c~w"),
+    ("of-one-that-does-not-know-of-the-write", "beside", "PROXY", "c~w"),
+    ("before-another-write", "writer", "PROXY STS(s + 3, 2)  // @v\n", "c~v"),
+):
+    parts = {p: fence if p == place else "" for p in PLACES}
+    add(f"fence-{name}", fill(PROXIES, **parts), grid(1, 64), races=races, edge="no fence.proxy.async", seeds=range(2))
+
+FILLED = """
+__shared__ alignas(128) u32 s[16];
+__shared__ u64 b;
+if (T(0)) { u32 to = at_shared(s), at_b = at_shared(&b);
+  $fill
+  PUT(y, s, 64)  // @c
+  COMMIT WAIT(0) }
+"""
+CP_ASYNC = """asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x) : "memory");  // @w
+  OTHER_WAITS"""
+BULK_LOAD = """asm volatile("mbarrier.init.shared.b64 [%0], 1; mbarrier.arrive.expect_tx.shared.b64 _, [%0], 64;"
+    :: "r"(at_b) : "memory");
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], 64, [%2];"
+    :: "r"(to), "l"(x), "r"(at_b) : "memory");
+  u32 d; do asm volatile("{ .reg .pred q; mbarrier.try_wait.parity.shared.b64 q, [%1], 0; selp.u32 %0, 1, 0, q; }"
+    : "=r"(d) : "r"(at_b) : "memory"); while (!d);"""
+for name, text, races in (
+    ("cp-async", CP_ASYNC, "c~w"),
+    ("cp-async-and-a-fence", CP_ASYNC + " PROXY", ""),
+    ("a-bulk-copy", BULK_LOAD, ""),
+):
+    add(f"filled-by-{name}", fill(FILLED, fill=text), grid(1, 32), races=races, edge="no fence.proxy.async")
 
 # Beyond the block -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations that have not begun: which of them may, and in which order."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+
+from .work import Op
+
+
+class Backlog:
+    """The operations of one machine that wait for nothing but their turn. Order depends on calls and the seed alone.
+
+    A seed other than 0 draws the order, and holds some back until others have ended. With an odd one a programmatic
+    dependent begins as soon as its primary has triggered, with an even one when the primary has ended.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._ready: list[Op] = []  # heap
+        self._held: list[tuple[int, Op]] = []  # heap: ready, but starts only when so many operations have ended
+        self._secondaries: list[Op] = []  # wait for nothing but their primary's trigger
+        self._ended = 0
+
+    def draw(self) -> int:
+        """What decides between operations of one priority that are ready."""
+        return self._random.getrandbits(32) if self._seed else 0
+
+    def release(self, op: Op) -> None:
+        """Take an operation in if it waits for no other, or for its primary alone."""
+        if op.waits:
+            return
+        if op.primary is not None:
+            self._secondaries.append(op)
+            return
+        hold = self._random.choice((0, 0, 1, 2)) if self._seed else 0
+        if hold:
+            heapq.heappush(self._held, (self._ended + hold, op))
+        else:
+            self.ready(op)
+
+    def ready(self, op: Op) -> None:
+        """It may start."""
+        heapq.heappush(self._ready, op)
+
+    def ended(self, op: Op) -> None:
+        """It is done: what waited for it goes on."""
+        self._ended += 1
+        for secondary in op.secondaries:
+            secondary.primary = None
+            if secondary.launch is not None:
+                secondary.launch.primary_ended(op)
+            elif secondary in self._secondaries:
+                self._secondaries.remove(secondary)
+                self.release(secondary)
+        for dependent in op.dependents:
+            dependent.waits -= 1
+            self.release(dependent)
+        op.dependents, op.secondaries = [], []
+
+    def take(self) -> Op | None:
+        """The next that may start."""
+        return heapq.heappop(self._ready) if self._ready else None
+
+    def wake_early(self) -> bool:
+        """Where the seed lets them, dependents of kernels that have triggered may start; whether any operation may."""
+        if self._seed % 2 == 1:
+            for op in [op for op in self._secondaries if _triggered(op.primary)]:
+                self._secondaries.remove(op)
+                self.ready(op)
+        return bool(self._ready)
+
+    def wake_held(self) -> None:
+        """Enough has ended for those that were held back until then."""
+        while self._held and self._held[0][0] <= self._ended:
+            self.let_go()
+
+    def let_go(self) -> bool:
+        """One that is held back may start; False if none is."""
+        if self._held:
+            self.ready(heapq.heappop(self._held)[1])
+            return True
+        return False
+
+    def all(self) -> Iterator[Op]:
+        yield from self._ready
+        yield from (op for _, op in self._held)
+        yield from self._secondaries
+
+
+def _triggered(primary: Op | None) -> bool:
+    return primary is not None and primary.launch is not None and bool(primary.launch.triggered)
