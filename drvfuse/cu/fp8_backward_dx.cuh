@@ -5,36 +5,40 @@
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
-// The weights of a thread's columns, on their way from memory to a team's place in shared memory.
+// The weights of all columns, shared out over LOADERS threads, on their way from memory to shared memory.
+template <int LOADERS>
 struct Weights {
-    Pack<Weight, WIDTH> pack[PACKS];
+    static constexpr int ALL = PACKS * TEAM_THREADS, ROUNDS = (ALL + LOADERS - 1) / LOADERS;
+    Pack<Weight, WIDTH> pack[ROUNDS];
 
-    __device__ __forceinline__ void load(const BackwardParams& p, int member) {
+    __device__ static __forceinline__ bool beyond(int place) { return ALL % LOADERS != 0 && place >= ALL; }
+
+    __device__ __forceinline__ void load(const BackwardParams& p, int loader) {
 #pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-            const int column = member * WIDTH + i * SPAN, valid = p.columns - column;
+        for (int k = 0; k < ROUNDS; ++k) {
+            const int place = loader + k * LOADERS, valid = p.columns - place * WIDTH;
 #pragma unroll
-            for (int j = 0; j < Pack<Weight, WIDTH>::words; ++j) pack[i].word[j] = 0;
-            if (!FULL && valid <= 0) continue;
+            for (int j = 0; j < Pack<Weight, WIDTH>::words; ++j) pack[k].word[j] = 0;
+            if (beyond(place) || (!FULL && valid <= 0)) continue;
             if constexpr (ALIGNED) {
-                load_pack(pack[i], p.weight + column);
+                load_pack(pack[k], p.weight + place * WIDTH);
             } else {
-                load_elements<Weight, WIDTH>(pack[i], p.weight + column, valid);
+                load_elements<Weight, WIDTH>(pack[k], p.weight + place * WIDTH, valid);
             }
         }
     }
 
     // As [PACKS][2][TEAM_THREADS], so that what a warp reads at once is contiguous.
-    __device__ __forceinline__ void keep(float4* weights, int member) const {
+    __device__ __forceinline__ void keep(float4* weights, int loader) const {
 #pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
+        for (int k = 0; k < ROUNDS; ++k) {
+            const int place = loader + k * LOADERS;
+            if (beyond(place)) continue;
             float v[WIDTH];
-            to_float(v, pack[i]);
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                weights[(2 * i + j) * TEAM_THREADS + member] =
-                    make_float4(v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]);
-            }
+            to_float(v, pack[k]);
+            float4* to = weights + place / TEAM_THREADS * (2 * TEAM_THREADS) + place % TEAM_THREADS;
+            to[0] = make_float4(v[0], v[1], v[2], v[3]);
+            to[TEAM_THREADS] = make_float4(v[4], v[5], v[6], v[7]);
         }
     }
 };
@@ -44,15 +48,32 @@ __device__ __forceinline__ void team_barrier(int team) {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
 }
 
+// Calls over_rows(i, at, g, xhat) for element `at` of pack i.
+template <typename F>
+__device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F over_rows) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 4; ++j) {
+            float v[4], g[4];
+            normalised(v, row.pack[i], j, saved);
+            gradient(g, row.pack[i], 2 * j);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) over_rows(i, 4 * j + k, g[k], v[k]);
+        }
+    }
+}
+
 struct Products {
     float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
-    float sums[SUMS];  // this thread's, then the row's
+    float sums[SUMS] = {};  // this thread's, then the row's
 
     // Calls over_rows(i, at, g, xhat) for element `at` of pack i.
     template <typename F>
-    __device__ __forceinline__ Products(const Row& row, const Saved& saved, const float4* weights, int columns,
-                                        int member, F over_rows)
-        : sums{} {
+    __device__ __forceinline__ void take(const Row& row, const Saved& saved, const float4* weights, int columns,
+                                         int member, F over_rows) {
+#pragma unroll
+        for (int k = 0; k < SUMS; ++k) sums[k] = 0.0f;
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int column = member * WIDTH + i * SPAN;

@@ -38,10 +38,12 @@ public:
         }
     }
 
-    // The next row, in registers.
-    __device__ __forceinline__ void take(Row& row, int column) const {
-        barriers_[slot_].wait(parity_);
-        const u8* from = slots_ + slot_ * slot_bytes(p_);
+    // The row that is `ahead` of the next one, less than RING, in registers.
+    __device__ __forceinline__ void take(Row& row, int column, int ahead = 0) const {
+        const bool round = slot_ + ahead >= RING;
+        const int slot = slot_ + ahead - round * RING;
+        barriers_[slot].wait(parity_ ^ u32(round));
+        const u8* from = slots_ + slot * slot_bytes(p_);
         const u16* scales = reinterpret_cast<const u16*>(from + columns(p_) * (1 + 2 * GRADIENTS));
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -67,6 +69,11 @@ public:
     // Behind a barrier of the team, when all of it have taken the row: fills its slot with a later one.
     __device__ __forceinline__ void refill() {
         if (copies_) copy(slot_);
+        pass();
+    }
+
+    // The same where there is no later one.
+    __device__ __forceinline__ void pass() {
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }
 

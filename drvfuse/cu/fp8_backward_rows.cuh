@@ -56,6 +56,13 @@ struct Row {
 // What the forward has saved of a row.
 struct Saved {
     float rstd, mean;
+
+    // What lane `lane` of the warp has.
+    __device__ __forceinline__ Saved of_lane(int lane) const {
+        Saved saved = {__shfl_sync(0xffffffffu, rstd, lane), 0.0f};
+        if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, mean, lane);
+        return saved;
+    }
 };
 
 // A thread's place in the next row to load.

@@ -9,9 +9,11 @@
 // rows s, s + segments, ...; a block takes whole segments, so that all blocks are at neighbouring rows at any time. In
 // a segment team t of TEAMS takes every TEAMS-th row from its t-th on, and each thread keeps fp32 sums of g * xhat for
 // its PACKS packs of columns. Rows come through a ring in shared memory, or with RING 0 straight to registers: then a
-// row's loads are issued as soon as the registers of the row before it are free, and cross the reduction of c1. Global
-// bytes an element: 1 + 2 / QB of x (RING 0: 1 + 2 / 8), 2 GRADIENTS of g, 2 of dx; a row: 4 of rstd for each warp of a
-// team; a column: w a block, 4 written, 4 read and 4 cleared a segment, dw.
+// row's loads are issued as soon as the registers of the row before it are free, and cross the reduction of c1. The last
+// rows of a segment, KEPT and one, are added up before their dx is computed, so that their sums are on the way to other
+// blocks meanwhile; the KEPT are taken from the ring twice. Global bytes an element: 1 + 2 / QB of x (RING 0: 1 + 2 / 8),
+// 2 GRADIENTS of g, 2 of dx; a row: 4 of rstd for each warp of a team; a column: w a block, 4 written, 4 read and 4
+// cleared a segment, dw.
 //
 // Order of dw: the rows of a team in turn (fma), the teams in turn, then strand i of STRANDS adds segments i, i +
 // STRANDS, ... and the strands are added in turn; one rounding. c1: 8 elements of a pack in turn, packs, a butterfly
@@ -26,6 +28,9 @@
 #include "fp8_backward_ring.cuh"
 #include "fp8_backward_sums.cuh"
 #include "pdl.cuh"
+
+constexpr int KEPT = DRVFUSE_KEPT;  // with a ring, less than RING
+constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;  // of a team's warps, those that load nothing else: it would come late
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(const BackwardParams p) {
     extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
@@ -49,7 +54,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     u32 turn = 0;
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
-        const int count = (p.segment_rows + (segment < p.longer) - team + TEAMS - 1) / TEAMS;  // of rows for this team
+        const int rows = p.segment_rows + (segment < p.longer);
+        const int count = (rows - team + TEAMS - 1) / TEAMS, turns = (rows + TEAMS - 1) / TEAMS;  // of this team, at most
+        const int kept = min(KEPT, turns - 1), before = turns - 1 - kept;
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
         Row row;
@@ -58,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         } else {
             load_row(row, from, count > 0, p, column, jump);
         }
-        Saved some, later = load_saved(p, first + lane * jump, lane < count);  // of 32 rows: lane l has the l-th's
+        // Of 32 rows, lane l has the l-th's; behind the loop `later` has those of the rows that are left.
+        Saved some, later = load_saved(p, first + lane * jump, lane < (before > 0 ? before : count));
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -66,26 +74,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             for (int j = 0; j < WIDTH; ++j) dw[i][j] = 0.0f, db[i][j] = 0.0f;
         }
         if (segment + blockIdx.x + 1 == gridDim.x) {
-            if (WEIGHTED && team == 0) {
-                Weights own;
-                own.load(p, member);
-                own.keep(weights, member);
+            if (WEIGHTED && warp % TEAM_WARPS >= COPIERS) {
+                const int loader = threadIdx.x - 32 * COPIERS * (team + 1);
+                Weights<THREADS - 32 * COPIERS * TEAMS> all;
+                all.load(p, loader);
+                all.keep(weights, loader);
             }
             __syncthreads();  // that the slots' mbarriers are made, too
         }
+        const auto over_rows = [&](int i, int at, float g, float xhat) {
+            if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);
+            if constexpr (WEIGHTED && CENTRED) db[i][at] = __fadd_rn(db[i][at], g);
+        };
+        Products products;
 #pragma unroll 1
-        for (int n = 0; n < count; ++n) {
+        for (int n = 0; n < before; ++n) {
             if (n % 32 == 0) {
                 some = later;
-                later = load_saved(p, first + (n + 32 + lane) * jump, n + 32 + lane < count);
+                later = load_saved(p, first + (n + 32 + lane) * jump, n + 32 + lane < before);
             }
-            Saved saved = {__shfl_sync(0xffffffffu, some.rstd, n % 32), 0.0f};
-            if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, some.mean, n % 32);
+            if (n + 1 == before) later = load_saved(p, first + (before + lane) * jump, before + lane < count);
+            const Saved saved = some.of_lane(n % 32);
             if constexpr (RING > 0) ring.take(row, column);
-            Products products(row, saved, weights, p.columns, member, [&](int i, int at, float g, float xhat) {
-                if constexpr (WEIGHTED) dw[i][at] = __fmaf_rn(g, xhat, dw[i][at]);
-                if constexpr (WEIGHTED && CENTRED) db[i][at] = __fadd_rn(db[i][at], g);
-            });
+            products.take(row, saved, weights, p.columns, member, over_rows);
             if constexpr (RING == 0) load_row(row, from, n + 1 < count, p, column, jump);
             products.add_over_team(warp_sums[turn], team, warp);
             turn ^= 1;
@@ -93,14 +104,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
-        // All teams pass as many barriers: compute-sanitizer's racecheck orders nothing across teams that do not.
-        const int most = (p.segment_rows + (segment < p.longer) + TEAMS - 1) / TEAMS;
-        if (TEAM_WARPS > 1 && count < most) team_barrier(team);
+        // The sums are on their way before the dx of the last rows. Only the last of all may be missing in some teams.
+        if constexpr (KEPT > 0) {
+#pragma unroll 1
+            for (int n = 0; n < kept; ++n) {
+                ring.take(row, column, n);
+                add_row(row, later.of_lane(n), over_rows);
+            }
+        }
+        const bool whole = count == turns;
+        const Saved saved = later.of_lane(kept);
+        if (whole) {
+            if constexpr (RING > 0) ring.take(row, column, kept);
+            products.take(row, saved, weights, p.columns, member, over_rows);
+        }
         if constexpr (WEIGHTED) {
             u32* words = p.words + i64(segment) * (SUMS * ROW_QUADS * 4);
             store_segment(p, words, shared, team, member, dw);
             if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
         }
+        // By all teams, also for the barrier: compute-sanitizer's racecheck orders nothing across teams that pass fewer.
+        products.add_over_team(warp_sums[turn], team, warp);
+        turn ^= 1;
+        if (whole) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);
+        if constexpr (KEPT > 0) {
+#pragma unroll 1
+            for (int n = 0; n < kept; ++n) {
+                const Saved saved = later.of_lane(n);
+                ring.take(row, column);
+                products.take(row, saved, weights, p.columns, member, [](int, int, float, float) {});
+                products.add_over_team(warp_sums[turn], team, warp);
+                turn ^= 1;
+                ring.pass();
+                products.store(to, saved.rstd, inverse, p.columns, member);
+                to += jump * p.columns;
+            }
+        }
+        if (RING > 0 && whole) ring.pass();
     }
     if constexpr (WEIGHTED) {
         __syncthreads();

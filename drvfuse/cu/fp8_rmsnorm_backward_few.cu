@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     load_row(row, from, at < rows, p, column, jump);
     Saved saved = load_saved(p, at, at < rows);
     const bool keeps = team == 0 && int(blockIdx.x) < rows;
-    Weights own;
+    Weights<TEAM_THREADS> own;
     if (keeps) own.load(p, member);
     // The first slice's rows are loaded while these loads are in flight.
     int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
@@ -116,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     const float inverse = __frcp_rn(float(p.columns));
     u32 turn = 0;
     for (; at < rows; at += jump) {
-        Products products(row, saved, weights, p.columns, member, [](int, int, float, float) {});
+        Products products;
+        products.take(row, saved, weights, p.columns, member, [](int, int, float, float) {});
         const float rstd = saved.rstd;
         load_row(row, from, at + jump < rows, p, column, jump);
         saved = load_saved(p, at + jump, at + jump < rows);

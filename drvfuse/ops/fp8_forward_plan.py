@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from ..runtime.device import Device
 from .scratch import STATE_BYTES
 
@@ -37,16 +39,21 @@ class FewRows:
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
         self.part_columns = columns
-        self.block_rows = 4 if rows >= 8 * multiprocessors else 1
-        self.warps = 8 if 2 < rows <= multiprocessors else 16
+        self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        for warps, shape in ((16, (16, 8, 4)), (16, (16, 4, 4)), (8, (8, 4, 4)), (self.warps, (4, 4, lanes))):
+        for self.warps, shape, most in (  # the smallest tiles of which each warp has at most so many
+            (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
+            (8, (8, 4, 4), 1),
+            (8, (8, 8, 4), 1),
+            (8, (16, 8, 4), 1),
+            (16, (16, 4, 4), 2),
+            (16, (16, 8, 4), inf),
+        ):
             self.tile_rows, self.tile_columns, self.row_lanes = shape
             down = _ceil_div(rows, self.tile_rows * self.row_lanes)
             tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
-            if rows >= 64 and tiles >= (warps - 1) * multiprocessors:
+            if tiles <= most * self.warps * multiprocessors:
                 break
-        self.warps = warps
         groups = _ceil_div(rows, self.block_rows)
         blocks = 1 if rows * columns <= _ALONE else max(groups, _ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))

@@ -28,6 +28,7 @@ MAX_GRADIENTS = 3
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
 _SLICE = 32
 _MAX_RING = 8
+_LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
 _RING_CAPABILITY = (9, 0)
 # Behind what the other ops have in a workspace: these words are 0 between launches.
 _WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
@@ -54,7 +55,7 @@ class BackwardShape(NamedTuple):
     """How the kernel shares out its work; `packs` to `strands` order the sums, as the kernels' files say.
 
     packs of 8 columns a thread, warps a team, teams and segments of rows, strands in the sum over segments. With `few`
-    rows the segments are the slots of cu/fp8_rmsnorm_backward_few.cu, and `teams` is 1.
+    rows the segments are the slots of cu/fp8_rmsnorm_backward_few.cu, the strands its warps, and `teams` is 1.
     """
 
     packs: int
@@ -67,12 +68,14 @@ class BackwardShape(NamedTuple):
     @classmethod
     def of(cls, rows: int, columns: int) -> BackwardShape:
         row_packs = -(-columns // 8)
-        packs = -(-row_packs // 512)
-        if rows > DW_SEGMENTS and row_packs <= 2 * 768:
-            packs = 2
+        packs = 2 if row_packs <= 2 * 640 else -(-row_packs // 512)
+        few = rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
+        if few and rows <= 2 * DW_SEGMENTS and row_packs >= 512:
+            packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))
-        if rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS:
-            warps = team_warps * max(1, 16 // team_warps)
+        if few:
+            most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16  # more are slower to start
+            warps = team_warps * max(1, most // team_warps)
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
         teams = 2 if team_warps in (9, 10) else max(1, 16 // team_warps)
         segments = min(rows, DW_SEGMENTS)
@@ -83,11 +86,15 @@ class BackwardShape(NamedTuple):
     @property
     def block_teams(self) -> int:
         """Teams of a block, which share out its rows."""
-        return max(1, 16 // self.team_warps) if self.few else self.teams
+        return self.strands // self.team_warps if self.few else self.teams
 
     @property
     def threads(self) -> int:
         return 32 * self.team_warps * self.block_teams
+
+    def team_rows(self, rows: int) -> int:
+        """Rows of the team that has most, of one segment."""
+        return -(-rows // (self.segments * self.block_teams))
 
     @property
     def team_columns(self) -> int:
@@ -207,13 +214,15 @@ def run(
     written = operands.new_outputs(device, queue, wanted, outputs)
     operands.no_overlap(inputs.all, [*written, *operands.workspace(device.driver, workspace)])
     plan = BackwardShape.of(count, columns)
-    few = plan.few and bool(sums)
+    if not sums and plan.few:  # no sums over rows, for which blocks take columns
+        plan = plan._replace(segments=min(count, DW_SEGMENTS), teams=plan.block_teams, few=False)
     wide = (xs, *inputs.gradients, written[0])
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
     smem = plan.sum_bytes(len(sums)) if sums else 0
-    ring = 0 if few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
+    ring = 0 if plan.few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
     smem += ring * plan.block_teams * _slot_bytes(inputs, columns, QB)
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, few))
+    kept = int(ring > 0 and plan.team_rows(count) >= _LONG and mean is None)
+    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, kept))
     parameters = BackwardParams(
         x=xs.ptr,
         scales=inputs.scales.ptr,
@@ -224,13 +233,13 @@ def run(
         scale_stride=inputs.scales.stride,
         columns=columns,
         segments=plan.segments,
-        segment_rows=count if few else count // max(plan.segments, 1),
+        segment_rows=count if plan.few else count // max(plan.segments, 1),
         longer=count % max(plan.segments, 1),
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
     )
     parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
     parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
-    space, waits = None, bool(sums) and not few
+    space, waits = None, bool(sums) and not plan.few
     if weight is not None:
         parameters.weight, parameters.dw = weight.ptr, written[1].ptr
         parameters.db = 0 if mean is None else written[2].ptr
@@ -238,7 +247,7 @@ def run(
         space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
         parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
     read = inputs.all
-    useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if few else plan.segments
+    useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if plan.few else plan.segments
     grid = max(1, min(useful, device.sm_count))
     launching.launch(
         kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space, cooperative=waits
@@ -262,16 +271,16 @@ def _ring_slots(
         return 0
     slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
     room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
-    # Many rows in flight help a block that has few, up to half of them. Where it has many, or a row is long, some
-    # multiprocessors get ahead of others, and the launch ends with the slowest. Measured on an H200.
-    wanted = 0 if rows >= 96 * DW_SEGMENTS else (96 << 10 if plan.block_teams == 1 else 128 << 10) // slot
-    team_rows = -(-rows // (plan.segments * plan.block_teams))
-    slots = min(max(min(wanted, team_rows // 2), 2), room // slot, _MAX_RING)
+    # Two keep memory busy. More help a block that has few, up to half of them; else some multiprocessors get ahead of
+    # others, and the launch ends with the slowest. Measured on an H200.
+    team_rows = plan.team_rows(rows)
+    wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
+    slots = min(max(wanted, 2), room // slot, _MAX_RING)
     return slots if slots >= 2 else 0
 
 
 def _specialise(
-    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, few: bool
+    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, kept: int
 ) -> Specialisation:
     defines = (
         ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
@@ -286,8 +295,8 @@ def _specialise(
         ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
         ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
     )
-    if few:
+    if plan.few:
         return Specialisation("fp8_rmsnorm_backward_few", defines)
     most = max(1, -(-plan.segments // plan.strands))  # no rows have no segments
-    more = (("DRVFUSE_RING", ring), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
+    more = (("DRVFUSE_RING", ring), ("DRVFUSE_KEPT", kept), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
     return Specialisation("fp8_rmsnorm_backward", (*defines, *more))

@@ -85,7 +85,21 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
 
 
-@pytest.mark.parametrize("columns,more", [(272, -3), (4096, -3), (272, 5)])
+@pytest.mark.emu
+@pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
+def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
+    """Where each warp has at most one, and two."""
+    monkeypatch.setattr(fp8_forward_plan, "_FEW_ROWS", 100)
+    values = case(rng, (rows, columns))
+    with df.emu.Machine(devices=1, sm_count=2) as machine:
+        device = df.device(0, driver=machine)
+        plan = forward_plan(device, rows, columns, 16)
+        assert isinstance(plan, FewRows) and (plan.tile_rows, plan.tile_columns) == tile
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize("columns,more", [(272, -3), (272, 5)])
 def test_rows_that_are_shared_out_twice(device, rng, monkeypatch, columns, more):
     """Fewer rows than are kept: tiles of rows of which other blocks have reduced some, four at a time if more."""
     monkeypatch.setattr(fp8_forward_plan, "_FEW_ROWS", 9)
