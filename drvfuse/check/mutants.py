@@ -371,9 +371,9 @@ MUTANTS: dict[str, Mutant] = {
         (
             SourceEdit(
                 "fp8_rmsnorm_forward_rows.cu",
-                "    if (threadIdx.x == 0) meetings.begin(use);\n",
-                "    if (threadIdx.x == 0) meetings.begin(use);\n"
-                "    if (threadIdx.x + blockIdx.x == 0) set_scratch_word(&p.scratch.state->epoch, meetings.epoch);\n",
+                "    ScratchUse use(p.scratch, gridDim.x > 1);\n",
+                "    ScratchUse use(p.scratch, gridDim.x > 1);\n"
+                "    if (threadIdx.x + blockIdx.x == 0) set_scratch_word(&p.scratch.state->epoch, use.epoch());\n",
             ),
         ),
         fp8.rmsnorm_rows,

@@ -32,6 +32,7 @@ constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
 constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
+constexpr bool WHOLE = DRVFUSE_WHOLE;      // ALIGNED, and whole tiles and groups of BLOCK_ROWS
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEGMENT = 32 * PACK;
@@ -54,7 +55,7 @@ struct ForwardParams {
     int columns;
     int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
     int part_columns;         // of many rows: of the blocks that share a group of rows, the columns of one
-    int resident_rows;        // of many rows: of a block's, those of which x stays
+    int resident_columns;     // of many rows: of a block's, those of which x stays
     int chunk_rows;           // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
@@ -108,7 +109,7 @@ struct Batch {
 __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int at) {
     const u8* x = p.x + row * p.x_stride + at;
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
-    if (ALIGNED && row + BATCH <= p.rows && at < p.columns) {
+    if (ALIGNED && (WHOLE || row + BATCH <= p.rows) && at < p.columns) {
 #pragma unroll
         for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
             stream_pack(batch.word[r], x);
@@ -121,17 +122,15 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
 #pragma unroll
         for (int j = 0; j < 4; ++j) batch.word[r][j] = 0;
         batch.scale[r] = 0;
-        if (row + r < p.rows && at < p.columns) {
+        if (!WHOLE && row + r < p.rows && at < p.columns) {
             load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);
             batch.scale[r] = scale->bits;
         }
     }
 }
 
-// A pack's weights; `largest` grows to their largest magnitude, a NaN if one is.
-__device__ __forceinline__ void load_phase1_weights(float (&w)[PACK], float& largest, const ForwardParams& p, int at) {
-    Pack<Weight, PACK> raw;
-    load_weight_pack(raw, p, at);
+// `raw`, widened; `largest` grows to their largest magnitude, a NaN if one is.
+__device__ __forceinline__ void take_phase1_weights(float (&w)[PACK], float& largest, const Pack<Weight, PACK>& raw) {
     to_float(w, raw);
 #pragma unroll
     for (int i = 0; i < PACK; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(w[i])));

@@ -93,7 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             const int at = place.across * SEGMENT + lane * PACK;
             if (place.across != held) {
                 held = place.across;
-                load_phase1_weights(w, largest, p, at);
+                Pack<Weight, PACK> raw;
+                load_weight_pack(raw, p, at);
+                take_phase1_weights(w, largest, raw);
             }
             float squares[BATCH];
             u32 most[BATCH];

@@ -7,102 +7,17 @@
 // teams, and each block of a team has `part_columns` columns, whole segments, of its rows.
 //   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Blocks of a
 //            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
-//            |y|. x of the first `resident_rows` rows stays in shared memory; with KNOWN scales and rstd of all rows do.
+//            |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and rstd do.
 //   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes a tile of a group's rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh), of which it has asked
-//            for each quad of rows when it had used the tile's before.
+//   Phase 2  a warp takes tiles of a group's rows (fp8_forward_tiles.cuh): first those that are not resident, since L2 may
+//            still hold them, then those that are.
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
 // its 16), and again what is not resident or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
 // segment in phase 1, once a tile and row of lanes in phase 2.
-#include "fp8_forward.cuh"
+#include "fp8_forward_tiles.cuh"
 
-constexpr bool KNOWN = DRVFUSE_KNOWN;  // scales and rstd of all rows are kept
-constexpr int PARTS = DRVFUSE_PARTS;   // blocks that share a group of rows
-constexpr int QUADS = TR / 4;
-static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
-static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
+constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
-
-// The rows of a block, counted from 0, and what it keeps of them.
-struct Rows {
-    const ForwardParams& p;
-    int team, teams;
-    int first, width, count;  // columns from `first` on
-    float* rstd;              // [count]
-    u8* x;                    // [p.resident_rows, pitch], swizzled
-    bf16* scales;             // [groups of QB, count], swizzled
-    int pitch;
-
-    __device__ __forceinline__ i64 global(int local) const {
-        return (i64(u32(local) / BLOCK_ROWS) * teams + team) * BLOCK_ROWS + u32(local) % BLOCK_ROWS;
-    }
-    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
-    __device__ __forceinline__ u8* resident_x(int local, int at) const {
-        return x + local * pitch + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
-    }
-    // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
-    __device__ __forceinline__ uint2* known_scales(int local, int at) const {
-        const int group = u32(at - first) / QB;
-        return reinterpret_cast<uint2*>(scales + group * count + (local ^ (4 * group & (BLOCK_ROWS - 1))));
-    }
-};
-
-__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
-    if (local < rows.p.resident_rows) {
-        u8* x = rows.resident_x(local, at);
-#pragma unroll
-        for (int r = 0; r < BATCH; ++r) {
-            *reinterpret_cast<uint4*>(x + r * rows.pitch) =
-                make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
-        }
-    }
-    if (KNOWN && (QB == PACK || at % QB == 0)) {
-        *rows.known_scales(local, at) = make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16,
-                                                   batch.scale[2] | u32(batch.scale[3]) << 16);
-    }
-}
-
-using Quad = u32[4][TC / 4];  // TC columns of four rows; what does not exist is 0
-
-__device__ __forceinline__ void load_quad(Quad& word, const Rows& rows, int local, int at) {
-    const ForwardParams& p = rows.p;
-    if (local < p.resident_rows) {
-        const u8* x = rows.resident_x(local, at);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) load_bytes<TC>(word[r], x + r * rows.pitch, TC, true);
-        return;
-    }
-    const i64 row = rows.global(local);
-    const u8* x = p.x + row * p.x_stride + at;
-    const bool all = row + 4 <= p.rows;
-#pragma unroll
-    for (int r = 0; r < 4; ++r, x += p.x_stride) {
-#pragma unroll
-        for (int j = 0; j < TC / 4; ++j) word[r][j] = 0;
-        if (all || row + r < p.rows) load_bytes<TC>(word[r], x, p.columns - at, ALIGNED);
-    }
-}
-
-struct Factors {
-    u32 scale[2];
-    float rstd[4];
-};
-
-// Of four rows.
-__device__ __forceinline__ void load_factors(Factors& factors, const Rows& rows, int local, int at) {
-    const ForwardParams& p = rows.p;
-    if constexpr (KNOWN) {
-        const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local);
-        const uint2 pair = *rows.known_scales(local, at);
-        factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
-        factors.scale[0] = pair.x, factors.scale[1] = pair.y;
-    } else {
-        const i64 row = rows.global(local);
-        load_scales(factors.scale, p, row, at);
-#pragma unroll
-        for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_rows(const ForwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
@@ -112,35 +27,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const int first_column = part * p.part_columns;
     const int width = PARTS > 1 ? min(p.part_columns, p.columns - first_column) : p.columns;
     const int segments = (width + SEGMENT - 1) / SEGMENT, first_segment = first_column / SEGMENT;
-    const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS, pitch = (width + 127) / 128 * 128;
+    const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS;
     Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
     u8* x = dynamic + sizeof(Meetings);
-    float* rstds = reinterpret_cast<float*>(x + p.resident_rows * pitch);
+    float* rstds = reinterpret_cast<float*>(x + count * p.resident_columns);
     u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
-    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales, pitch};
+    const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
     // Phase 1.
-    const Place step{WARPS % segments, WARPS / segments * BATCH};
-    const auto next_place = [&](const Place& place) {
-        Place after{place.across + step.across, place.down + step.down};
-        if (after.across >= segments) after.across -= segments, after.down += BATCH;
-        return after;
-    };
     const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
-    const auto load = [&](Batch& batch, const Place& place) {
-        load_batch(batch, p, rows.global(place.down), column_of(place));
-    };
-    Place place{warp % segments, warp / segments * BATCH};
     int first = 0, end = min(p.chunk_rows, count);  // the chunk
-    Batch batch, next;
+    Place asked;                                    // the batch that is asked for next, while there is one
+    int left;                                       // from there on
+    int held;                                       // the segment of the weights that are in hand
+    Batch after;                                    // the batch before `asked`, on its way
+    Pack<Weight, PACK> raw;                         // the chunk's first weights, on their way
+    const auto ask = [&] {
+        if (left > 0) load_batch(after, p, rows.global(asked.down), column_of(asked));
+    };
+    const auto begin_chunk = [&] {
+        // A warp has a run of batches, so that it seldom changes segment.
+        const int quads = (end - first) / BATCH, from = quads * segments * warp / WARPS;
+        asked = {from / quads, first + from % quads * BATCH}, left = quads * segments * (warp + 1) / WARPS - from;
+        held = -1;
+        if (left > 0) load_weight_pack(raw, p, column_of(asked));
+        ask();
+    };
     wait_for_producer();
-    if (place.down < end) load(batch, place);
-    if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
-    if (threadIdx.x == 0) meetings.begin(use);
+    begin_chunk();
+    if (p.early_trigger) launch_dependents();
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     __syncthreads();
 
@@ -148,16 +67,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     float largest_weight = 0.0f;
     bool given_up = false;
     float w[PACK];
-    int held = -1;
     for (;;) {
-        while (place.down < end) {
-            const Place from = place;
+        // One batch is worked at and one under way. They do not take turns in two sets of registers: then the loads of a
+        // round all count on one scoreboard, and each waits for the others.
+#pragma unroll 1
+        while (left > 0) {
+            const Place from = asked;
+            const Batch batch = after;
+            if ((asked.down += BATCH) == end) asked.down = first, ++asked.across;
+            --left;
+            ask();
             const int at = column_of(from), row = from.down - first;
-            place = next_place(from);
-            if (place.down < end) load(next, place);
             if (from.across != held) {
+                if (held >= 0) load_weight_pack(raw, p, at);
                 held = from.across;
-                load_phase1_weights(w, largest_weight, p, at);
+                take_phase1_weights(w, largest_weight, raw);
             }
             if (at < p.columns) keep_batch(batch, rows, from.down, at);
             float squares[BATCH];
@@ -170,16 +94,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
                 atomicMax(products + row + r, r < 2 ? (r < 1 ? most[0] : most[1]) : (r < 3 ? most[2] : most[3]));
-                if constexpr (PARTS > 1) {
-                    const i64 word = (rows.global(from.down) + r) * all_segments + segment;
-                    if (word < p.rows * all_segments) {
-                        leave_word(words->sums + word, meetings.epoch, __float_as_uint(sum));
-                    }
-                }
             }
-            batch = next;
         }
+        if (first == 0 && threadIdx.x == 0) meetings.begin(use);
         if constexpr (PARTS > 1) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < (end - first) * segments; i += THREADS) {
+                const int segment = first_segment + i % segments, row = i / segments;
+                const i64 word = rows.global(first + row) * all_segments + segment;
+                const u32 sum = __float_as_uint(sums[segment * p.chunk_rows + row]);
+                if (word < p.rows * all_segments) leave_word(words->sums + word, meetings.epoch, sum);
+            }
             Patience patience(p.scratch);
             given_up |= use.aborted();
             for (int i = threadIdx.x; i < (end - first) * all_segments; i += THREADS) {
@@ -207,33 +132,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         }
         if (end == count) break;
         first = end, end = min(end + p.chunk_rows, count);
-        place = {warp % segments, first + warp / segments * BATCH};
-        if (place.down < end) load(batch, place);
+        begin_chunk();
         __syncthreads();
     }
     best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
-    // The last rows first: they are not resident, and L2 may still hold what was read last.
-    const int passes = count / TILE_ROWS, strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    Place tile{warp % strips, passes - 1 - warp / strips};
-    const Place tile_step{WARPS % strips, WARPS / strips};
-    const auto lane_row = [&] { return tile.down * TILE_ROWS + lane / (32 / ROW_LANES) * TR; };
-    const auto lane_column = [&] {
-        return first_column + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
-    };
-    Quad quads[QUADS];
-    Pack<Weight, TC> weights;
-    const auto ask_for_quad = [&](int q) {
-        const int at = lane_column();
-        load_quad(quads[q], rows, lane_row() + 4 * q, at < p.columns ? at : first_column);
-    };
+    const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const int near = min(strips, p.resident_columns / TILE_COLUMNS);
+    const int others = count / TILE_ROWS * (strips - near);  // the tiles that do not stay
+    const int second = (warp + WARPS - others % WARPS) % WARPS;
+    Tiles<false> far_tiles(rows, near, strips - near, warp);
+    Tiles<true> near_tiles(rows, 0, near, second);
     tell(words, 0, meetings.estimate, meetings.epoch);
-    if (tile.down >= 0) {
-#pragma unroll
-        for (int q = 0; q < QUADS; ++q) ask_for_quad(q);
-        load_weight_pack(weights, p, lane_column());
-    }
+    far_tiles.ask_for_first();
+    near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
     u32 scale_bits = decided_scale(meetings.estimate.all);
@@ -253,46 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     const float inverse = reciprocal(bf16{u16(scale_bits)});
 
     // Phase 2.
-    while (tile.down >= 0) {
-        const int at = lane_column(), own = lane_row(), valid = p.columns - at, from = valid > 0 ? at : first_column;
-        const i64 row = rows.global(own);
-        const int left = valid > 0 ? int(min(p.rows - row, i64(TR))) : 0;
-        tile.across += tile_step.across, tile.down -= tile_step.down;
-        if (tile.across >= strips) tile.across -= strips, --tile.down;
-        const bool more = tile.down >= 0;
-        float weight[TC];
-        to_float(weight, weights);
-        if (more) load_weight_pack(weights, p, lane_column());
-        Turned<TR, TC> turned;
-        u8* to = p.qy + row * p.columns + at;
-#pragma unroll
-        for (int q = 0; q < QUADS; ++q) {
-            Factors factors;
-            load_factors(factors, rows, own + 4 * q, from);
-            u32 out[4][TC / 4];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const u32 pair = factors.scale[r / 2];
-                const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
-                float v[TC];
-#pragma unroll
-                for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(quads[q][r][j], v + 4 * j);
-#pragma unroll
-                for (int i = 0; i < TC; ++i) {
-                    v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
-                }
-                quantise<X, TC>(out[r], v, inverse);
-            }
-            // The next tile's bytes are asked for before this one's stores, which nothing can be moved across.
-            if (more) ask_for_quad(q);
-#pragma unroll
-            for (int r = 0; r < 4; ++r, to += p.columns) {
-                if (4 * q + r < left) store_bytes<TC>(to, out[r], valid, ALIGNED);
-            }
-            turned.take(q, out);
-        }
-        store_turned<RUN, ALIGNED>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
-    }
+    far_tiles.quantise_all(inverse);
+    near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
     if (!p.early_trigger) launch_dependents();
 }

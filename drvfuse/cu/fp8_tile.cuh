@@ -41,15 +41,16 @@ __device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], flo
 }
 
 // Columns `at`, at + 1, ... of a lane's rows from `row0` on, into [rows / batch_rows, columns, batch_rows], in stores of
-// RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist.
-template <int RUN, bool ALIGNED, int TR, int TC>
+// RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist or
+// none, with WHOLE all rows and columns.
+template <int RUN, bool ALIGNED, bool WHOLE = false, int TR, int TC>
 __device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turned, i64 row0, i64 rows, i64 batch_rows,
                                              int columns, int at) {
-    if (at >= columns) return;
+    if (!WHOLE && at >= columns) return;
 #pragma unroll
     for (int r = 0; r < TR; r += RUN) {
         const i64 row = row0 + r;
-        if (row >= rows) return;
+        if (!WHOLE && row >= rows) return;
         i64 batch = 0, inside = row;
         if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
         u8* const first = out + (batch * columns + at) * batch_rows + inside;

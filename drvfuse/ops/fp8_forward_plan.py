@@ -34,7 +34,7 @@ class FewRows:
     """Rows and tiles are shared out by themselves: x is read twice."""
 
     kernel = "fp8_rmsnorm_forward"
-    parts, resident_rows = 1, 0
+    parts, resident_columns, whole = 1, 0, False
 
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         multiprocessors = min(device.sm_count, MAX_BLOCKS)
@@ -68,9 +68,8 @@ class FewRows:
     def threads(self) -> int:
         return 32 * self.warps
 
-    @property
-    def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return _tile_defines(self, self.block_rows)
+    def defines(self, aligned: bool) -> tuple[tuple[str, str | int], ...]:
+        return _tile_defines(self, self.block_rows, aligned)
 
 
 class ManyRows:
@@ -104,6 +103,8 @@ class ManyRows:
         # Small tiles where there are few, else those with the wider stores of columns.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
+        tile_columns = 32 // self.row_lanes * self.tile_columns
+        self.whole = rows % self.block_rows == 0 and columns % tile_columns == 0
         groups = _ceil_div(rows, self.block_rows)
         teams = max(1, min(multiprocessors // self.parts, groups))
         self.grid = teams * self.parts
@@ -116,20 +117,22 @@ class ManyRows:
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
-        pitch = _ceil_div(width, 128) * 128
-        self.resident_rows = min(most, (room - self.shared_bytes) // pitch // 4 * 4)
-        self.shared_bytes += self.resident_rows * pitch
+        self.resident_columns = min(_ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
+        self.shared_bytes += self.resident_columns * most
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
-    @property
-    def defines(self) -> tuple[tuple[str, str | int], ...]:
-        return (*_tile_defines(self, 4), ("DRVFUSE_KNOWN", int(self.known)), ("DRVFUSE_PARTS", self.parts))
+    def defines(self, aligned: bool) -> tuple[tuple[str, str | int], ...]:
+        return (
+            *_tile_defines(self, 4, aligned),
+            ("DRVFUSE_KNOWN", int(self.known)),
+            ("DRVFUSE_PARTS", self.parts),
+        )
 
 
-def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str | int], ...]:
+def _tile_defines(plan: FewRows | ManyRows, batch: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:
     return (
         ("DRVFUSE_WARPS", plan.warps),
         ("DRVFUSE_BATCH", batch),
@@ -137,6 +140,7 @@ def _tile_defines(plan: FewRows | ManyRows, batch: int) -> tuple[tuple[str, str 
         ("DRVFUSE_TILE_ROWS", plan.tile_rows),
         ("DRVFUSE_TILE_COLUMNS", plan.tile_columns),
         ("DRVFUSE_ROW_LANES", plan.row_lanes),
+        ("DRVFUSE_WHOLE", int(aligned and plan.whole)),
     )
 
 

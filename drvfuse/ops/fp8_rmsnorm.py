@@ -34,7 +34,7 @@ class ForwardParams(ctypes.Structure):
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
         *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "part_columns")),
-        *((name, ctypes.c_int32) for name in ("resident_rows", "chunk_rows")),
+        *((name, ctypes.c_int32) for name in ("resident_columns", "chunk_rows")),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
     )
@@ -94,7 +94,7 @@ def fp8_rmsnorm_forward(
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
     plan = forward_plan(device, count, columns, QB)
     run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
-    defines = (*_types(xs, weight, QB, aligned), *plan.defines, ("DRVFUSE_RUN", run))
+    defines = (*_types(xs, weight, QB, aligned), *plan.defines(aligned), ("DRVFUSE_RUN", run))
     kernel = launching.load(device, Specialisation(plan.kernel, defines))
     parameters = ForwardParams(
         x=xs.ptr,
@@ -113,7 +113,7 @@ def fp8_rmsnorm_forward(
         groups=plan.groups,
         longer=plan.longer,
         part_columns=plan.part_columns,
-        resident_rows=plan.resident_rows,
+        resident_columns=plan.resident_columns,
         chunk_rows=plan.chunk_rows,
         epsilon=epsilon,
         early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),

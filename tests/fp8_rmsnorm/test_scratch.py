@@ -27,8 +27,8 @@ NO_MAXIMUM = SourceEdit(
 )
 NO_SUMS = SourceEdit(
     "fp8_rmsnorm_forward_rows.cu",
-    "if (word < p.rows * all_segments) {",
-    "if (word < p.rows * all_segments && blockIdx.x != 1) {",
+    "if (word < p.rows * all_segments) leave_word",
+    "if (word < p.rows * all_segments && blockIdx.x != 1) leave_word",
 )
 NO_WORDS = SourceEdit(
     "fp8_rmsnorm_backward.cu",
