@@ -36,10 +36,11 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     u32 word;
     if (refused(t, c->target, 16, A_WRITE, c->site, &word)) return 1;
     if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
-    LOOP for (u32 i = 0; i < 2; i++) ((u64*)c->target)[i] = c->bits[i];
+    u64* to = (u64*)c->target;
+    e->progress += to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
+    LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;
     t->block->stores--;
-    e->progress++;
     e->quiet = 0;
     e->work++;
     return 0;

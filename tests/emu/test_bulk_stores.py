@@ -224,6 +224,24 @@ def test_who_polls_for_the_words_sees_them_in_time_although_nobody_waits(rng: np
         rig.close()
 
 
+@pytest.mark.parametrize("wait", ["COMMIT WAIT(0)", "COMMIT", ""])
+def test_who_copies_the_same_in_each_round_of_a_poll_brings_nothing_about(wait: str) -> None:
+    body = (
+        TOP
+        + """
+KERNEL k(u32* y, u32* flag) {
+    __shared__ alignas(16) u32 s[16];
+    for (u32 i = 0; i < 16; i++) s[i] = i;
+    while (!load(flag)) { PUT(y, s, 64) %s }
+}"""
+    )
+    for seed in range(2):
+        rig = Rig(seed, loop_limit=1 << 20)
+        launch = rig.launch(body.replace("%s", wait), rig.array(np.zeros(16, np.uint32)), rig.array([0]), block=1)
+        assert not rig.finish(launch), launch.fault
+        rig.close()
+
+
 EACH = (
     TOP
     + """
