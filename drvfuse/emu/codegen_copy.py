@@ -10,14 +10,17 @@ from drvfuse.emu.codegen_memory import drop_hints
 from drvfuse.emu.codegen_opcode import Action, Opcode, RefusedError, opcode
 from drvfuse.emu.ptx import Imm, Instruction, Reg
 
+_UNSUPPORTED = {"mbarrier": "cp.async.mbarrier", "reduce": "cp.reduce.async", "tensor": "cp.async.bulk.tensor"}
+
 
 @opcode("cp")
 def cp(op: Opcode) -> Action:
     op.pick("async")
+    for part, name in _UNSUPPORTED.items():
+        if part in op.rest:
+            raise RefusedError(f"{name} is not supported yet")
     if op.rest[:1] == ["bulk"]:
         return _bulk(op)
-    if op.rest and op.rest[0] in ("mbarrier", "reduce"):
-        raise RefusedError(f"cp.async.{op.rest[0]} is not supported yet")
     if op.flag("commit_group"):
         return Action(_commit, pure=False)
     if op.flag("wait_group"):

@@ -85,7 +85,6 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     Engine* e = l->engine;
     u32 word = 0;
     if (uneven(t, target, source, size, site)) return 1;
-    if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
     if (unreadable_range(t, source, size, site, &word)) return 1;
     LOOP for (u32 i = 0; i < size; i += 16)
         if (refused(t, target + i, 16, A_WRITE | A_LATER, site, &word)) return 1;
@@ -94,8 +93,10 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     count->reads[3] += size / 16;
     count->writes[l->owner_class[word >> 16 & 0xFF]] += size / 16;
     note(l, t->block, t->linear, V_COPY, site, target, 0, 0);
-    LOOP for (u32 i = 0; i < size; i += 16)
+    LOOP for (u32 i = 0; i < size; i += 16) {
+        if (!--e->fuel && refuel(t, target + i, 16, A_WRITE, site)) return 1;
         if (issue_piece(t, target + i, source + i, site)) return 1;
+    }
     return 0;
 }
 
