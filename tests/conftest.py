@@ -7,8 +7,10 @@ The driver under test is the emulated one unless DRVFUSE_TEST_DRIVER=cuda; the s
 from __future__ import annotations
 
 import gc
+import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -30,6 +32,23 @@ def device_count() -> int:
 def driver() -> str:
     """Name of the driver under test: "emu" or "cuda"."""
     return DRIVER
+
+
+@pytest.fixture(autouse=True)
+def own_kernels_compile_without_warnings() -> Iterator[None]:
+    """Fails the test that first compiles a kernel of ours with a warning, which users would see on their terminals."""
+    logger, warned = logging.getLogger("drvfuse.compile"), []
+
+    class Warned(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if re.match(r"\w+_kernel\.cu: .*\bwarning\b", record.getMessage(), re.DOTALL):
+                warned.append(record.getMessage())
+
+    handler = Warned(logging.WARNING)
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not warned, warned[0]
 
 
 @pytest.fixture

@@ -108,13 +108,13 @@ struct Piece {
     }
 
     __device__ __forceinline__ void ask(Factors& factors, const Rows& rows, int q) const {
-        const ForwardParams& p = rows.p;
         if constexpr (KNOWN) {
             const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local + 4 * q);
             const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + (known ^ 4 * q));
             factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
             factors.scale[0] = pair.x, factors.scale[1] = pair.y;
         } else {
+            const ForwardParams& p = rows.p;
             const i64 row = rows.global(local + 4 * q);
             load_scales(factors.scale, p, row, valid > 0 ? at : rows.first);
 #pragma unroll

@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     // Phase 1.
     const auto column_of = [&](const Place& place) { return first_column + place.across * SEGMENT + lane * PACK; };
     int first = 0, end = min(p.chunk_rows, count);  // the chunk
-    Place asked;                                    // the batch that is asked for next, while there is one
-    int left;                                       // from there on
-    int held;                                       // the segment of the weights that are in hand
+    Place asked{};                                  // the batch that is asked for next, while there is one
+    int left = 0;                                   // from there on
+    int held = -1;                                  // the segment of the weights that are in hand
     Batch after;                                    // the batch before `asked`, on its way
     Pack<Weight, PACK> raw;                         // the chunk's first weights, on their way
     const auto ask = [&] {
