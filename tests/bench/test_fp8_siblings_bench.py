@@ -23,14 +23,16 @@ def device() -> df.Device:
     return df.device(0, driver=df.emu.Machine(devices=1))
 
 
-def test_floors_are_the_bytes_of_each_op(device: df.Device) -> None:
+def test_each_op_runs_and_its_floor_is_its_bytes(device: df.Device) -> None:
     rows, columns = 64, 512
-    for name, (_, arrays), expected in zip(
+    for name, (call, arrays), expected in zip(
         fp8_siblings.OPS, fp8_siblings._calls(device, rows, columns), ELEMENT, strict=True
     ):
         rest = sum(a.nbytes for a in arrays) - expected * rows * columns
         assert 0 <= rest <= 4 * (2 * rows + 2 * columns), name  # statistics of rows, vectors of columns, one scale
         assert len({a.ptr for a in arrays}) == len(arrays), name
+        call()
+    device.stream.synchronize()
 
 
 def test_a_shape_gives_all_figures(device: df.Device, monkeypatch: pytest.MonkeyPatch) -> None:
