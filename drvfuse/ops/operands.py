@@ -28,7 +28,7 @@ def driver_of(*arrays: Any) -> Driver:
 
 @dataclass(frozen=True)
 class Operand:
-    """A checked array of the call: rows of `columns` elements at `stride`."""
+    """A checked array of the call: rows of `columns` elements at `stride`. `foreign`: of another library."""
 
     name: str
     span: Array
@@ -57,7 +57,7 @@ def rows(name: str, value: Any, driver: Driver, allowed: Sequence[str]) -> Opera
     found = interop.as_rows(value, driver=driver, argument=name)
     if found.span.dtype.name not in allowed:
         raise ArgumentError(f"{name}.dtype", str(found.span.dtype), "one of " + ", ".join(allowed))
-    return Operand(name, found.span, found.shape, found.stride, found.producer, found.span is not value)
+    return Operand(name, found.span, found.shape, found.stride, found.producer, not isinstance(value, Array))
 
 
 def whole(name: str, value: Any, driver: Driver, dtype: Sequence[str], writable: bool = False) -> Operand:
@@ -65,7 +65,8 @@ def whole(name: str, value: Any, driver: Driver, dtype: Sequence[str], writable:
     array, producer = interop.as_array(value, driver=driver, argument=name, writable=writable)
     if array.dtype.name not in dtype:
         raise ArgumentError(f"{name}.dtype", str(array.dtype), "one of " + ", ".join(dtype))
-    return Operand(name, array, array.shape, array.shape[-1] if array.shape else 1, producer, array is not value)
+    columns = array.shape[-1] if array.shape else 1
+    return Operand(name, array, array.shape, columns, producer, not isinstance(value, Array))
 
 
 def require_shape(operand: Operand, shape: tuple[int, ...], why: str) -> None:

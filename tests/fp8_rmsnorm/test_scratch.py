@@ -204,6 +204,33 @@ def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space)
         op.run(workspace=space)
 
 
+@pytest.mark.emu
+def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
+    """They read the same arrays, whose own stream makes neither wait."""
+    values = case(rng, (528, 96))
+    rstd = reference_fp8.row_rstd(values.x, values.s_x, 16, 1e-5)
+    found = []
+    for shared in (True, False):
+        with df.emu.Machine(devices=1, sm_count=4) as machine:
+            device = df.device(0, driver=machine)
+            x, s_x, w, g = place(device, values)
+            v, streams = device.array(rstd), [df.Stream(device) for _ in range(2)]
+            space = device.zeros(df.fp8_workspace_bytes(96), "uint8") if shared else None
+            device.synchronize()
+            for _ in range(2):
+                results = [
+                    df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream) for stream in streams
+                ]
+            device.synchronize()
+            try:
+                df.check_device(device)
+                for result in results:
+                    check_backward(values, rstd, result)
+            except GridTimeout as error:
+                found.append((shared, "two launches used one workspace" in str(error)))
+    assert found == [(True, True)]
+
+
 def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device):
     """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
     earlier = df.Stream(device)
