@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import dtypes
+from .fp8_backward_shape import BackwardShape
 from .reference import Floats, _butterfly, bits, round_to
 
 PACK = 16
@@ -156,18 +157,17 @@ def fp8_rmsnorm_backward(
     w: npt.NDArray[Any],
     v: Floats,
     QB: int,
-    shape: Sequence[int],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
 
-    `shape` is the kernel's BackwardShape for this number of rows and columns, of which (packs, team_warps, teams,
-    segments, strands) order the sums. Segment s has the rows s, s + segments, ...; team t of it every teams-th from its
-    t-th on. The teams are added in turn, then strand i adds segments i, i + strands, ..., and the strands are added in
-    turn.
+    The numbers of rows and columns alone order the sums, by `BackwardShape`. Segment s has the rows s, s + segments,
+    ...; team t of it every teams-th from its t-th on. The teams are added in turn, then strand i adds segments i,
+    i + strands, ..., and the strands are added in turn.
     """
     columns = x.shape[-1]
     values = dequantise(x, s_x, QB)
     rows = values.shape[0]
+    shape = BackwardShape.of(rows, columns)
     total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
     gradient = total_g.astype(np.float32).reshape(rows, columns)
     rstd = np.asarray(v, np.float32).reshape(rows, 1)
@@ -179,9 +179,9 @@ def fp8_rmsnorm_backward(
     return dx.reshape(x.shape), round_to(column_sums(gradient, xhat, shape), w.dtype)
 
 
-def column_sums(a: Floats, b: Floats, shape: Sequence[int]) -> Floats:
+def column_sums(a: Floats, b: Floats, shape: BackwardShape) -> Floats:
     """The sums of a * b over the rows, in the order of the backward kernel."""
-    teams, segments, strands = shape[2:5]
+    teams, segments, strands = shape.teams, shape.segments, shape.strands
     rows, columns = a.shape
     with np.errstate(all="ignore"):
         sums = np.zeros((segments, teams, columns), np.float32)
@@ -201,10 +201,10 @@ def column_sums(a: Floats, b: Floats, shape: Sequence[int]) -> Floats:
     return total
 
 
-def backward_mean(products: Floats, shape: Sequence[int]) -> Floats:
+def backward_mean(products: Floats, shape: BackwardShape) -> Floats:
     """The mean of each row [rows, 1], as the backward kernel adds it."""
     with np.errstate(all="ignore"):
-        return (_row_sum(products, shape[1]) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
+        return (_row_sum(products, shape.team_warps) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
 
 
 def _row_sum(products: Floats, team_warps: int) -> Floats:

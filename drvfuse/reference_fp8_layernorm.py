@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .fp8_backward_shape import BackwardShape
 from .reference import Floats, round_to
 from .reference_fp8 import (
     add_gradients,
@@ -100,10 +101,10 @@ def fp8_layernorm_backward(
     m: Floats,
     v: Floats,
     QB: int,
-    shape: Sequence[int],
 ) -> tuple[npt.NDArray[Any], ...]:
-    """(dx, dw, db), or (dx,) without a weight; `shape` as of `reference_fp8.fp8_rmsnorm_backward`."""
+    """(dx, dw, db), or (dx,) without a weight; sums in the order of `reference_fp8.fp8_rmsnorm_backward`."""
     values = dequantise(x, s_x, QB)
+    shape = BackwardShape.of(*values.shape)
     total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
     gradient = total_g.astype(np.float32).reshape(values.shape)
     mean, rstd = (np.asarray(saved, np.float32)[:, None] for saved in (m, v))

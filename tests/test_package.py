@@ -17,7 +17,7 @@ from drvfuse import config, dtypes, errors
 ROOT = Path(df.__file__).parent
 
 # layer -> the layers that it may import; the base modules are open to all
-BASE = {"errors", "config", "dtypes", *(path.stem for path in ROOT.glob("reference*.py"))}
+BASE = {"errors", "config", "dtypes", "fp8_backward_shape", *(path.stem for path in ROOT.glob("reference*.py"))}
 ALLOWED = {
     "emu": set(),
     "runtime": {"cu"},
@@ -55,6 +55,11 @@ def test_dependencies_point_down(layer: str) -> None:
         if layer == "runtime" and path.name == "driver.py":
             extra.discard("emu")
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+@pytest.mark.parametrize("name", sorted(BASE))
+def test_a_base_module_imports_base_modules_alone(name: str) -> None:
+    assert _imported_layers(ROOT / f"{name}.py") <= BASE
 
 
 @pytest.mark.parametrize("layer", sorted(ALLOWED.keys() - {"emu"}))  # the emulator has an object for each handle

@@ -23,7 +23,7 @@ from ..ops.fp8_layernorm import (
     fp8_layernorm_param_forward,
 )
 from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
-from ..ops.fp8_rmsnorm_backward import BackwardShape, fp8_rmsnorm_backward, fp8_workspace_bytes
+from ..ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
 from ..ops.options import PDLLevel
 from ..runtime.array import Array
 from .run import Run
@@ -53,8 +53,7 @@ def _norm(number: int) -> Step:
     x, scales, weight = _operands(number, NORM_SHAPE)
     gradient = random(number, NORM_SHAPE, "bfloat16")
     forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
-    shape = BackwardShape.of(*NORM_SHAPE)
-    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP, shape)
+    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
 
 
@@ -63,8 +62,7 @@ def _tall(number: int) -> Step:
     x, scales, weight = _operands(number, TALL_SHAPE)
     gradient = random(number, TALL_SHAPE, "bfloat16")
     rstd = np.abs(random(number, TALL_SHAPE[:1], "float32"))
-    shape = BackwardShape.of(*TALL_SHAPE)
-    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP, shape)
+    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP)
     return Step((x, scales, weight, gradient, rstd), {"dx": dx, "dw": dw})
 
 
@@ -161,8 +159,7 @@ def _layernorm_gradient(number: int) -> Step:
     rstd = reference_fp8_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
 
     def gradient(g: Any, w: Any) -> tuple[Any, ...]:
-        shape = BackwardShape.of(rows, columns)
-        return reference_fp8_layernorm.fp8_layernorm_backward(x, scales, g, w, mean, rstd, GROUP, shape)
+        return reference_fp8_layernorm.fp8_layernorm_backward(x, scales, g, w, mean, rstd, GROUP)
 
     results = dict(zip(("dx", "dw", "db"), gradient(gradients, weight), strict=True))
     (results["dx without parameters"],) = gradient(gradients[0], None)

@@ -8,10 +8,10 @@ import pytest
 from fp8_support import BF16, Strided, case, check_backward, place
 
 import drvfuse as df
-from drvfuse import reference_fp8
+from drvfuse import fp8_backward_shape, reference_fp8
 from drvfuse.errors import ArgumentError
+from drvfuse.fp8_backward_shape import BackwardShape
 from drvfuse.ops import fp8_rmsnorm_backward
-from drvfuse.ops.fp8_rmsnorm_backward import BackwardShape
 
 FEW, MANY = "few", "many"
 
@@ -19,7 +19,7 @@ FEW, MANY = "few", "many"
 @pytest.fixture
 def few(request, monkeypatch):
     """The test's rows go to the kernel for few rows, or to that for many."""
-    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", {FEW: 1 << 20, MANY: 0}[request.param])
+    monkeypatch.setattr(fp8_backward_shape, "FEW_ROWS", {FEW: 1 << 20, MANY: 0}[request.param])
 
 
 def saved(device, values, QB=16):
@@ -141,7 +141,7 @@ def counted(rng, rows, columns, count, blocks):
 @pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])  # by bulk copies, and straight to registers
 def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
     """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
-    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 0)
+    monkeypatch.setattr(fp8_backward_shape, "FEW_ROWS", 0)
     rows, blocks = 150, 16
     total, polls = counted(rng, rows, columns, count, blocks)
     shape, elements = BackwardShape.of(rows, columns), rows * columns
@@ -167,7 +167,7 @@ def test_bytes_that_the_backward_of_few_rows_moves(rng):
 
 def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
     """Words that a launch has left are gone when a launch that uses as many, or fewer or more, needs their place."""
-    monkeypatch.setattr(fp8_rmsnorm_backward, "FEW_ROWS", 0)
+    monkeypatch.setattr(fp8_backward_shape, "FEW_ROWS", 0)
     space = device.zeros(df.fp8_workspace_bytes(96), "uint8")
     for rows in (150, 20, 150, 20, 20, 150):
         values = case(rng, (rows, 96))
@@ -181,7 +181,9 @@ def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
 def test_rings_that_go_round(monkeypatch, rng, columns, teams, count, kept):
     """Each slot is filled several times, for teams of a warp and of two, under the race detector; the sums leave before
     dx of the last row, or of the last two."""
-    for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
+    for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6)):
+        monkeypatch.setattr(fp8_backward_shape, name, value)
+    for name, value in (("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(fp8_rmsnorm_backward, name, value)
     values = case(rng, (6 * teams * 4 + 7, columns))
     host = [values.g, rng.standard_normal(values.g.shape).astype(np.float32).astype(BF16)][:count]
