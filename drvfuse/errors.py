@@ -99,7 +99,7 @@ class GridTimeout(BarrierTimeout):
 
     `block` waited for what block `peer` should have left in the workspace, of the launch numbered `expected`, and found
     `seen`. The results of that launch, and of every later one with that workspace until it is zeroed, are undefined.
-    The next call zeroes a workspace of drvfuse's own; whoever passed one zeroes it.
+    The next call zeroes a workspace of drvfuse's own; whoever passed one zeroes it. A `finish_counter` is zero again.
     """
 
     _REASONS = {
@@ -113,8 +113,11 @@ class GridTimeout(BarrierTimeout):
         self.rank, self.device, self.block, self.peer = 0, device, block, peer
         self.phase, self.expected, self.seen = "grid", expected, seen
         what = self._REASONS[reason].format(block=block, peer=peer, expected=expected, seen=seen)
-        DrvfuseError.__init__(
-            self,
-            f"device {device}: {what}. The results of that launch and of later ones with its workspace are undefined; "
-            f"the next call zeroes the workspace, unless the caller passes his own, who then must",
-        )
+        if reason == 4:
+            then = "behind it on its stream are undefined; finish_counter is zero again, and the next call works"
+        else:
+            then = (
+                "with its workspace are undefined; the next call zeroes a workspace of drvfuse's own, and whoever "
+                "passed one must zero it"
+            )
+        DrvfuseError.__init__(self, f"device {device}: {what}. The results of that launch and of later ones {then}")

@@ -89,7 +89,7 @@ def row_products(
 def gemv_partial_norm(
     act: npt.NDArray[Any],
     weight: npt.NDArray[Any],
-    gamma: npt.NDArray[Any],
+    gamma: npt.NDArray[Any] | None,
     *,
     n_normed: int,
     eps: float,
@@ -105,7 +105,8 @@ def gemv_partial_norm(
     with np.errstate(all="ignore"):
         mean = row_sum_of_squares(first, "float32") / np.float32(max(n_normed, 1))
         factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
-        scaled = (first * np.asarray(gamma).astype(np.float32)) * factor[:, None]
+        gammas = np.ones(0, np.float32) if gamma is None else np.asarray(gamma).astype(np.float32)
+        scaled = (first * gammas) * factor[:, None]
     return Normed(
         round_to(scaled, target).reshape(*lead, n_normed),
         round_to(y[:, n_normed:], target).reshape(*lead, weight.shape[0] - n_normed),

@@ -38,7 +38,7 @@ def _gemv_shape(text: str) -> tuple[int, int, int]:
     n, k, *rest = _numbers(text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:
-        raise ArgumentError("--shape", repr(text), f"with at most {n} normed columns")
+        raise ArgumentError("--shape", repr(text), f"of at most {n} normed columns, the rows of the weight")
     return n, k, n_normed
 
 

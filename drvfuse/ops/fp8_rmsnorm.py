@@ -65,10 +65,10 @@ def fp8_rmsnorm_forward(
 
     `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of
     `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
-    None for the device's own, "current" for that of x's framework, or a stream. The launch is cooperative (with few
-    elements a single block), does not block and can be captured with outputs given. Waits between blocks are bounded by
-    `spin_timeout`: then the outputs are undefined, and the next call with that workspace raises GridTimeout. N is at
-    most 262144. ArgumentError for arguments that do not fit, before any launch.
+    None for the device's own, "current" for that of x's framework, or a stream (0 or 1: the legacy default one). The
+    launch is cooperative (with few elements a single block), does not block and can be captured with outputs given.
+    Waits between blocks are bounded by `spin_timeout`: then the outputs are undefined, and the next call with that
+    workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)

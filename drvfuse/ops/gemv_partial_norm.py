@@ -74,9 +74,9 @@ def gemv_partial_norm(
 ) -> tuple[Any, Any]:
     """`(normed, unnormed)` of y = act . weight^T: RMSNorm of the first `n_normed` columns times gamma, and the others.
 
-    act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed], each bfloat16, float16 or float32; weight also
-    float8_e4m3fn, whose float32 `weight_scales` have the shape () or (1,) for all of it, (N,) for its rows, or
-    (N, ceil(K / 128)) for 1 x 128 elements, and are 1 if None. The rows of act and weight may lie apart. Rows of the
+    act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed] (None if 0), each bfloat16, float16 or float32;
+    weight also float8_e4m3fn, whose float32 `weight_scales` have the shape () or (1,) for all of it, (N,) for its rows,
+    or (N, ceil(K / 128)) for 1 x 128 elements, and are 1 if None. The rows of act and weight may lie apart. Rows of the
     weight that all begin at multiples of 16 bytes are read fastest; any others work.
 
     y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference_gemv`), so its
@@ -84,25 +84,26 @@ def gemv_partial_norm(
     the float32 sums and rounds once; eps is float32. The outputs are [n_normed] and [N - n_normed], or [M, ...], both
     of one dtype: that of those given, else act's.
 
-    `finish_counter` is an int32 array of one element, zero before its first use and after every launch; launches that
-    share one must not run at the same time. By default it is the stream's own. If it was not zero when a launch began,
-    the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a wait of more
-    than the `spin_timeout` setting. With `n_normed` 0 nothing waits and it is not used. The words by which blocks meet
-    are kept by stream: a captured call must not be replayed while another call runs that was made on the stream of the
-    capture.
+    `finish_counter` is an int32 or uint32 array of one element, zero before its first use and after every launch;
+    launches that share one must not run at the same time. By default it is the stream's own. If it was not zero when a
+    launch began, the next call on the stream raises GridTimeout, as do `check_device` and `Graph.launch()`; so does a
+    wait of more than the `spin_timeout` setting. With `n_normed` 0 nothing waits and it is not used. The words by which
+    blocks meet are kept by stream: a captured call must not be replayed while another call runs that was made on the
+    stream of the capture.
 
     With `pdl_level` other than OFF weight, gamma and weight_scales are fetched before the kernel in front has finished:
     it must not write them. The kernel behind may start when a warp of every block has stored its last sums (ON), or
     when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the
-    device's own, "current" for that of act's framework, or a stream. The call does not block, and can be captured after
-    a first one on the stream, with both outputs given. Before any launch: ArgumentError for arguments that do not fit,
-    Unsupported for NO_WAIT levels and for an FP8 weight on a device before compute capability 8.9.
+    device's own, "current" for that of act's framework, or a stream (0 or 1: the legacy default one). The call does not
+    block, and can be captured after one with arrays of these shapes on the stream, with both outputs given. Before any
+    launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels and for an FP8 weight on a
+    device before compute capability 8.9.
     """
     level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
-    x, w, g, scales = _inputs(driver, act, weight, gamma, weight_scales)
+    x, w, scales = _inputs(driver, act, weight, weight_scales)
     m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
     normed_count = _count(n_normed, n)
-    operands.require_shape(g, (normed_count,), "one for each normed column")
+    g = _gamma(driver, gamma, normed_count, x)
     epsilon = real("eps", eps, least=0.0)
     read = [x, w, g] if scales is None else [x, w, g, scales]
     device = operands.one_device(read)
@@ -172,9 +173,7 @@ def gemv_partial_norm(
     return results[0], results[1]
 
 
-def _inputs(
-    driver: Driver, act: Any, weight: Any, gamma: Any, weight_scales: Any
-) -> tuple[Operand, Operand, Operand, Operand | None]:
+def _inputs(driver: Driver, act: Any, weight: Any, weight_scales: Any) -> tuple[Operand, Operand, Operand | None]:
     x = operands.rows("act", act, driver, FLOATS)
     w = operands.rows("weight", weight, driver, WEIGHTS)
     if len(w.shape) != 2 or not w.shape[1]:
@@ -188,9 +187,8 @@ def _inputs(
         raise ArgumentError(
             "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"
         )
-    g = operands.whole("gamma", gamma, driver, FLOATS)
     if weight_scales is None:
-        return x, w, g, None
+        return x, w, None
     if w.dtype.name in FLOATS:
         raise ArgumentError("weight_scales", "given", f"None for a weight of {w.dtype}")
     scales = operands.whole("weight_scales", weight_scales, driver, ["float32"])
@@ -199,7 +197,15 @@ def _inputs(
         raise ArgumentError(
             "weight_scales", f"of shape {scales.shape}", f"of shape () or (1,), {allowed[2]} or {allowed[3]}"
         )
-    return x, w, g, scales
+    return x, w, scales
+
+
+def _gamma(driver: Driver, gamma: Any, n_normed: int, x: Operand) -> Operand:
+    if gamma is None and not n_normed:
+        return Operand("gamma", x.span.device.empty(0, x.dtype), (0,), 0, None, False)
+    g = operands.whole("gamma", gamma, driver, FLOATS)
+    operands.require_shape(g, (n_normed,), "one for each normed column")
+    return g
 
 
 def _count(n_normed: Any, n: int) -> int:
@@ -222,9 +228,9 @@ def _outputs(
     wanted = {"normed_output": (normed, n_normed), "unnormed_output": (unnormed, n - n_normed)}
     for name, (value, columns) in wanted.items():
         if value is not None:
-            found[name] = operands.whole(
-                name, value, device.driver, FLOATS if dtype is None else [dtype.name], writable=True
-            )
+            found[name] = operands.whole(name, value, device.driver, FLOATS, writable=True)
+            if dtype not in (None, found[name].dtype):
+                raise ArgumentError(f"{name}.dtype", str(found[name].dtype), f"{dtype}, as that of normed_output")
             operands.require_shape(found[name], (*lead, columns), "that of the result")
             operands.one_device((x, found[name]))
             dtype = found[name].dtype

@@ -102,7 +102,8 @@ def no_overlap(read: Sequence[Operand], written: Sequence[Operand]) -> None:
 
 
 def resolve_stream(stream: Any, x: Operand) -> Stream:
-    """None: the device's own stream. "current": that of x's framework. Else a stream or a handle."""
+    """None: the device's own stream. "current": that of x's framework. Else a stream or a handle, of which
+    0 and 1 are the legacy default stream."""
     if stream is None:
         return x.span.device.stream
     if isinstance(stream, str):

@@ -163,9 +163,10 @@ def _own(scratch: _Scratch, device: Device, stream: Stream, nbytes: int, kind: s
     space = scratch.own.get(key)
     if space is None or space.nbytes < nbytes:
         if stream.capture_id() is not None:
+            or_else = "" if kind else ", or pass workspace if it takes one"
             raise CaptureError(
-                "the op needs scratch that a capture cannot allocate: call it once on this stream before, or pass "
-                "workspace where it takes one"
+                "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
+                f"with arrays of these shapes{or_else}"
             )
         home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
         space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)

@@ -37,7 +37,9 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shapes_that_are_asked_for() -> None:
     assert _gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
     assert _gemv_shape("512X1024") == (512, 1024, 384)
-    for wrong in ("512", "8x8x8x8", "8x0", "8x8x9"):
+    with pytest.raises(ArgumentError, match="must be of at most 8 normed columns"):
+        _gemv_shape("8x8x9")
+    for wrong in ("512", "8x8x8x8", "8x0"):
         with pytest.raises(ArgumentError, match="--shape"):
             _gemv_shape(wrong)
 

@@ -59,8 +59,9 @@ def test_captured_and_replayed(device, rng, values, arrays):
 
 def test_a_first_call_cannot_be_captured(device, arrays):
     stream = df.Stream(device)
-    with df.Graph.capture(stream), pytest.raises(CaptureError, match="once on this stream before"):
+    with df.Graph.capture(stream), pytest.raises(CaptureError, match="before the capture, call it once") as caught:
         call(arrays, stream=stream, **outputs(device))
+    assert "workspace" not in str(caught.value)  # it takes none
 
 
 def test_calls_of_changing_sizes_in_a_row(device, rng):
@@ -164,13 +165,14 @@ def test_finish_counter_is_zero_again(device, values, arrays):
     check(out.values(), expected(values))
 
 
-@pytest.mark.parametrize("held", [1, 5, -3, 2**31 - 1])
-def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held):
-    counter = device.array(np.array([held], np.int32))
+@pytest.mark.parametrize(("held", "dtype"), [(1, "uint32"), (5, "int32"), (-3, "int32"), (2**31 - 1, "int32")])
+def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held, dtype):
+    counter = device.array(np.array([held], dtype))
     call(arrays, finish_counter=counter)
     device.synchronize()
-    with pytest.raises(GridTimeout, match=f"finish_counter held {held % 2**32}"):
+    with pytest.raises(GridTimeout, match=f"finish_counter held {held % 2**32}.*counter is zero again") as caught:
         check_device(device)
+    assert "workspace" not in str(caught.value)
     assert counter.numpy()[0] == 0
     with pytest.raises(GridTimeout):
         call(arrays, finish_counter=device.array(np.array([held], np.int32)))
@@ -290,7 +292,8 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
     refused(op(weight=device.zeros((N, K), "float8_e5m2")), "weight.dtype", "float8_e4m3fn")
     refused(op(normed_output=device.zeros((M, NORMED), "float8_e4m3fn")), "normed_output.dtype")
     mixed = outputs(device) | {"unnormed_output": device.empty((M, N - NORMED), "float32")}
-    refused(op(**mixed), "unnormed_output.dtype", "bfloat16")
+    refused(op(**mixed), "unnormed_output.dtype", "is float32; it must be bfloat16, as that of normed_output")
+    refused(op(gamma=None), "gamma", "None")
 
 
 def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refused):
@@ -325,6 +328,14 @@ def test_bases_off_the_element_size(device, refused, argument):
         refused(
             lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, eps=EPS), argument, "aligned to"
         )
+
+
+def test_no_normed_columns_need_no_gamma(device, rng):
+    values = case(rng, M, 9, K, 0)
+    act, weight = (device.array(array) for array in values[:2])
+    results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, stream=df.Stream(device))
+    check(results, expected(values))
+    check(results, expected(values._replace(gamma=values.gamma[:0])))
 
 
 def test_no_rows_of_the_weight(device):
