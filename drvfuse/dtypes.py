@@ -65,6 +65,8 @@ _TABLE = {
 
 
 NAMES = tuple(_TABLE)
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+WITHOUT_TYPESTR = _ML_DTYPES  # array interfaces have no code for these
 
 
 def get(dtype: Any, argument: str = "dtype") -> DType:
@@ -83,6 +85,20 @@ def get(dtype: Any, argument: str = "dtype") -> DType:
     if found is None:
         raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
     return found
+
+
+def name_of(dtype: Any) -> str:
+    """The name of a framework's dtype (torch's, numpy's, a class of ml_dtypes) or of a string, without its module."""
+    return dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+
+
+def fp8(value: Any, argument: str = "dtype") -> DType:
+    """The FP8 DType that is named so, by COAT's "E4M3" and "E5M2" too; else ArgumentError naming `argument`."""
+    name = name_of(value).lower()
+    name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)
+    if name not in FP8:
+        raise ArgumentError(argument, repr(value), '"E4M3", "E5M2" or one of ' + ", ".join(FP8))
+    return get(name)
 
 
 def from_dlpack(code: int, bits: int, lanes: int) -> DType:

@@ -237,14 +237,14 @@ def fp8_division(
 
     Without `s_y` it is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.
     """
-    values = np.asarray(x).astype(np.float32)
-    limit = np.float32(dtypes.get(fp8type).fp8_max or 0)
+    values, target = np.asarray(x).astype(np.float32), dtypes.fp8(fp8type, "fp8type")
+    limit = np.float32(target.fp8_max or 0)
     with np.errstate(all="ignore"):
         if s_y is None:
             maximum = np.abs(values).max(initial=np.float32(0))
             floored = round_to(maximum + SCALE_FLOOR, x.dtype).astype(np.float32)
             s_y = round_to(floored / limit, x.dtype).reshape(())
-        return round_to(values / s_y.astype(np.float32).reshape(()), fp8type), s_y
+        return round_to(values / s_y.astype(np.float32).reshape(()), target), s_y
 
 
 __all__ = [

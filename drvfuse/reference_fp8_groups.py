@@ -54,8 +54,9 @@ EXACT = Arithmetic()
 def quantise_groups(values: Floats, fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
     """fp32 values [..., columns] over the scales of their groups, which are unrounded there and stored in bfloat16."""
     *leading, columns = values.shape
+    target = dtypes.fp8(fp8)
     groups = -(-columns // QB)
-    limit = np.float32(dtypes.get(fp8).fp8_max or 0)
+    limit = np.float32(target.fp8_max or 0)
     padded = np.full((*leading, groups * QB), np.nan, np.float32)
     padded[..., :columns] = values
     grouped = padded.reshape(*leading, groups, QB)
@@ -64,11 +65,11 @@ def quantise_groups(values: Floats, fp8: Any, QB: int, arithmetic: Arithmetic = 
         scales = arithmetic.divide(most + SCALE_FLOOR, limit)
         inverse = arithmetic.reciprocal(scales)
         quotients = (grouped * inverse[..., None]).reshape(padded.shape)[..., :columns]
-    return Quantised(round_to(quotients, fp8), round_to(scales, "bfloat16"))
+    return Quantised(round_to(quotients, target), round_to(scales, "bfloat16"))
 
 
 def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
-    """The residual add of two bfloat16 arrays."""
+    """The residual add of two bfloat16 arrays; `fp8` as the op's `fp8type`."""
     with np.errstate(all="ignore"):
         total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)
     return Sum(round_to(total, "bfloat16"), *quantise_groups(total, fp8, QB, arithmetic))

@@ -7,10 +7,10 @@ import ctypes
 import math
 from typing import Any
 
+from .. import dtypes
 from ..errors import ArgumentError, Unsupported
 from . import launching, operands
 from .fp8_forward_plan import column_run
-from .fp8_operands import fp8_dtype
 from .launching import Specialisation
 from .operands import Operand
 from .options import PDLLevel
@@ -94,7 +94,7 @@ def _divide(
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:
         raise ArgumentError("QB", repr(QB), "a positive integer")
-    target = fp8_dtype("fp8type", fp8type)
+    target = dtypes.fp8(fp8type, "fp8type")
     driver = operands.driver_of(x, s_y)
     xs = operands.rows("x", x, driver, _INPUTS)
     shape = xs.shape

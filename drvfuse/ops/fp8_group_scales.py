@@ -27,7 +27,7 @@ from ..runtime.device import Device
 from ..runtime.driver import Driver
 from ..runtime.stream import Stream
 from . import launching, operands
-from .fp8_operands import column_weights, fp8_dtype, group_size, matrix_shape, quantised_rows
+from .fp8_operands import column_weights, group_size, matrix_shape, quantised_rows
 from .fp8_rmsnorm import COAT_WARPS
 from .fp8_teams import MAX_COLUMNS, RowPlan
 from .launching import Specialisation
@@ -106,7 +106,7 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
     """
     level, driver = checked_level(pdl_level), operands.driver_of(x1, x2)
     first, second, shape = _addends(driver, x1, x2, QB)
-    target = fp8_dtype("fp8type", fp8type)
+    target = dtypes.fp8(fp8type, "fp8type")
     device = operands.one_device((first, second))
     queue = operands.resolve_stream(stream, first)
     written = operands.new_outputs(device, queue, _add_outputs(shape, target, QB), outputs)
@@ -135,7 +135,7 @@ def fp8_add_rmsnorm_pg2pg_forward(
     """
     level, driver = checked_level(pdl_level), operands.driver_of(x1, x2, w)
     first, second, shape = _addends(driver, x1, x2, QB)
-    target = fp8_dtype("fp8type", fp8type)
+    target = dtypes.fp8(fp8type, "fp8type")
     weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
     device = operands.one_device((first, second, weight))

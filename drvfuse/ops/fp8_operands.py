@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FP8 ops take: FP8 types, a tensor with group scales, the group's size, weights of columns."""
+"""What FP8 ops take: a tensor with group scales, the group's size, weights of columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .. import dtypes
-from ..dtypes import DType
 from ..errors import ArgumentError
 from ..runtime.driver import Driver
 from . import operands
 from .operands import Operand
 
-FP8 = ("float8_e4m3fn", "float8_e5m2")
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
 
@@ -35,7 +33,7 @@ def matrix_shape(operand: Operand) -> tuple[int, ...]:
 def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
     """x in FP8 and its group scales, checked against one another, and x's shape."""
     group_size(QB)
-    xs = operands.rows("x", x, driver, FP8)
+    xs = operands.rows("x", x, driver, dtypes.FP8)
     shape = matrix_shape(xs)
     scales = operands.rows("s_x", s_x, driver, ["bfloat16"])
     wanted = (*shape[:-1], -(-shape[-1] // QB))
@@ -49,13 +47,3 @@ def column_weights(driver: Driver, w: Any, columns: int) -> Operand:
     weight = operands.whole("w", w, driver, WEIGHTS)
     operands.require_shape(weight, (columns,), "one for each column of x")
     return weight
-
-
-def fp8_dtype(argument: str, value: Any) -> DType:
-    """An FP8 dtype by name, COAT's "E4M3" or "E5M2", a numpy dtype, or a framework's dtype."""
-    short = {"e4m3": FP8[0], "e5m2": FP8[1]}
-    name = value.lower() if isinstance(value, str) else str(value).rpartition(".")[2]
-    name = short.get(name, name)
-    if name not in FP8:
-        raise ArgumentError(argument, repr(value), '"E4M3", "E5M2" or one of ' + ", ".join(FP8))
-    return dtypes.get(name)

@@ -141,9 +141,10 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        named = self.dtype.name in dtypes.WITHOUT_TYPESTR
         return {
             "shape": self.shape,
-            "typestr": self.dtype.numpy.str,
+            "typestr": f"<V{self.dtype.itemsize}" if named else self.dtype.numpy.str,
             "data": (self.ptr, False),
             "version": 3,
             "strides": None,

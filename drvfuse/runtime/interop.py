@@ -161,7 +161,16 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
 
 
 def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
-    """The dtype of an array interface. bfloat16 and FP8 look like "<V2" there; the object's own dtype names them."""
+    """The dtype of an array interface, which has no code for bfloat16 and FP8: there they look like bytes, unsigned
+    integers or "<f1", and the object's own dtype names them."""
+    own = dtypes.name_of(getattr(obj, "dtype", ""))
+    if own in dtypes.NAMES:
+        named = dtypes.get(own)
+        codes = {f"V{named.itemsize}"}
+        if own in dtypes.WITHOUT_TYPESTR:
+            codes |= {f"u{named.itemsize}", named.numpy.str[1:]}
+        if str(typestr)[1:] in codes and str(typestr)[0] in "<|":
+            return named
     try:
         element = np.dtype(str(typestr))
     except TypeError:
@@ -170,9 +179,6 @@ def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
         raise ArgumentError(f"{argument}.dtype", f"{typestr!r}, big-endian", "little-endian, as the device is")
     if element.kind != "V":
         return dtypes.get(element, f"{argument}.dtype")
-    own = str(getattr(obj, "dtype", "")).rpartition(".")[2]
-    if own in dtypes.NAMES:
-        return dtypes.get(own)
     expected = "clear: for bfloat16 and FP8 use DLPack, drvfuse.view or an object whose dtype names them"
     raise ArgumentError(f"{argument}.dtype", typestr, expected)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fp8_support import BF16, Strided, bits, guarded, same
@@ -26,7 +27,8 @@ def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
 @pytest.mark.parametrize(
     "shape,dtype,fp8",
     [
-        ((1, 16), BF16, "float8_e5m2"),
+        ((1, 16), BF16, "E5M2"),
+        ((2, 16), BF16, ml_dtypes.float8_e5m2),
         ((33, 100), np.float32, "float8_e4m3fn"),
         ((300, 256), np.float32, "float8_e5m2"),
     ],

@@ -10,7 +10,8 @@ import pytest
 from fp8_support import Strided, case, check_backward, check_forward, place
 
 import drvfuse as df
-from drvfuse.errors import CaptureError, Unsupported
+from drvfuse import reference_fp8
+from drvfuse.errors import ArgumentError, CaptureError, Unsupported
 from drvfuse.ops.fp8_forward_plan import WORDS_BYTES
 
 SHAPE = (33, 96)
@@ -158,6 +159,8 @@ def test_dtypes_that_are_not_listed(device, arrays, refused):
     wide = device.zeros(SHAPE, "float32")
     refused(lambda: df.fp8_rmsnorm_backward(x, s_x, wide, w, device.zeros(33, "float32"), 16), "g.dtype", "bfloat16")
     refused(lambda: df.fp8_division(g, 16, "E3M4"), "fp8type", "E5M2")
+    with pytest.raises(ArgumentError, match="fp8type"):
+        reference_fp8.fp8_division(np.zeros((2, 16), np.float32), "E3M4")
     refused(lambda: df.fp8_division(x, 16, "E4M3"), "x.dtype")
     refused(lambda: df.fp8_division(g, 16, "E4M3", device.zeros(2, "float32")), "s_y", "one element")
     with pytest.raises(Unsupported, match="stochastic"):

@@ -80,7 +80,7 @@ def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
     a, b, weight = (device.array(host) for host in (values.g, other, values.w))
     short = "E4M3" if fp8 == E4M3 else "E5M2"
     add = df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, short, QB)
-    check_add(device, values.g, other, fp8, add, QB)
+    check_add(device, values.g, other, short, add, QB)
     norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], weight, QB, 1e-6)
     check_both(df.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, weight, QB, 1e-6), add, norm)
 

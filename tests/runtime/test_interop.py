@@ -192,6 +192,33 @@ def test_array_interface_of_bfloat16_needs_the_objects_own_dtype(driver: str) ->
     assert str(as_array(foreign, driver=device.driver, argument="x")[0].dtype) == "bfloat16"
 
 
+@pytest.mark.parametrize("name", dtypes.WITHOUT_TYPESTR)
+def test_array_interface_of_a_type_without_a_code_takes_any_bytes_of_its_size(driver: str, name: str) -> None:
+    device = df.device(0, driver=driver)
+    array, dtype = device.zeros((4,), name), dtypes.get(name)
+    assert array.__cuda_array_interface__["typestr"] == f"<V{dtype.itemsize}"
+    for code in ("|V", "<V", "|u" if dtype.itemsize == 1 else "<u"):
+        foreign = interface(array, typestr=f"{code}{dtype.itemsize}")
+        for own in (name, f"torch.{name}", dtype.numpy, dtype.numpy.type):
+            foreign.dtype = own
+            assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
+        foreign.dtype = "float32"  # of another size
+        if code[1] == "V":
+            with pytest.raises(ArgumentError, match="use DLPack"):
+                as_array(foreign, driver=device.driver, argument="x")
+    foreign = interface(array, typestr=dtype.numpy.str)  # e5m2 is "<f1" there
+    foreign.dtype = dtype.numpy
+    assert as_array(foreign, driver=device.driver, argument="x")[0].dtype is dtype
+
+
+def test_array_interface_of_integers_is_of_integers(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    foreign = interface(device.zeros((4,), "uint8"))
+    for own in ("uint8", "int8", "bool", "bfloat16", None):
+        foreign.dtype = own
+        assert str(as_array(foreign, driver=device.driver, argument="x")[0].dtype) == "uint8"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
