@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,8 @@ class Trace:
         for position, known in enumerate(self.devices):
             if known is device:
                 return position
-        raise ArgumentError("trace", f"of {list(self.devices)}", f"one of {device!r} too")
+        made = f"made for {list(self.devices)}"
+        raise ArgumentError("trace", made, f"made for {device!r} too, as Trace(group) is for all of a group's devices")
 
     def _room(self, position: int, wanted: int, what: str) -> int:
         """The offset of the first gap of `wanted` bytes."""
@@ -166,8 +168,9 @@ class Trace:
 
         Raises CaptureError while a stream of a device is being captured.
         """
-        for array in self._arrays:
-            array.copy_from(np.zeros(array.shape, np.uint64))
+        with self._outside_captures("cleared"):
+            for array in self._arrays:
+                array.copy_from(np.zeros(array.shape, np.uint64))
         self._sections.clear()
         self._sections += sorted(self._living, key=lambda section: (section.launch, section.rank))
 
@@ -188,11 +191,20 @@ class Trace:
         other phases follow each other without gaps.
 
         The clocks are measured at each call, by small kernels on the devices' own streams, as the timers of two devices
-        drift apart by some microseconds a second.
+        drift apart by some microseconds a second. Raises CaptureError while a stream of a device is being captured.
         """
-        words = [array.numpy() for array in self._arrays]
+        with self._outside_captures("read"):
+            words = [array.numpy() for array in self._arrays]
         self._clocks = None
         return decode.records(self._sections, dict(zip(self.ranks, words, strict=True)), self._by_rank())
+
+    @contextlib.contextmanager
+    def _outside_captures(self, what: str) -> Iterator[None]:
+        """What is done there names the trace, not its arrays, where a capture forbids it."""
+        try:
+            yield
+        except CaptureError as error:
+            raise CaptureError(f"{self!r} cannot be {what} while a stream that uses it is being captured") from error
 
     def _by_rank(self) -> dict[int, Clock]:
         return dict(zip(self.ranks, self.clocks, strict=True))

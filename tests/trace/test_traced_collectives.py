@@ -170,8 +170,9 @@ def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
         consistent(records, group.size)
         seen.append(records)
     assert seen[0]["role"].tolist() == seen[1]["role"].tolist()
-    with pytest.raises(CaptureError), df.Graph.capture(streams):
-        trace.records()
+    for call, what in ((trace.records, "read"), (trace.clear, "cleared")):
+        with pytest.raises(CaptureError, match=f"<Trace of .* cannot be {what}"), df.Graph.capture(streams):
+            call()
     graph.close()
 
 
@@ -224,6 +225,9 @@ def test_wrong_traces_are_refused(group, rng, driver):
         with pytest.raises(ArgumentError) as caught:
             df.allreduce(group, xs, trace=wrong)
         assert caught.value.argument == "trace"
+    assert str(caught.value).startswith(
+        f"trace is made for [{group[0].device!r}]; it must be made for {group[1].device!r}"
+    )
     for nbytes in (0, 1023, "1024", True):
         with pytest.raises(ArgumentError, match="nbytes"):
             df.Trace(group, nbytes=nbytes)
