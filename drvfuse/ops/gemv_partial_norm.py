@@ -31,6 +31,7 @@ FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
 _COPY_CAPABILITY = (9, 0)
+_KERNEL_SHARED = 4 << 10  # that the kernel has itself, at most
 _USERS = 12  # of `struct ScratchState`
 _PHASES = 6  # of a block, and two for each stage
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
@@ -77,7 +78,7 @@ def gemv_partial_norm(
     act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed] (None if 0), each bfloat16, float16 or float32;
     weight also float8_e4m3fn, whose float32 `weight_scales` have the shape () or (1,) for all of it, (N,) for its rows,
     or (N, ceil(K / 128)) for 1 x 128 elements, and are 1 if None. The rows of act and weight may lie apart. Rows of the
-    weight that all begin at multiples of 16 bytes are read fastest; any others work.
+    weight that all begin and end at multiples of 16 bytes are read fastest; any others work.
 
     y is summed in float32, in an order that K and the weight's type alone decide (`drvfuse.reference_gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads
@@ -118,7 +119,10 @@ def gemv_partial_norm(
     groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
     shares = Shares.of(n, normed_count, device.sm_count)
     can_copy = _access(w) == PACK_BYTES and device.capability >= _COPY_CAPABILITY
-    shape = Shape.of(m, groups, PACK_BYTES // w.dtype.itemsize, shares.most_rows, can_copy)
+    width, room = PACK_BYTES // w.dtype.itemsize, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+    shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
+    if shape.shared_bytes(m) + _KERNEL_SHARED > room:  # of an H100's it never needs too much
+        shape = Shape.of(m, groups, width, shares.most_rows, False)
     padded = -(-normed_count // 4) * 4
     space = acquire(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
     section = None
@@ -127,9 +131,8 @@ def gemv_partial_norm(
         (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
     kernel = launching.load(device, spec)
-    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - kernel.attributes(device).shared_bytes
-    smem, stash = shape.ring_bytes + shape.part_bytes(m), 4 * m * padded * (not shape.norm_held(m, normed_count))
-    if smem + stash > room:
+    smem, stash = shape.shared_bytes(m), 4 * m * padded * (not shape.norm_held(m, normed_count))
+    if smem + stash + kernel.attributes(device).shared_bytes > room:
         stash = 0
     parameters = GemvParams(
         weight=w.ptr,

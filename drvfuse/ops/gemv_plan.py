@@ -51,14 +51,10 @@ class Shape:
     sum_warps: int
     slots: int
 
-    @property
-    def ring_bytes(self) -> int:
-        """Shared memory of the weights."""
-        return self.copied * self.slots * self.step * self.warps_a_row * self.packs * GROUP_BYTES
-
-    def part_bytes(self, m: int) -> int:
-        """Shared memory of the group sums."""
-        return -(-4 * self.slots * self.step * m * self.warps_a_row * self.packs // 16) * 16
+    def shared_bytes(self, m: int) -> int:
+        """Shared memory of the copied weights and of the group sums."""
+        groups = self.slots * self.step * self.warps_a_row * self.packs
+        return self.copied * groups * GROUP_BYTES + -(-4 * groups * m // PACK_BYTES) * PACK_BYTES
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""

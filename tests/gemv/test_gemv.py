@@ -83,6 +83,20 @@ def test_more_normed_columns_than_shared_memory_holds(device, driver, rng):
             check(run(device, values), expected(values))
 
 
+@pytest.mark.parametrize("n_normed", [201, 504])
+def test_norms_of_which_a_lane_has_several_packs_at_once(device, rng, n_normed):
+    values = case(rng, 8, n_normed + 3, 8, n_normed)
+    check(run(device, values), expected(values))
+
+
+@pytest.mark.emu
+def test_rows_are_loaded_where_shared_memory_is_too_small_for_copies(rng):
+    """A device that can copy, with 99 KiB of it."""
+    values = case(rng, 1, 12, 6144, 7, weight="float32")
+    with df.emu.Machine(devices=1, sm_count=3, arch="sm_120a") as machine:
+        check(run(df.device(0, driver=machine), values), expected(values))
+
+
 @pytest.mark.emu
 def test_without_fp8_it_runs_on_older_devices(rng):
     values, fp8 = (case(rng, None, 20, 520, 11, weight=weight) for weight in ("bfloat16", "float8_e4m3fn"))

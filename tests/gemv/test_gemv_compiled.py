@@ -16,6 +16,7 @@ from drvfuse.ops import gemv_plan, launching
 from drvfuse.ops.gemv_partial_norm import GemvParams
 from drvfuse.ops.gemv_plan import Shape, Shares
 from drvfuse.runtime.nvrtc import Image
+from drvfuse.trace import layout
 
 SHAPES = [
     (1, 7168, "bfloat16"),
@@ -32,14 +33,15 @@ class Loading(Exception):
 
 
 @cache
-def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF) -> Image:
+def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, traced: bool = False) -> Image:
     """What the op compiles for 16 rows a block; it is not run."""
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
         act, gamma = device.zeros((m, k), "bfloat16"), device.zeros(8, "bfloat16")
         weights = device.zeros((16, k), weight)
         with mock.patch.object(launching, "load", side_effect=Loading) as load, pytest.raises(Loading):
-            df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level)
+            trace = df.Trace(device) if traced else None
+            df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level, trace=trace)
     return launching.build(load.call_args.args[1], "sm_90a", ["--ptxas-options=-v"])
 
 
@@ -57,6 +59,11 @@ def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)
     log = compiled.__wrapped__(1, k, weight).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
+def test_the_longest_trace_of_a_block_fits_in_shared_memory():
+    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS):
+        assert compiled.__wrapped__(1, 1024, "bfloat16", traced=True).kernels["gemv_partial_norm"]
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
@@ -88,7 +95,7 @@ def test_every_group_has_a_warp_and_a_block_fits(m, groups, width, rows, copied)
         assert not shape.slots % shape.sum_warps and not shape.stages % shape.sum_warps
     assert shape.threads(m) <= 1024 and shape.norm_warps(m) >= 1
     assert shape.sum_lanes >= min(32, groups)
-    assert shape.ring_bytes + shape.part_bytes(m) <= 220 << 10
+    assert shape.shared_bytes(m) <= 220 << 10
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 131, 132, 133, 500, 2112, 40000])
