@@ -94,10 +94,14 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 """
 
 
-@pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
-def test_a_producer_that_writes_act_late(device, driver, rng, level):
+@pytest.mark.parametrize(
+    ("level", "m"), [(df.PDLLevel.ON, M), (df.PDLLevel.OVERLAP_AT_BEGINNING, M), (df.PDLLevel.ON, 1)]
+)
+def test_a_producer_that_writes_act_late(device, driver, rng, monkeypatch, level, m):
     """The kernel in front triggers at once and writes act at its end; each call reads what was written for it."""
-    steps = [case(rng, M, N, K, NORMED) for _ in range(4)]
+    if m == 1:
+        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
+    steps = [case(rng, m, N, K, NORMED) for _ in range(4)]
     steps = [step._replace(weight=steps[0].weight, gamma=steps[0].gamma) for step in steps]
     machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=6, seed=seed) for seed in range(3)]
     for machine in machines:
