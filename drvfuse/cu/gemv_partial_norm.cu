@@ -37,7 +37,8 @@
 // stores 0 at its end. If it did not find 0, two launches share it, or it was never zeroed, and that is reported. Without
 // normed rows there is no last block in this sense, and neither counter nor workspace is touched.
 //
-// PDL: gamma and the weights of the first stages are fetched before the wait, all else after it. Every block triggers: at
+// PDL: gamma, and the weights of the first stages with their scales for 1 x 128, are fetched before the wait, all else after
+// it. Every block triggers: at
 // entry with early_trigger, else when one of its warps has stored its last sums.
 //
 // Trace: of the last block the finish, of the others the first warp that adds, which with DIRECT multiplies too.

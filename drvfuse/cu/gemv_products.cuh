@@ -10,6 +10,7 @@ constexpr int TOGETHER = RESIDENT ? STEP : 2;                    // rows whose s
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
+static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
 
 __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
 #pragma unroll

@@ -6,7 +6,7 @@
 // never written carry: a word that the launch 2^32 - 1 before this one has written, and none since, would be taken for
 // this one's. `users` is the number of launches at work, which must never be two.
 //
-// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 64 polls, and ends early when the abort
+// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read at most once in 64 polls, and ends early when the abort
 // word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A thread
 // that gives up goes on to its block's next barrier, where the block learns of it. Launches that find the abort word
 // wait for nothing, until the host has zeroed the workspace; those that find the report read say so again.
