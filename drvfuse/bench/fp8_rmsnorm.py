@@ -108,23 +108,28 @@ HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for w
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Times over the floor, both ways, beside COAT and torch.compile."""
+    """Times of each shape, both ways, beside COAT's, torch.compile's and the floor, on a logarithmic axis."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), sharey=True)
+    places = range(len(results))
     for axis, way in zip(axes, WAYS, strict=True):
         series = (("drvfuse", f"{way}_us"), ("COAT (stored)", f"{way}_coat_us"), ("torch.compile", f"{way}_torch_us"))
         for offset, (label, key) in enumerate(series):
-            heights = [(result[key] or 0) / result[f"{way}_floor_us"] for result in results]
-            axis.bar([i + 0.27 * (offset - 1) for i in range(len(results))], heights, 0.27, label=label)
-        axis.axhline(1, color="black", linewidth=1, linestyle="--")
+            heights = [result[key] or 0 for result in results]
+            axis.bar([i + 0.27 * (offset - 1) for i in places], heights, 0.27, label=label)
+        floors = [result[f"{way}_floor_us"] for result in results]
+        axis.plot(places, floors, "_", color="black", markersize=24, label="memory floor")
         names = [f"{result['rows']}x{result['columns']}" for result in results]
-        axis.set_xticks(range(len(results)), names, rotation=45, ha="right")
+        axis.set_xticks(places, names, rotation=45, ha="right")
+        axis.set_yscale("log")
         axis.set_title(f"FP8 RMSNorm {way}")
-    axes[0].set_ylabel("time / memory floor")
+    most = max(result[f"{way}_us"] for result in results for way in WAYS)
+    axes[0].set_ylim(0.5, 4 * most)
+    axes[0].set_ylabel("microseconds")
     axes[0].legend()
     figure.tight_layout()
     figure.savefig(path)
