@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 
@@ -31,13 +30,6 @@ def _natural(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
-
-
-def _shape(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not MxN, such as 128x4096")
-    return int(match[1]), int(match[2])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     trace.add_argument("--devices", type=_positive, default=None, help="devices to use (default: 4, or all if fewer)")
     trace.add_argument(
-        "--shape", type=_shape, default=None, metavar="MxN", help="rows x columns of a rank's input, or of the weight"
+        "--shape",
+        default=None,
+        metavar="MxN",
+        help="rows x columns of a rank's input; of gemv as for bench",
     )
     trace.add_argument("--algo", choices=("auto", "one_stage", "two_stage", "naive"), default="auto")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")

@@ -15,31 +15,17 @@ from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..runtime.device import Device, device
 from ..trace.plot import check_image
+from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
 
 Measure = Callable[..., dict[str, Any]]
 
 
-def _numbers(text: str, expected: str, *counts: int) -> list[int]:
-    parts = text.lower().split("x")
-    if len(parts) not in counts or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ArgumentError("--shape", repr(text), expected)
-    return [int(part) for part in parts]
-
-
 def _fp8_shape(text: str) -> tuple[int, int]:
-    rows, columns = _numbers(text, "rows x columns, such as 8192x4096", 2)
+    rows, columns = matrix_shape(text)
     if columns % fp8_rmsnorm.QB:
         raise ArgumentError("--shape", repr(text), f"of columns that are a multiple of {fp8_rmsnorm.QB}")
     return rows, columns
-
-
-def _gemv_shape(text: str) -> tuple[int, int, int]:
-    n, k, *rest = _numbers(text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
-    n_normed = rest[0] if rest else 3 * n // 4
-    if n_normed > n:
-        raise ArgumentError("--shape", repr(text), f"of at most {n} normed columns, the rows of the weight")
-    return n, k, n_normed
 
 
 def _floor(gpu: Device) -> tuple[str, float]:
@@ -66,7 +52,7 @@ def _gemv(gpu: Device, torch: bool) -> tuple[str, Measure]:
 _OPS: dict[str, tuple[Any, Callable[[str], tuple[int, ...]], Callable[[Device, bool], tuple[str, Measure]]]] = {
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8_shape, _fp8),
     "fp8-siblings": (fp8_siblings, _fp8_shape, _siblings),
-    "gemv": (gemv, _gemv_shape, _gemv),
+    "gemv": (gemv, gemv_shape, _gemv),
 }
 
 

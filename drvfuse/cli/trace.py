@@ -19,11 +19,12 @@ from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
 from ..trace.plot import check_image
+from .shapes import gemv_shape, matrix_shape
 from .terminal import progress
 
 _BYTES = 64 << 20
-_COLLECTIVE_SHAPE = (128, 4096)
-_GEMV_SHAPE, _NORMED = (2112, 7168), 1536
+_COLLECTIVE_SHAPE = "128x4096"
+_GEMV_SHAPE = "2112x7168x1536"
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
@@ -65,7 +66,7 @@ def _collective(arguments: argparse.Namespace, driver: Driver) -> _Setup:
     if devices > min(8, present):
         expected = f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
         raise ArgumentError("--devices", devices, expected)
-    rows, columns = arguments.shape or _COLLECTIVE_SHAPE
+    rows, columns = matrix_shape(arguments.shape or _COLLECTIVE_SHAPE)
     random = np.random.default_rng(2024)
     with Group.local(devices, driver=driver) as group:
         trace = Trace(group, nbytes=_BYTES)
@@ -89,8 +90,7 @@ def _gemv(arguments: argparse.Namespace, driver: Driver) -> _Setup:
         raise ArgumentError("--devices", arguments.devices, "1: gemv runs on one device")
     if arguments.algo != "auto":
         raise ArgumentError("--algo", arguments.algo, "auto: gemv has one algorithm")
-    n, k = arguments.shape or _GEMV_SHAPE
-    normed = min(n, _NORMED)
+    n, k, normed = gemv_shape(arguments.shape or _GEMV_SHAPE)
     random = np.random.default_rng(2024)
     device = open_device(0, driver=driver)
     weight, act, gamma = (

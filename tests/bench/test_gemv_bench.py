@@ -10,7 +10,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.bench import gemv
-from drvfuse.cli.bench import _gemv_shape
+from drvfuse.cli.shapes import gemv_shape
 from drvfuse.errors import ArgumentError
 
 pytestmark = pytest.mark.emu
@@ -35,13 +35,13 @@ def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shapes_that_are_asked_for() -> None:
-    assert _gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
-    assert _gemv_shape("512X1024") == (512, 1024, 384)
+    assert gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
+    assert gemv_shape("512X1024") == (512, 1024, 384)
     with pytest.raises(ArgumentError, match="must be of at most 8 normed columns"):
-        _gemv_shape("8x8x9")
+        gemv_shape("8x8x9")
     for wrong in ("512", "8x8x8x8", "8x0"):
         with pytest.raises(ArgumentError, match="--shape"):
-            _gemv_shape(wrong)
+            gemv_shape(wrong)
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

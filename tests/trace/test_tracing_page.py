@@ -66,9 +66,10 @@ def test_every_op_and_algorithm_can_be_traced(tmp_path):
 
 
 def test_the_gemv_is_traced_on_one_device(tmp_path):
-    options = ("--driver", "emu", "--shape", "40x256", "--warm", "1")
+    options = ("--driver", "emu", "--shape", "40x256x10", "--warm", "1")
     result = run(tmp_path, "-m", "drvfuse", "trace", "gemv", *options, "--out", "t.json")
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("gemv_partial_norm, N 40, K 256, n_normed 10, bfloat16, driver emu\n")
     assert "gemv_partial_norm: 1 launch," in result.stdout
     slices = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["ph"] == "X"]
     for role in ("multiply", "apply_reduce", "apply_store"):
