@@ -206,7 +206,7 @@ def _ring_slots(
 ) -> int:
     """Rows of each team that are on their way through shared memory; 0: none, since bulk copies cannot bring them, they
     do not fit, or each block has one row only."""
-    if device.capability < _RING_CAPABILITY or rows <= DW_SEGMENTS:
+    if device.capability < _RING_CAPABILITY or rows <= plan.segments:
         return 0
     if columns % (8 * QB) or not inputs.scales.rows_aligned:
         return 0

@@ -101,11 +101,14 @@ def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
         check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-@pytest.mark.parametrize("columns,more", [(272, -3), (272, 5)])
-def test_rows_that_are_shared_out_twice(device, rng, monkeypatch, columns, more):
-    """Fewer rows than are kept: tiles of rows of which other blocks have reduced some, four at a time if more."""
+@pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
+def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, together):
+    """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
     monkeypatch.setattr(fp8_forward_plan, "_FEW_ROWS", 9)
-    values = case(rng, (8 * device.sm_count + more, columns))
+    rows, columns = times * device.sm_count + more, 272
+    plan = forward_plan(device, rows, columns, 16)
+    assert isinstance(plan, FewRows) and plan.block_rows == together
+    values = case(rng, (rows, columns))
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
