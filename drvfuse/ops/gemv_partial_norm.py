@@ -34,6 +34,7 @@ _COPY_CAPABILITY = (9, 0)
 _KERNEL_SHARED = 4 << 10  # that the kernel has itself, at most
 _USERS = 12  # of `struct ScratchState`
 _PHASES = 6  # of a block, and two for each stage
+_TRACE_WRITERS = 2  # the last block has one of its own
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
@@ -128,7 +129,8 @@ def gemv_partial_norm(
     section = None
     if trace is not None:
         phases = _PHASES + 2 * -(-shares.most_rows // shape.step) * shape.chunks
-        (section,) = require_trace(trace, "device").sections([device], "gemv_partial_norm", shares.grid, phases)
+        traced = require_trace(trace, "device")
+        (section,) = traced.sections([device], "gemv_partial_norm", shares.grid, phases, writers=_TRACE_WRITERS)
     spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
     kernel = launching.load(device, spec)
     smem, stash = shape.shared_bytes(m), 4 * m * padded * (not shape.norm_held(m, normed_count))

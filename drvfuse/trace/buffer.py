@@ -100,18 +100,25 @@ class Trace:
         return f"<Trace of {len(self._sections)} launches on ranks {list(self.ranks)}, {self.nbytes} bytes each>"
 
     def sections(
-        self, devices: Sequence[Device], kernel: str, blocks: int, phases: int, rounds: int = 0, peers: int = 0
+        self,
+        devices: Sequence[Device],
+        kernel: str,
+        blocks: int,
+        phases: int,
+        rounds: int = 0,
+        peers: int = 0,
+        writers: int = 1,
     ) -> list[Section]:
         """For ops: room for a launch of `kernel` on each of `devices`, of `blocks` blocks with up to `phases` phases.
 
-        `rounds` times a block waits for `peers` peers.
+        `rounds` times a block waits for `peers` peers. `writers`: how often a block has its words.
 
         Raises ArgumentError, having reserved nothing, where a block or all of them are too much.
         """
         positions = [self._position(device) for device in devices]
         words = layout.block_words(phases, rounds * peers)
-        if words > layout.MOST_WORDS:
-            most = layout.MOST_WORDS - layout.block_words(0, rounds * peers)
+        if words > layout.MOST_WORDS // writers:
+            most = layout.MOST_WORDS // writers - layout.block_words(0, rounds * peers)
             raise ArgumentError(
                 "trace",
                 f"of {kernel} with {phases} phases a block",

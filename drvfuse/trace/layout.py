@@ -28,7 +28,7 @@ HEADER_WORDS = 4
 WORD_BYTES = 8
 ALIGNMENT = 16  # bytes, of a section: its words are stored in pairs
 CLOCK_BITS = 48
-LEAST_WORDS, MOST_WORDS = 64, 2048  # of a block, in shared memory, where a kernel of two writers has them twice
+LEAST_WORDS, MOST_WORDS = 64, 4096  # of a block, in static shared memory
 
 
 class TraceParams(ctypes.Structure):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse.ops import gemv_plan, launching
+from drvfuse.errors import ArgumentError
+from drvfuse.ops import gemv_partial_norm, gemv_plan, launching
 from drvfuse.ops.gemv_partial_norm import GemvParams
 from drvfuse.ops.gemv_plan import Shape, Shares
 from drvfuse.runtime.nvrtc import Image
@@ -62,8 +63,16 @@ def test_a_warp_that_has_whole_rows_spills_nothing(monkeypatch, k, weight):
 
 
 def test_the_longest_trace_of_a_block_fits_in_shared_memory():
-    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS):
+    with mock.patch.object(layout, "LEAST_WORDS", layout.MOST_WORDS // gemv_partial_norm._TRACE_WRITERS):
         assert compiled.__wrapped__(1, 1024, "bfloat16", traced=True).kernels["gemv_partial_norm"]
+
+
+def test_a_longer_trace_is_refused():
+    with df.emu.Machine(devices=1, sm_count=1) as machine:
+        device = df.device(0, driver=machine)
+        act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in (8, (9000, 8), 8))
+        with pytest.raises(ArgumentError, match=r"phases a block; it must be of at most 2044"):
+            df.gemv_partial_norm(act, weight, gamma, n_normed=8, eps=1e-6, trace=df.Trace(device))
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)
