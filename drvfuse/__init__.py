@@ -14,53 +14,50 @@ __version__ = "0.1.0"
 _HOME = {
     "Array": "runtime.array",
     "Device": "runtime.device",
-    "Epilogue": "ops.epilogue",
+    "Epilogue": "ops.collectives.epilogue",
     "Event": "runtime.stream",
     "Graph": "runtime.graph",
     "Group": "comm.group",
     "Kernel": "runtime.kernel",
     "Launch": "runtime.kernel",
     "Module": "runtime.kernel",
-    "PDLLevel": "ops.options",
+    "PDLLevel": "ops.call.options",
     "Rank": "comm.group",
-    "Replicated": "ops.epilogue",
+    "Replicated": "ops.collectives.epilogue",
     "Stream": "runtime.stream",
     "SymmetricBuffer": "runtime.memory",
     "Trace": "trace.buffer",
-    "allreduce": "ops.allreduce",
-    "allreduce_rmsnorm_fp8": "ops.allreduce_rmsnorm_fp8",
-    "check_device": "ops.scratch",
+    "allreduce": "ops.collectives.allreduce",
+    "allreduce_rmsnorm_fp8": "ops.collectives.allreduce_rmsnorm_fp8",
+    "check_device": "ops.call.scratch",
     "compile": "runtime.kernel",
     "device": "runtime.device",
-    "fp8_add_Ifp_Ifp_Ofp_Og16": "ops.fp8_group_scales",
-    "fp8_add_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
-    "fp8_division": "ops.fp8_division",
-    "fp8_division_transpose": "ops.fp8_division",
-    "fp8_layernorm_noparam_backward": "ops.fp8_layernorm",
-    "fp8_layernorm_noparam_forward": "ops.fp8_layernorm",
-    "fp8_layernorm_param_backward": "ops.fp8_layernorm",
-    "fp8_layernorm_param_forward": "ops.fp8_layernorm",
-    "fp8_rmsnorm_backward": "ops.fp8_rmsnorm_backward",
-    "fp8_rmsnorm_forward": "ops.fp8_rmsnorm",
-    "fp8_rmsnorm_pg2pg_forward": "ops.fp8_group_scales",
-    "fp8_workspace_bytes": "ops.fp8_rmsnorm_backward",
-    "float32": "ops.epilogue",
-    "gemv_partial_norm": "ops.gemv_partial_norm",
-    "int32": "ops.epilogue",
+    "fp8_add_Ifp_Ifp_Ofp_Og16": "ops.coat.group_scales",
+    "fp8_add_rmsnorm_pg2pg_forward": "ops.coat.group_scales",
+    "fp8_division": "ops.coat.division",
+    "fp8_division_transpose": "ops.coat.division",
+    "fp8_layernorm_noparam_backward": "ops.coat.layernorm",
+    "fp8_layernorm_noparam_forward": "ops.coat.layernorm",
+    "fp8_layernorm_param_backward": "ops.coat.layernorm",
+    "fp8_layernorm_param_forward": "ops.coat.layernorm",
+    "fp8_rmsnorm_backward": "ops.coat.rmsnorm_backward",
+    "fp8_rmsnorm_forward": "ops.coat.rmsnorm_forward",
+    "fp8_rmsnorm_pg2pg_forward": "ops.coat.group_scales",
+    "fp8_workspace_bytes": "ops.coat.rmsnorm_backward",
+    "float32": "ops.collectives.epilogue",
+    "gemv_partial_norm": "ops.gemv.gemv_partial_norm",
+    "int32": "ops.collectives.epilogue",
     "last_calls": "runtime.driver",
     "view": "runtime.array",
 }
-_SUBMODULES = (
-    "config",
-    "dtypes",
-    "emu",
-    "errors",
-    "reference",
-    "reference_fp8",
-    "reference_fp8_groups",
-    "reference_fp8_layernorm",
-    "reference_gemv",
-)
+_SUBMODULES = {
+    "config": "config",
+    "dtypes": "dtypes",
+    "emu": "emu",
+    "errors": "errors",
+    "reference": "reference",
+    "reference_gemv": "reference.gemv",
+}
 
 __all__ = [
     "Array",
@@ -104,46 +101,34 @@ __all__ = [
     "int32",
     "last_calls",
     "reference",
-    "reference_fp8",
-    "reference_fp8_groups",
-    "reference_fp8_layernorm",
     "reference_gemv",
     "view",
 ]
 
 if TYPE_CHECKING:
-    from . import (
-        config,
-        dtypes,
-        emu,
-        errors,
-        reference,
-        reference_fp8,
-        reference_fp8_groups,
-        reference_fp8_layernorm,
-        reference_gemv,
-    )
+    from . import config, dtypes, emu, errors, reference
     from .comm.group import Group, Rank
-    from .ops.allreduce import allreduce
-    from .ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-    from .ops.epilogue import Epilogue, Replicated, float32, int32
-    from .ops.fp8_division import fp8_division, fp8_division_transpose
-    from .ops.fp8_group_scales import (
+    from .ops.call.options import PDLLevel
+    from .ops.call.scratch import check_device
+    from .ops.coat.division import fp8_division, fp8_division_transpose
+    from .ops.coat.group_scales import (
         fp8_add_Ifp_Ifp_Ofp_Og16,
         fp8_add_rmsnorm_pg2pg_forward,
         fp8_rmsnorm_pg2pg_forward,
     )
-    from .ops.fp8_layernorm import (
+    from .ops.coat.layernorm import (
         fp8_layernorm_noparam_backward,
         fp8_layernorm_noparam_forward,
         fp8_layernorm_param_backward,
         fp8_layernorm_param_forward,
     )
-    from .ops.fp8_rmsnorm import fp8_rmsnorm_forward
-    from .ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
-    from .ops.gemv_partial_norm import gemv_partial_norm
-    from .ops.options import PDLLevel
-    from .ops.scratch import check_device
+    from .ops.coat.rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
+    from .ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
+    from .ops.collectives.allreduce import allreduce
+    from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+    from .ops.collectives.epilogue import Epilogue, Replicated, float32, int32
+    from .ops.gemv.gemv_partial_norm import gemv_partial_norm
+    from .reference import gemv as reference_gemv
     from .runtime.array import Array, view
     from .runtime.device import Device, device
     from .runtime.driver import last_calls
@@ -158,7 +143,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     elif name in _SUBMODULES:
-        value = importlib.import_module(f".{name}", __name__)
+        value = importlib.import_module(f".{_SUBMODULES[name]}", __name__)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

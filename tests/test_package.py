@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,57 +17,80 @@ from drvfuse import config, dtypes, errors
 
 ROOT = Path(df.__file__).parent
 
-# layer -> the layers that it may import; the base modules are open to all
-BASE = {"errors", "config", "dtypes", "fp8_backward_shape", *(path.stem for path in ROOT.glob("reference*.py"))}
-ALLOWED = {
-    "emu": set(),
-    "runtime": {"cu"},
-    "comm": {"runtime", "cu"},
-    "trace": {"comm", "runtime", "cu"},
-    "ops": {"trace", "comm", "runtime", "cu"},
-    "bench": {"ops", "trace", "comm", "runtime"},
-    "check": {"ops", "comm", "runtime", "emu"},
-    "cli": {"bench", "check", "ops", "trace", "comm", "runtime"},
+GROUND = {"errors", "config", "dtypes"}
+DOORS = {("runtime.driver", "emu")}  # besides the table: the one place where the runtime opens the emulated driver
+
+
+def _allowed() -> dict[str, set[str]]:
+    """Room -> the rooms that it may import: the table of docs/architecture.md."""
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|$", (ROOT.parent / "docs/architecture.md").read_text(), re.M)
+    return {room: set(re.findall(r"`([\w.]+)`", others)) for room, others in rows}
+
+
+ALLOWED = _allowed()
+ROOMS = {*ALLOWED, "emu.bindings", "emu"}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+    if path != ROOT / "__init__.py"
 }
 
 
-def _imported_layers(path: Path) -> set[str]:
+def _room(module: str) -> str | None:
+    """The room in which a module lies."""
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in ROOMS), None)
+
+
+def _imported(module: str) -> set[str]:
+    """The modules of drvfuse that a module imports anywhere in its text."""
+    path = MODULES[module]
     package = ("drvfuse", *path.relative_to(ROOT).parts[:-1])
-    layers = set()
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module or "") if part)
-            names = [module] if node.module else [f"{module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "drvfuse" and len(parts) > 1:
-                layers.add(parts[1])
-    return layers
+            source = ".".join(part for part in (base, node.module or "") if part)
+            submodules = [f"{source}.{alias.name}" for alias in node.names]
+            names = [name if name.removeprefix("drvfuse.") in MODULES else source for name in submodules]
+        found |= {name.removeprefix("drvfuse.") for name in names if name.startswith("drvfuse.")}
+    return found
 
 
-@pytest.mark.parametrize("layer", ALLOWED)
-def test_dependencies_point_down(layer: str) -> None:
-    for path in (ROOT / layer).rglob("*.py"):
-        extra = _imported_layers(path) - BASE - ALLOWED[layer] - {layer, "__version__"}
-        if layer == "runtime" and path.name == "driver.py":
-            extra.discard("emu")
-        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+@pytest.mark.parametrize("room", ALLOWED)
+def test_dependencies_point_down(room: str) -> None:
+    allowed = ALLOWED[room] | {room} | GROUND
+    for module in MODULES:
+        if _room(module) != room:
+            continue
+        for other in _imported(module):
+            where = _room(other) or other
+            assert where in allowed or (module, where) in DOORS, f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("name", sorted(BASE))
-def test_a_base_module_imports_base_modules_alone(name: str) -> None:
-    assert _imported_layers(ROOT / f"{name}.py") <= BASE
+def test_every_folder_is_a_room_that_says_what_it_is_for() -> None:
+    for folder in {path.parent for path in MODULES.values()} - {ROOT}:
+        name = ".".join(folder.relative_to(ROOT).parts)
+        assert _room(name) or name == "ops", f"docs/architecture.md does not name {name}"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{name} has no docstring"
 
 
-@pytest.mark.parametrize("layer", sorted(ALLOWED.keys() - {"emu"}))  # the emulator has an object for each handle
-def test_a_layer_has_one_public_class_of_a_name(layer: str) -> None:
+@pytest.mark.parametrize("name", sorted(GROUND))
+def test_the_ground_floor_imports_nothing_above(name: str) -> None:
+    assert _imported(name) <= GROUND
+
+
+@pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
+def test_a_room_has_one_public_class_of_a_name(room: str) -> None:  # the emulator has an object for each
+    # handle, and the references of several ops return one of a name
     found = [
         node.name
-        for path in (ROOT / layer).rglob("*.py")
+        for module, path in MODULES.items()
+        if _room(module) == room
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
-from ..ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward
+from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward
+from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
 from ..runtime.device import Device
 from .timing import microseconds_per_call
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..ops import fp8_group_scales as groups
-from ..ops import fp8_layernorm as norm
-from ..ops.fp8_division import fp8_division, fp8_division_transpose
-from ..ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward
+from ..ops.coat import group_scales as groups
+from ..ops.coat import layernorm as norm
+from ..ops.coat.division import fp8_division, fp8_division_transpose
+from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward
 from ..runtime.array import Array
 from ..runtime.device import Device
 from .fp8_rmsnorm import EPSILON, QB, inputs

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..ops.gemv_partial_norm import gemv_partial_norm
-from ..ops.options import PDLLevel
+from ..ops.call.options import PDLLevel
+from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.array import Array, view
 from ..runtime.device import Device
 from ..runtime.kernel import compile

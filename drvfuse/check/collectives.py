@@ -22,10 +22,10 @@ from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
-from ..ops.allreduce import allreduce
-from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.epilogue import Epilogue, float32
-from ..ops.options import PDLLevel
+from ..ops.call.options import PDLLevel
+from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.epilogue import Epilogue, float32
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch

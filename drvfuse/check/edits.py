@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 
 from .. import config
 from ..errors import DrvfuseError
-from ..ops import kernels
+from ..ops.collectives import kernels
 
 CU = Path(__file__).parent / "cu"
 _own: ContextVar[Path] = ContextVar("drvfuse_check_sources", default=CU)
@@ -97,7 +98,7 @@ def _own_sources(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _edited(base: Path, edits: Sequence[SourceEdit]) -> Iterator[Path]:
     """A folder with the files of `base`, edited."""
-    texts = {path.name: path.read_text() for path in sorted(base.iterdir()) if path.is_file()}
+    texts = {str(path.relative_to(base)): path.read_text() for path in sorted(base.rglob("*.cu*")) if path.is_file()}
     for edit in edits:
         texts[edit.file] = _replaced(texts[edit.file], edit.old, edit.new, edit.times, edit.file)
     if not config.get("cache"):
@@ -115,9 +116,7 @@ def _edited(base: Path, edits: Sequence[SourceEdit]) -> Iterator[Path]:
         try:
             os.rename(building, final)
         except OSError:  # another process was first, with the same files
-            for path in building.iterdir():
-                path.unlink()
-            building.rmdir()
+            shutil.rmtree(building)
             if not final.is_dir():
                 raise
     yield final
@@ -125,6 +124,7 @@ def _edited(base: Path, edits: Sequence[SourceEdit]) -> Iterator[Path]:
 
 def _write(folder: Path, texts: dict[str, str]) -> None:
     for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
 
 

@@ -9,22 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from .. import reference_fp8, reference_fp8_groups, reference_fp8_layernorm
-from ..ops.fp8_division import fp8_division, fp8_division_transpose
-from ..ops.fp8_group_scales import (
-    fp8_add_Ifp_Ifp_Ofp_Og16,
-    fp8_add_rmsnorm_pg2pg_forward,
-    fp8_rmsnorm_pg2pg_forward,
-)
-from ..ops.fp8_layernorm import (
+from ..ops.call.options import PDLLevel
+from ..ops.coat.division import fp8_division, fp8_division_transpose
+from ..ops.coat.group_scales import fp8_add_Ifp_Ifp_Ofp_Og16, fp8_add_rmsnorm_pg2pg_forward, fp8_rmsnorm_pg2pg_forward
+from ..ops.coat.layernorm import (
     fp8_layernorm_noparam_backward,
     fp8_layernorm_noparam_forward,
     fp8_layernorm_param_backward,
     fp8_layernorm_param_forward,
 )
-from ..ops.fp8_rmsnorm import fp8_rmsnorm_forward
-from ..ops.fp8_rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
-from ..ops.options import PDLLevel
+from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward, fp8_workspace_bytes
+from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
+from ..reference import coat_groups, coat_layernorm, coat_rmsnorm
 from ..runtime.array import Array
 from .run import Run
 from .steps import STEPS, Host, Step, random, steps
@@ -52,8 +48,8 @@ def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
 def _norm(number: int) -> Step:
     x, scales, weight = _operands(number, NORM_SHAPE)
     gradient = random(number, NORM_SHAPE, "bfloat16")
-    forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
-    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP)
+    forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
+    dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
 
 
@@ -62,7 +58,7 @@ def _tall(number: int) -> Step:
     x, scales, weight = _operands(number, TALL_SHAPE)
     gradient = random(number, TALL_SHAPE, "bfloat16")
     rstd = np.abs(random(number, TALL_SHAPE[:1], "float32"))
-    dx, dw = reference_fp8.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP)
+    dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(x, scales, gradient, weight, rstd, GROUP)
     return Step((x, scales, weight, gradient, rstd), {"dx": dx, "dw": dw})
 
 
@@ -73,7 +69,7 @@ def _launch_tall(
 
 
 def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
-    forward = tuple(out[name] for name in reference_fp8.Forward._fields)
+    forward = tuple(out[name] for name in coat_rmsnorm.Forward._fields)
     fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=forward, **options)
     backward = (out["dx"], out["dw"])
     fp8_rmsnorm_backward(x, scales, gradient, weight, out["rstd"], GROUP, outputs=backward, **options)
@@ -82,19 +78,19 @@ def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: A
 @functools.lru_cache(maxsize=STEPS)
 def _shared(number: int) -> Step:
     x, scales, weight = _operands(number, SHARED_SHAPE)
-    forward = reference_fp8.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
+    forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     return Step((x, scales, weight), forward._asdict())
 
 
 def _launch_shared(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
-    outputs = tuple(out[name] for name in reference_fp8.Forward._fields)
+    outputs = tuple(out[name] for name in coat_rmsnorm.Forward._fields)
     fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=outputs, **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _division(number: int) -> Step:
     x = random(number, DIVISION_SHAPE, "bfloat16")
-    y, s_y = reference_fp8.fp8_division(x, E4M3)
+    y, s_y = coat_rmsnorm.fp8_division(x, E4M3)
     y_t = np.ascontiguousarray(y.T)
     results = {"y": y, "s_y": s_y, "y of both": y, "s_y of both": s_y, "y_t of both": y_t, "y_t alone": y_t}
     return Step((x,), results)
@@ -113,14 +109,14 @@ def _launch_division(x: Array, out: Arrays, **options: Any) -> None:
 def _groups(number: int) -> Step:
     x1, x2 = (random(2 * number + i, NORM_SHAPE, "bfloat16") for i in range(2))
     weight = random(number, NORM_SHAPE[1:], "bfloat16")
-    add = reference_fp8_groups.fp8_add(x1, x2, E4M3, GROUP)
-    norm = reference_fp8_groups.fp8_rmsnorm_pg2pg_forward(add.x, add.s_x, weight, GROUP, EPSILON)
+    add = coat_groups.fp8_add(x1, x2, E4M3, GROUP)
+    norm = coat_groups.fp8_rmsnorm_pg2pg_forward(add.x, add.s_x, weight, GROUP, EPSILON)
     apart = {**add._asdict(), **norm._asdict()}
     return Step((x1, x2, weight), {**apart, **{f"{name} of both": value for name, value in apart.items()}})
 
 
 def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: Any) -> None:
-    add, norm = reference_fp8_groups.Sum._fields, reference_fp8_groups.Normalised._fields
+    add, norm = coat_groups.Sum._fields, coat_groups.Normalised._fields
     x, s_x = out["x"], out["s_x"]
     fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, E4M3, GROUP, outputs=tuple(out[name] for name in add), **options)
     outputs = tuple(out[name] for name in norm)
@@ -134,14 +130,14 @@ def _layernorm(number: int) -> Step:
     rows, columns = NORM_SHAPE
     x, scales = random(number, NORM_SHAPE, E4M3, 64), np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
     weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
-    affine = reference_fp8_layernorm.fp8_layernorm_forward(x, scales, weight, bias, GROUP, EPSILON)
-    plain = reference_fp8_layernorm.fp8_layernorm_forward(x, scales, None, None, GROUP, EPSILON)
+    affine = coat_layernorm.fp8_layernorm_forward(x, scales, weight, bias, GROUP, EPSILON)
+    plain = coat_layernorm.fp8_layernorm_forward(x, scales, None, None, GROUP, EPSILON)
     without = {f"{name} without parameters": value for name, value in plain._asdict().items()}
     return Step((x, scales, weight, bias), {**affine._asdict(), **without})
 
 
 def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: Arrays, **options: Any) -> None:
-    names = reference_fp8_layernorm.Forward._fields
+    names = coat_layernorm.Forward._fields
     affine = tuple(out[name] for name in names)
     fp8_layernorm_param_forward(x, scales, weight, bias, GROUP, EPSILON, outputs=affine, **options)
     plain = tuple(out[f"{name} without parameters"] for name in names)
@@ -155,11 +151,11 @@ def _layernorm_gradient(number: int) -> Step:
     scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
     gradients = [random(2 * number + i, ODD_SHAPE, "bfloat16") for i in range(2)]
     weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
-    mean = reference_fp8_layernorm.row_mean(x, scales, GROUP)
-    rstd = reference_fp8_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
+    mean = coat_layernorm.row_mean(x, scales, GROUP)
+    rstd = coat_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
 
     def gradient(g: Any, w: Any) -> tuple[Any, ...]:
-        return reference_fp8_layernorm.fp8_layernorm_backward(x, scales, g, w, mean, rstd, GROUP)
+        return coat_layernorm.fp8_layernorm_backward(x, scales, g, w, mean, rstd, GROUP)
 
     results = dict(zip(("dx", "dw", "db"), gradient(gradients, weight), strict=True))
     (results["dx without parameters"],) = gradient(gradients[0], None)

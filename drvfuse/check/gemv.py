@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix-vector products with a partial norm, as a decoding step runs them; compared with `drvfuse.reference_gemv`."""
+"""Matrix-vector products with a partial norm, as a decoding step runs them; compared with `drvfuse.reference.gemv`."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 
-from .. import reference_gemv
-from ..ops.gemv_partial_norm import gemv_partial_norm
-from ..ops.options import PDLLevel
+from ..ops.call.options import PDLLevel
+from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
+from ..reference import gemv as gemv_reference
 from ..runtime.array import Array
 from .run import Run
 from .steps import STEPS, Step, random, steps
@@ -22,7 +22,7 @@ NORMED = 27
 def _solved(number: int) -> Step:
     act = random(number, (2, COLUMNS), "bfloat16")
     weight, gamma = random(0, (ROWS, COLUMNS), "bfloat16"), random(0, (NORMED,), "bfloat16")
-    found = reference_gemv.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON)
+    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON)
     return Step((act,), found._asdict(), (weight, gamma))
 
 

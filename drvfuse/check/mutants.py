@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..ops.options import PDLLevel
+from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import near_32_bits, repeated, two_streams
 from .edits import Edit, HostEdit, SourceEdit, applied
@@ -74,11 +74,11 @@ fused_two_stage = partial(
 
 
 def barrier(old: str, new: str) -> SourceEdit:
-    return SourceEdit("barrier.cuh", old, new)
+    return SourceEdit("sync/barrier.cuh", old, new)
 
 
 def grid_barrier(old: str, new: str) -> SourceEdit:
-    return SourceEdit("grid_barrier.cuh", old, new)
+    return SourceEdit("sync/grid_barrier.cuh", old, new)
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -87,7 +87,7 @@ MUTANTS: dict[str, Mutant] = {
         "fused all-reduce and norm of an inference engine",
         (
             SourceEdit(
-                "allreduce.cu",
+                "collectives/allreduce.cu",
                 f"#if !DRVFUSE_LOCAL\n    {PUBLISH}    barrier.finish();",
                 "#if !DRVFUSE_LOCAL\n    barrier.finish();",
             ),
@@ -99,7 +99,7 @@ MUTANTS: dict[str, Mutant] = {
         "hand-written one-shot all-reduces",
         (
             SourceEdit(
-                "allreduce.cu",
+                "collectives/allreduce.cu",
                 "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call, trace);\n"
                 "    if (!barrier.arrive_and_wait(false)) return;\n",
                 "#if !DRVFUSE_LOCAL\n    Barrier<RANKS> barrier(p.call, trace);\n",
@@ -112,11 +112,11 @@ MUTANTS: dict[str, Mutant] = {
         "two-shot all-reduces with a flag a block",
         (
             SourceEdit(
-                "allreduce.cu",
+                "collectives/allreduce.cu",
                 "        const i64 begin = part.start(p.call.rank) + done;\n",
                 f"        const i64 begin = part.start(p.call.rank) + done;\n        {PUBLISH}",
             ),
-            SourceEdit("allreduce.cu", f"        {PUBLISH}        gather(", "        gather("),
+            SourceEdit("collectives/allreduce.cu", f"        {PUBLISH}        gather(", "        gather("),
         ),
         direct_two_stage,
     ),
@@ -140,18 +140,18 @@ MUTANTS: dict[str, Mutant] = {
         "fused all-reduce of an inference kernel library, fixed since",
         (
             SourceEdit(
-                "norm_rows.cuh",
+                "collectives/norm_rows.cuh",
                 "                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);\n",
                 "                if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);\n"
                 "                if (RESIDUAL && has(i)) load_of_row(early_, p.residual, blockIdx.x, index(i), p);\n",
             ),
             SourceEdit(
-                "norm_rows.cuh",
+                "collectives/norm_rows.cuh",
                 "        load_of_row(pack, p_.residual, row, at, p_);\n",
                 "        if (KEEP_GAMMA && PACKS == 1 && row == blockIdx.x) pack = early_;\n"
                 "        else load_of_row(pack, p_.residual, row, at, p_);\n",
             ),
-            SourceEdit("norm_rows.cuh", "    u32 done_;\n", "    u32 done_;\n    InPack early_;\n"),
+            SourceEdit("collectives/norm_rows.cuh", "    u32 done_;\n", "    u32 done_;\n    InPack early_;\n"),
         ),
         partial(
             repeated,
@@ -168,7 +168,7 @@ MUTANTS: dict[str, Mutant] = {
         "collectives launched with programmatic dependence and no wait",
         (
             SourceEdit(
-                "allreduce.cu",
+                "collectives/allreduce.cu",
                 "    wait_for_producer();\n    trace.start();\n    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);\n",
                 "    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);\n    wait_for_producer();\n",
             ),
@@ -239,21 +239,21 @@ MUTANTS: dict[str, Mutant] = {
     "payload-not-doubled": Mutant(
         "one half of the workspace serves every chunk, so a chunk is overwritten while peers still gather it",
         "chunked two-shot all-reduces",
-        (SourceEdit("allreduce.cu", "if (!STAGED) results = chunk * OUT_BYTES - results;", ""),),
+        (SourceEdit("collectives/allreduce.cu", "if (!STAGED) results = chunk * OUT_BYTES - results;", ""),),
         partial(repeated, op="allreduce", algo="two_stage", private=False, tight=True, graph=False, side=False),
     ),
     "gathered-before-barrier": Mutant(
         "FP8 rows are gathered from their owners without a barrier in between",
         "fused two-shot all-reduce and norm",
-        (SourceEdit(f"{FUSED}.cu", f"        {PUBLISH}        const int most", "        const int most"),),
+        (SourceEdit(f"collectives/{FUSED}.cu", f"        {PUBLISH}        const int most", "        const int most"),),
         fused_two_stage,
     ),
     "scratch-reused": Mutant(
         "the shared words of a row's reduction are written for the next row while slow warps still read them",
         "fused norms with a row loop",
         (
-            SourceEdit("reduce.cuh", "scratch.sums[row % 2]", "scratch.sums[0]"),
-            SourceEdit("reduce.cuh", "scratch.maxima[row % 2]", "scratch.maxima[0]"),
+            SourceEdit("common/reduce.cuh", "scratch.sums[row % 2]", "scratch.sums[0]"),
+            SourceEdit("common/reduce.cuh", "scratch.maxima[row % 2]", "scratch.maxima[0]"),
         ),
         partial(repeated, op=FUSED, algo="one_stage", private=False, tight=False, graph=False, side=False, blocks=1),
     ),
@@ -275,7 +275,10 @@ MUTANTS: dict[str, Mutant] = {
         "tuners that decide on each rank by itself",
         (
             HostEdit(
-                "drvfuse.ops.plan", "launches", "(shape.blocks, 1, 1)", "(max(1, shape.blocks - rank.index % 2), 1, 1)"
+                "drvfuse.ops.collectives.plan",
+                "launches",
+                "(shape.blocks, 1, 1)",
+                "(max(1, shape.blocks - rank.index % 2), 1, 1)",
             ),
         ),
         partial(direct_two_stage, blocks=4),
@@ -284,7 +287,7 @@ MUTANTS: dict[str, Mutant] = {
     "two-streams": Mutant(
         "two calls on two streams use one workspace at the same time",
         "one communicator on two streams of a serving stack",
-        (HostEdit("drvfuse.ops.prepared", "Prepared._order", ADMIT, "pass"),),
+        (HostEdit("drvfuse.ops.call.prepared", "Prepared._order", ADMIT, "pass"),),
         two_streams,
         (*WRONG, *HANGS),
     ),
@@ -293,7 +296,7 @@ MUTANTS: dict[str, Mutant] = {
         "every kernel that waits for a peer",
         (
             HostEdit(
-                "drvfuse.ops.plan",
+                "drvfuse.ops.collectives.plan",
                 "Direct.launch_all",
                 "zip(self.launches, streams, strict=True)",
                 "zip(self.launches[1:], streams[1:], strict=True)",
@@ -307,7 +310,7 @@ MUTANTS: dict[str, Mutant] = {
         "every kernel that waits for a peer without a bound",
         (
             HostEdit(
-                "drvfuse.ops.plan",
+                "drvfuse.ops.collectives.plan",
                 "Direct.launch_all",
                 "zip(self.launches, streams, strict=True)",
                 "zip(self.launches[1:], streams[1:], strict=True)",
@@ -322,7 +325,7 @@ MUTANTS: dict[str, Mutant] = {
         "workspaces that are cleared by a memset before each call",
         (
             HostEdit(
-                "drvfuse.ops.prepared",
+                "drvfuse.ops.call.prepared",
                 "Prepared._order",
                 ADMIT,
                 f"{ADMIT}\n    with rank.device.use():\n        rank.device.driver.cuMemsetD8Async("
@@ -347,22 +350,24 @@ MUTANTS: dict[str, Mutant] = {
     "no-block-barrier-after-grid-spin": Mutant(
         "threads go on from a grid barrier without waiting for the warps of their block that still poll",
         "hand-written grid barriers",
-        (SourceEdit("scratch.cuh", "return !__syncthreads_or(failed);", "return !failed;"),),
+        (SourceEdit("sync/scratch.cuh", "return !__syncthreads_or(failed);", "return !failed;"),),
         fp8.division,
     ),
     "fp8-operand-before-pdl-wait": Mutant(
         "the FP8 forward pass reads its operands before the wait for the kernels that write them",
         "norm kernels launched with programmatic dependence",
         (
-            SourceEdit("fp8_rmsnorm_forward.cu", "    wait_for_producer();\n", ""),
-            SourceEdit("fp8_rmsnorm_forward.cu", "    tell(words, 0,", "    wait_for_producer();\n    tell(words, 0,"),
+            SourceEdit("coat/fp8_rmsnorm_forward.cu", "    wait_for_producer();\n", ""),
+            SourceEdit(
+                "coat/fp8_rmsnorm_forward.cu", "    tell(words, 0,", "    wait_for_producer();\n    tell(words, 0,"
+            ),
         ),
         partial(fp8.rmsnorm, pdl=PDLLevel.ON),
     ),
     "fp8-word-of-any-launch": Mutant(
         "blocks of the FP8 forward pass take words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
-        (SourceEdit("grid_words.cuh", "u32(seen[i] >> 32) != epoch", "u32(seen[i] >> 32) == 0"),),
+        (SourceEdit("sync/grid_words.cuh", "u32(seen[i] >> 32) != epoch", "u32(seen[i] >> 32) == 0"),),
         fp8.rmsnorm_rows,
     ),
     "fp8-launch-number-too-early": Mutant(
@@ -370,7 +375,7 @@ MUTANTS: dict[str, Mutant] = {
         "words with the number of the launch, which one block advances",
         (
             SourceEdit(
-                "fp8_rmsnorm_forward_rows.cu",
+                "coat/fp8_rmsnorm_forward_rows.cu",
                 "    ScratchUse use(p.scratch, gridDim.x > 1);\n",
                 "    ScratchUse use(p.scratch, gridDim.x > 1);\n"
                 "    if (threadIdx.x + blockIdx.x == 0) set_scratch_word(&p.scratch.state->epoch, use.epoch());\n",
@@ -382,7 +387,7 @@ MUTANTS: dict[str, Mutant] = {
     "gemv-word-of-any-launch": Mutant(
         "the block that normalises takes words that the launch before has left",
         "messages that carry their own readiness, and a sentinel that nobody puts back",
-        (SourceEdit("gemv_norm.cuh", "late |= tag_of(w[k], i) ^ tag", "late |= tag_of(w[k], i) == 0"),),
+        (SourceEdit("gemv/norm.cuh", "late |= tag_of(w[k], i) ^ tag", "late |= tag_of(w[k], i) == 0"),),
         gemv.partial_norm,
     ),
     "gemv-flag-before-value": Mutant(
@@ -390,7 +395,7 @@ MUTANTS: dict[str, Mutant] = {
         "messages that carry their own readiness, in stores that are split",
         (
             SourceEdit(
-                "gemv_result.cuh",
+                "gemv/result.cuh",
                 "leave_word(word, tag, Word<float>::pack(&sum));",
                 'asm volatile("st.relaxed.gpu.global.u32 [%0 + 4], %1; st.relaxed.gpu.global.u32 [%0], %2;"'
                 '::"l"(word), "r"(tag), "r"(Word<float>::pack(&sum)) : "memory");',
@@ -403,7 +408,7 @@ MUTANTS: dict[str, Mutant] = {
         "matrix products launched with programmatic dependence",
         (
             SourceEdit(
-                "gemv_partial_norm.cu",
+                "gemv/gemv_partial_norm.cu",
                 "    wait_for_producer();\n    if constexpr (DEPENDENT) products",
                 "    if constexpr (DEPENDENT) products",
             ),
@@ -416,7 +421,10 @@ MUTANTS: dict[str, Mutant] = {
         "matrix products whose stages are a ring",
         (
             SourceEdit(
-                "gemv_partial_norm.cu", "parts + stage.slot() * PARTS", "parts + stage.index % STAGES * PARTS", times=2
+                "gemv/gemv_partial_norm.cu",
+                "parts + stage.slot() * PARTS",
+                "parts + stage.index % STAGES * PARTS",
+                times=2,
             ),
         ),
         gemv.partial_norm,
@@ -426,12 +434,12 @@ MUTANTS: dict[str, Mutant] = {
         "matrix products whose stages are a ring that the copy engine fills",
         (
             SourceEdit(
-                "gemv_partial_norm.cu",
+                "gemv/gemv_partial_norm.cu",
                 "ring + stage.slot() * (STEP * SLICE)",
                 "ring + stage.index % STAGES * (STEP * SLICE)",
             ),
             SourceEdit(
-                "gemv_pipeline.cuh", "ring + (stage.slot() * STEP + r)", "ring + (stage.index % STAGES * STEP + r)"
+                "gemv/pipeline.cuh", "ring + (stage.slot() * STEP + r)", "ring + (stage.index % STAGES * STEP + r)"
             ),
         ),
         gemv.partial_norm,
@@ -442,7 +450,7 @@ MUTANTS: dict[str, Mutant] = {
         "matrix products with a fused norm",
         (
             SourceEdit(
-                "gemv_norm.cuh", '        asm volatile("bar.sync 1, ', '        if (false) asm volatile("bar.sync 1, '
+                "gemv/norm.cuh", '        asm volatile("bar.sync 1, ', '        if (false) asm volatile("bar.sync 1, '
             ),
         ),
         gemv.partial_norm,

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from .. import config
 from ..comm.group import Group
-from ..emu.machine import Machine
+from ..emu.machine.machine import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
-from ..ops import kernels
+from ..ops.collectives import kernels
 from ..reference import bits
 from ..runtime.driver import Driver
 from ..runtime.kernel import Kernel

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..ops.options import PDLLevel
+from ..ops.call.options import PDLLevel
 from ..runtime.device import device as open_device
 from .run import Run
 

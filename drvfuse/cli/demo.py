@@ -15,9 +15,9 @@ import numpy as np
 from .. import config, dtypes, reference
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
-from ..ops.allreduce import allreduce
-from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.kernels import MAX_COLUMNS
+from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.kernels import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
 from .terminal import progress, table

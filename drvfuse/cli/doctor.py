@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, config
+from ..compiler import library
 from ..errors import DrvfuseError
-from ..ops.options import MULTIMEM_VETOES
-from ..runtime import nvrtc_library
+from ..ops.call.options import MULTIMEM_VETOES
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.kernel import compile as compile_source
@@ -54,7 +54,7 @@ def _versions(findings: list[str]) -> dict[str, str | None]:
     if found["llvmlite"] is None:
         findings.append("the emulated driver cannot run without llvmlite: pip install 'drvfuse[emu]'")
     try:
-        found["NVRTC"] = ".".join(map(str, nvrtc_library.library().version))
+        found["NVRTC"] = ".".join(map(str, library.library().version))
     except DrvfuseError as error:
         found["NVRTC"] = None
         findings.append(f"NVRTC cannot be loaded: {error}")

@@ -12,9 +12,9 @@ import numpy as np
 from .. import dtypes
 from ..comm.group import Group
 from ..errors import ArgumentError, Unsupported
-from ..ops.allreduce import allreduce
-from ..ops.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.gemv_partial_norm import gemv_partial_norm
+from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import driver as driver
-    from .machine import Machine as Machine
-    from .reports import Report as Report
+    from .findings.reports import Report as Report
+    from .machine.machine import Machine as Machine
 
 __all__ = ["Machine", "Report", "driver"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Machine":
-        return importlib.import_module(".machine", __name__).Machine
+        return importlib.import_module(".machine.machine", __name__).Machine
     if name == "Report":
-        return importlib.import_module(".reports", __name__).Report
+        return importlib.import_module(".findings.reports", __name__).Report
     if name == "driver":
         return importlib.import_module(".driver", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

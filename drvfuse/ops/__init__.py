@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives: each validates, plans, and launches."""
+"""The fused ops. `call` is the path of every op from its arguments to a launch; the other rooms hold the ops by family.
+
+The rooms import `plans`, `trace`, `comm`, `runtime`, `compiler` and `ptx`.
+"""

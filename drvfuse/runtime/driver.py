@@ -372,7 +372,7 @@ def _check_emulator() -> None:
 
 def _default_machine() -> Any:
     _check_emulator()
-    from ..emu.machine import default_machine
+    from ..emu.machine.machine import default_machine
 
     return default_machine()
 

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,25 @@ from .dlpack import Description
 from .driver import Driver
 from .stream import Stream
 from .vmm import granularity
+
+
+class SupportsDLPack(Protocol):
+    """An array of another library that shares its memory by DLPack."""
+
+    def __dlpack__(self, *, stream: Any = ...) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """An array of another library that describes its memory by `__cuda_array_interface__`."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+ArrayLike = Array | SupportsDLPack | SupportsCudaArrayInterface
+"""A device array: drvfuse's own, or that of another library."""
 
 _DEVICE_MEMORY = 2
 _INTERFACE_VERSION = 3

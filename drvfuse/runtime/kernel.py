@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..compiler.nvrtc import Image, KernelInfo, compile_source
 from ..errors import ArgumentError, LaunchError, Unsupported, kind_of
 from . import calls
 from .array import Array, mark_used
@@ -19,7 +20,6 @@ from .device import Device
 from .device import device as get_device
 from .driver import Driver, get_driver
 from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
-from .nvrtc import Image, KernelInfo, compile_source
 from .packing import Arguments
 from .stream import Stream
 

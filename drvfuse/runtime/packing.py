@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ArgumentError, kind_of
+from ..ptx.facts import KernelInfo, Param
 from .array import Array
 from .device import Device
-from .ptx_info import KernelInfo, Param
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 

@@ -18,7 +18,7 @@ from ..runtime.memory import launch_group
 if TYPE_CHECKING:
     from ..runtime.device import Device
 
-SOURCE = Path(__file__).parent.parent / "cu" / "trace_clocks.cu"
+SOURCE = Path(__file__).parent.parent / "cu" / "trace" / "trace_clocks.cu"
 SPAN_NS = 1_000_000
 TICK_ROUNDS = 1 << 20
 MEETINGS = 64

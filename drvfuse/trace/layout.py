@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a traced kernel lays out what it writes: cu/trace.cuh says what the words mean."""
+"""How a traced kernel lays out what it writes: cu/trace/trace.cuh says what the words mean."""
 
 from __future__ import annotations
 

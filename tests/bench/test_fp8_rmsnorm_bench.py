@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import reference_fp8
 from drvfuse.__main__ import main
 from drvfuse.bench import fp8_rmsnorm
 from drvfuse.bench.timing import copy_launch, microseconds_per_call
 from drvfuse.errors import ArgumentError
+from drvfuse.reference import coat_rmsnorm
 
 pytestmark = pytest.mark.emu
 
@@ -57,7 +57,7 @@ def test_a_shape_gives_all_figures_and_the_floor_is_its_bytes(device: df.Device)
 def test_its_inputs_are_what_a_group_quantiser_makes() -> None:
     x, s_x, w, g = fp8_rmsnorm.inputs(3, 96)
     assert (x.shape, s_x.shape, w.shape, g.shape) == ((3, 96), (3, 6), (96,), (3, 96))
-    values = reference_fp8.dequantise(x, s_x, fp8_rmsnorm.QB)
+    values = coat_rmsnorm.dequantise(x, s_x, fp8_rmsnorm.QB)
     peaks = np.abs(values).reshape(3, 6, 16).max(axis=2) / s_x.astype(np.float32)
     assert (peaks == 448).all()
     assert np.unique(values).size > 100

@@ -22,7 +22,7 @@ from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
 from drvfuse.check.mutants import MUTANTS, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
-from drvfuse.ops import kernels
+from drvfuse.ops.collectives import kernels
 
 pytestmark = pytest.mark.emu
 
@@ -60,9 +60,9 @@ def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
     ],
 )
 def test_what_hardware_orders_beyond_the_model_is_found_in_cases_only(old, new):
-    edits = [SourceEdit("barrier.cuh", old, new)]
+    edits = [SourceEdit("sync/barrier.cuh", old, new)]
     if "fence" in new:
-        edits.append(SourceEdit("barrier.cuh", "st.release.sys.global.u64", "st.relaxed.sys.global.u64"))
+        edits.append(SourceEdit("sync/barrier.cuh", "st.release.sys.global.u64", "st.relaxed.sys.global.u64"))
     with applied(edits):
         assert explore("", direct_two_stage, 0) == []
         assert {finding.kind for finding in explore("", direct_two_stage, 0, "strict")} == {"race"}
@@ -196,17 +196,17 @@ def _works(pid: str) -> bool:
 
 
 def test_an_edit_that_does_not_fit_is_refused():
-    unknown = SourceEdit("barrier.cuh", "no such text", "")
-    twice = SourceEdit("allreduce.cu", "launch_dependents();", "")
+    unknown = SourceEdit("sync/barrier.cuh", "no such text", "")
+    twice = SourceEdit("collectives/allreduce.cu", "launch_dependents();", "")
     missing = SourceEdit("no_such_file.cu", "", "")
-    host = HostEdit("drvfuse.ops.plan", "launches", "no such text", "")
+    host = HostEdit("drvfuse.ops.collectives.plan", "launches", "no such text", "")
     for edit in (unknown, twice, missing, host):
         with pytest.raises(EditError), applied([edit]):
             pass
 
 
 def test_every_kernel_of_the_library_runs_in_a_case():
-    library = kernels.CU.glob("*.cu")
+    library = kernels.CU.rglob("*.cu")
     named = {match for path in library for match in re.findall(r"__global__[^{;]*?(\w+)\(const", path.read_text())}
     seen = set()
 

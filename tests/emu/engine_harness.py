@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cuda.bindings import nvrtc
 
-from drvfuse.emu.engine import Engine, EngineLaunch
-from drvfuse.emu.window import Window
+from drvfuse.emu.machine.engine import Engine, EngineLaunch
+from drvfuse.emu.space.window import Window
 
 FILE = "test.cu"
 PRELUDE = """

@@ -10,8 +10,9 @@ import struct
 import llvmlite.binding as llvm
 import numpy as np
 
-from drvfuse.emu import abi, native
-from drvfuse.emu.codegen import KernelCode, translate
+from drvfuse.emu import abi
+from drvfuse.emu.native import loader
+from drvfuse.emu.translate.module import KernelCode, translate
 
 RESULTS = {"rt_clock": "i64 42", "rt_vprintf": "i32 1"}
 
@@ -28,8 +29,8 @@ class Program:
             if f"@{name}(" in ir:
                 value = RESULTS.get(name, "void" if result == "void" else f"{result} 0")
                 ir += f"\ndefine {result} @{name}({', '.join(types)}) {{ ret {value} }}\n"
-        code = native._compile(ir, native._SUPPORT if raw else None)
-        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), native._machine())
+        code = loader._compile(ir, loader._SUPPORT if raw else None)
+        self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), loader._machine())
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         self.globals = ctypes.create_string_buffer(max(self.code.globals_bytes, 1))

@@ -16,10 +16,10 @@ import pytest
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
+from drvfuse.ptx.facts import KernelInfo, Param, kernels
 from drvfuse.runtime import launch_attributes as attributes
 from drvfuse.runtime.kernel import Module
 from drvfuse.runtime.packing import Arguments
-from drvfuse.runtime.ptx_info import KernelInfo, Param, kernels
 from drvfuse.runtime.stream import Event, Stream
 
 SOURCE = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel of one's own, traced with cu/trace.cuh on one device."""
+"""A kernel of one's own, traced with cu/trace/trace.cuh on one device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 import drvfuse as df
 from drvfuse.errors import DrvfuseError
-from drvfuse.ops.kernels import CU
+from drvfuse.ops.collectives.kernels import CU
 from drvfuse.trace import layout
 
 KERNEL = r"""
-#include "trace.cuh"
+#include "trace/trace.cuh"
 extern "C" __global__ void add(float* x, int laps DRVFUSE_TRACE_PARAMETER) {
     BlockTrace<40> trace{DRVFUSE_TRACE_ARGUMENT};
     trace.start();

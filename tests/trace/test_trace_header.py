@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cu/trace.cuh: nothing when off, and the same layout as the host's when on."""
+"""cu/trace/trace.cuh: nothing when off, and the same layout as the host's when on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 import drvfuse as df
 from drvfuse import config, dtypes
-from drvfuse.ops import kernels
-from drvfuse.ops.kernels import CU, CollectiveKernel
-from drvfuse.runtime.nvrtc import compile_source
+from drvfuse.compiler.nvrtc import compile_source
+from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives.kernels import CU, CollectiveKernel
 from drvfuse.trace import layout
 
 KERNEL = """
-#include "trace.cuh"
+#include "trace/trace.cuh"
 struct Pack { static constexpr int words = 2; u32 word[2]; };
 extern "C" __global__ void kernel(const float* from, float* to, const u64* flag DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
@@ -69,7 +69,7 @@ TRACED = re.compile(
 def without_calls(source: str) -> str:
     """The source with blanks for all that is the trace's, but the header itself, and for comments."""
     source = TRACED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
-    assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace.cuh"', ""))
+    assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace/trace.cuh"', ""))
     return source
 
 
@@ -82,7 +82,7 @@ def test_roles_and_parameters_are_those_of_the_host():
     checks = [
         f'static_assert(u32(TraceRole::{role}) == {number}, "{role}");' for number, role in enumerate(layout.ROLES)
     ]
-    declared = re.search(r"enum class TraceRole : u32 \{(.*?)\};", (CU / "trace.cuh").read_text(), re.S)
+    declared = re.search(r"enum class TraceRole : u32 \{(.*?)\};", (CU / "trace" / "trace.cuh").read_text(), re.S)
     assert declared is not None and len(re.findall(r"^    \w+,", declared[1], re.M)) == len(layout.ROLES)
     checks.append(f'static_assert(sizeof(TraceParams) == {ctypes.sizeof(layout.TraceParams)}, "size");')
     ptx(KERNEL + "\n".join(checks), on=True)
@@ -97,11 +97,13 @@ def test_a_reading_is_made_once_for_each_place(word):
 
 def plain_sources(folder: Path) -> None:
     """A copy of the kernels' sources without calls of the trace."""
-    for path in CU.iterdir():
+    for path in CU.glob("*/*"):
         text = path.read_text()
         if path.name != "trace.cuh":
             text = without_calls(text)
-        (folder / path.name).write_text(text)
+        copy = folder / path.relative_to(CU)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(text)
 
 
 def comparable(ptx: str, folder: Path) -> str:

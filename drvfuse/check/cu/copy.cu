@@ -2,8 +2,8 @@
 // Copies bytes, both arrays 16-byte aligned: writes a collective's inputs on the device, and reads its outputs there.
 //
 // It lets its dependents start at once and waits for its producer: between two collectives it makes them a chain.
-#include "pack16.cuh"
-#include "pdl.cuh"
+#include "common/pack16.cuh"
+#include "sync/pdl.cuh"
 
 extern "C" __global__ void copy(const char* from, char* to, i64 nbytes) {
     launch_dependents();

@@ -5,7 +5,7 @@
 // Each block sums its part of x into `partial`, fences and counts itself; the last one fences, adds the partial sums in
 // the order of the blocks and sets the counter back to 0 for the next launch. The result does not depend on which block is
 // last. One warp a block.
-#include "prelude.cuh"
+#include "common/prelude.cuh"
 
 extern "C" __global__ void last_block(const u32* x, int count, u32* partial, u32* counter, u32* sum) {
     u32 own = 0;

@@ -10,7 +10,7 @@
 //
 // Two warps a block, of which the second does the backfill. `flags[rank]` holds, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.
-#include "prelude.cuh"
+#include "common/prelude.cuh"
 
 constexpr int MAX_RANKS = 8;
 constexpr int SLOTS = 8;

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling CUDA C++ to a cubin and the PTX it came from, with a disk cache. Needs neither GPU nor driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from .. import __version__
+from ..errors import ArgumentError, CompileError, Unsupported
+from ..ptx.facts import KernelInfo as KernelInfo
+from ..ptx.facts import Param as Param
+from ..ptx.facts import kernels
+from . import cache
+from .headers import included
+from .library import Library, library
+
+_log = logging.getLogger("drvfuse.compile")
+_ARCH = re.compile(r"sm_(\d+)[af]?$")
+_TAKEN = ("-I", "--include-path", "-arch", "--gpu-architecture")
+_LOCATION = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): (?:catastrophic )?error", re.M)
+_MISSING = re.compile("(could not|cannot) open source file")
+_NO_HEADER = (
+    "hint: headers are looked for in the folders of include= and beside the source's own file; drvfuse finds no CUDA "
+    'headers by itself: pass theirs, e.g. include=["/usr/local/cuda/include"]'
+)
+_AROUND = 3
+
+
+@dataclass(frozen=True)
+class Image:
+    """A compiled source: the cubin, its PTX, and its kernels by name expression and by symbol."""
+
+    cubin: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    kernels: dict[str, KernelInfo]
+    log: str
+    name: str
+    arch: str
+
+
+_images: dict[str, Image] = {}
+_building: dict[str, threading.Lock] = {}
+_lock = threading.Lock()
+
+
+def compile_source(
+    source: str,
+    *,
+    name: str,
+    arch: str,
+    defines: Mapping[str, str | int] | None = None,
+    names: Sequence[str] = (),
+    options: Sequence[str] = (),
+    include: Sequence[str | Path] = (),
+) -> Image:
+    """Compile `source` for `arch` ("sm_90a").
+
+    `name` is the path of the source's file, so that line information leads there, or a label if it has none. `defines`
+    become -D, `include` folders -I, `names` are name expressions such as "kernel<float, 4>", `options` any other NVRTC
+    option. Line information is always on, and the language C++17 unless an option says otherwise.
+
+    Images are kept in memory and, by the `cache` setting, on disk. Raises CompileError with the log and the source
+    lines it speaks of, Unsupported for an architecture that this NVRTC does not know.
+    """
+    nvrtc = library()
+    _check(nvrtc, arch, names, options)
+    folders = _folders(include)
+    file = Path(name).absolute() if Path(name).is_file() else None
+    flags = [f"--gpu-architecture={arch}", "-lineinfo"]
+    if not any(option.startswith(("-std", "--std")) for option in options):
+        flags.append("--std=c++17")
+    flags += [f"-I{folder}" for folder in folders]
+    flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
+    flags += options
+    key = cache.key_of(
+        {
+            "version": __version__,
+            "nvrtc": nvrtc.identity,
+            "options": flags,
+            "name": str(file or name),
+            "names": list(names),
+            "source": source,
+            "headers": included(source, file.parent if file else None, folders),
+        }
+    )
+    with _lock:
+        lock = _building.setdefault(key, threading.Lock())
+    with lock:
+        image = _images.get(key)
+        if image is None:
+            image = _images[key] = _cached(nvrtc, source, name, file, arch, flags, names, key)
+    return image
+
+
+def _check(nvrtc: Library, arch: str, names: Sequence[str], options: Sequence[str]) -> None:
+    match = _ARCH.match(arch)
+    if match is None:
+        raise ArgumentError("arch", repr(arch), 'an architecture such as "sm_90a"')
+    if int(match[1]) not in nvrtc.archs:
+        known = " ".join(f"sm_{number}" for number in nvrtc.archs)
+        raise Unsupported(f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]} does not compile for {arch}; it knows {known}")
+    for argument, values in (("names", names), ("options", options)):
+        if isinstance(values, str):
+            raise ArgumentError(argument, repr(values), "a sequence of strings")
+    for option in options:
+        if option.startswith(_TAKEN):
+            raise ArgumentError("options", repr(option), "given as `include` or `arch`")
+
+
+def _folders(include: Sequence[str | Path]) -> list[Path]:
+    found = [] if isinstance(include, (str, bytes, os.PathLike)) else list(include)
+    if include and not (found and all(isinstance(folder, (str, os.PathLike)) for folder in found)):
+        raise ArgumentError("include", repr(include), "a sequence of folders")
+    return [Path(folder).absolute() for folder in found]
+
+
+def _cached(
+    nvrtc: Library,
+    source: str,
+    name: str,
+    file: Path | None,
+    arch: str,
+    flags: list[str],
+    names: Sequence[str],
+    key: str,
+) -> Image:
+    entry = cache.entry_path(name, key)
+    found = cache.load(entry) if entry is not None else None
+    if found is not None:
+        meta, files = found
+        ptx = files["kernel.ptx"].decode()
+        return Image(files["kernel.cubin"], ptx, kernels(ptx, meta["lowered"]), meta["log"], name, arch)
+    # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
+    copy = cache.source_name(name)
+    shown = str(file) if file else str(entry / copy) if entry is not None else name
+    start = time.perf_counter()
+    try:
+        output = nvrtc.compile(source, shown, flags, names)
+    except CompileError as error:
+        log = _with_source(error.log, source, shown).replace(shown, name)
+        raise CompileError(name, f"{log}\n{_NO_HEADER}" if _MISSING.search(log) else log) from None
+    _log.info("compiled %s for %s in %.0f ms", name, arch, (time.perf_counter() - start) * 1000)
+    if output.log:
+        _log.warning("%s: %s", name, output.log)
+    if entry is not None:
+        meta = {"name": name, "arch": arch, "nvrtc": nvrtc.identity, "options": flags}
+        found_kernels = {info.lowered: asdict(info) for info in kernels(output.ptx, output.lowered).values()}
+        meta |= {"lowered": output.lowered, "log": output.log, "kernels": found_kernels}
+        files = {copy: source.encode(), "kernel.cubin": output.cubin, "kernel.ptx": output.ptx.encode()}
+        cache.store(entry, meta, files)
+    return Image(output.cubin, output.ptx, kernels(output.ptx, output.lowered), output.log, name, arch)
+
+
+def _with_source(log: str, source: str, shown: str) -> str:
+    """The log, followed by the numbered lines around each place that it names."""
+    parts, seen = [log], set()
+    for match in _LOCATION.finditer(log):
+        place = (match["file"], int(match["line"]))
+        if place in seen:
+            continue
+        seen.add(place)
+        if place[0] == shown:
+            lines = source.splitlines()
+        else:
+            try:
+                lines = Path(place[0]).read_text(errors="replace").splitlines()
+            except OSError:
+                continue
+        first = max(place[1] - 1 - _AROUND, 0)
+        numbered = [
+            f"{'>' if number == place[1] else ' '} {number:5} | {text}"
+            for number, text in enumerate(lines[first : place[1] + _AROUND], first + 1)
+        ]
+        parts.append(f"{place[0]}:\n" + "\n".join(numbered))
+    return "\n".join(parts)

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// dx of a row by a team of TEAM_WARPS warps, in three steps: products, their sums over the row, dx.
+#pragma once
+#include "coat/backward_rows.cuh"
+
+constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
+
+// The weights of all columns, shared out over LOADERS threads, on their way from memory to shared memory.
+template <int LOADERS>
+struct Weights {
+    static constexpr int ALL = PACKS * TEAM_THREADS, ROUNDS = (ALL + LOADERS - 1) / LOADERS;
+    Pack<Weight, WIDTH> pack[ROUNDS];
+
+    __device__ static __forceinline__ bool beyond(int place) { return ALL % LOADERS != 0 && place >= ALL; }
+
+    __device__ __forceinline__ void load(const BackwardParams& p, int loader) {
+#pragma unroll
+        for (int k = 0; k < ROUNDS; ++k) {
+            const int place = loader + k * LOADERS, valid = p.columns - place * WIDTH;
+#pragma unroll
+            for (int j = 0; j < Pack<Weight, WIDTH>::words; ++j) pack[k].word[j] = 0;
+            if (beyond(place) || (!FULL && valid <= 0)) continue;
+            if constexpr (ALIGNED) {
+                load_pack(pack[k], p.weight + place * WIDTH);
+            } else {
+                load_elements<Weight, WIDTH>(pack[k], p.weight + place * WIDTH, valid);
+            }
+        }
+    }
+
+    // As [PACKS][2][TEAM_THREADS], so that what a warp reads at once is contiguous.
+    __device__ __forceinline__ void keep(float4* weights, int loader) const {
+#pragma unroll
+        for (int k = 0; k < ROUNDS; ++k) {
+            const int place = loader + k * LOADERS;
+            if (beyond(place)) continue;
+            float v[WIDTH];
+            to_float(v, pack[k]);
+            float4* to = weights + place / TEAM_THREADS * (2 * TEAM_THREADS) + place % TEAM_THREADS;
+            to[0] = make_float4(v[0], v[1], v[2], v[3]);
+            to[TEAM_THREADS] = make_float4(v[4], v[5], v[6], v[7]);
+        }
+    }
+};
+
+// Each team has a barrier of its own.
+__device__ __forceinline__ void team_barrier(int team) {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
+}
+
+// Calls over_rows(i, at, g, xhat) for element `at` of pack i.
+template <typename F>
+__device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F over_rows) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 4; ++j) {
+            float v[4], g[4];
+            normalised(v, row.pack[i], j, saved);
+            gradient(g, row.pack[i], 2 * j);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) over_rows(i, 4 * j + k, g[k], v[k]);
+        }
+    }
+}
+
+struct Products {
+    float xhat[PACKS][WIDTH], wdy[PACKS][WIDTH];
+    float sums[SUMS] = {};  // this thread's, then the row's
+
+    // Calls over_rows(i, at, g, xhat) for element `at` of pack i.
+    template <typename F>
+    __device__ __forceinline__ void take(const Row& row, const Saved& saved, const float4* weights, int columns,
+                                         int member, F over_rows) {
+#pragma unroll
+        for (int k = 0; k < SUMS; ++k) sums[k] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int column = member * WIDTH + i * SPAN;
+            float own[SUMS] = {};
+#pragma unroll
+            for (int j = 0; j < WIDTH / 4; ++j) {
+                float weight[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+                if constexpr (WEIGHTED) {
+                    const float4 w = weights[(2 * i + j) * TEAM_THREADS + member];
+                    weight[0] = w.x, weight[1] = w.y, weight[2] = w.z, weight[3] = w.w;
+                }
+                float v[4], g[4];
+                normalised(v, row.pack[i], j, saved);
+                gradient(g, row.pack[i], 2 * j);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const int at = 4 * j + k;
+                    xhat[i][at] = v[k];
+                    wdy[i][at] = __fmul_rn(weight[k], g[k]);
+                    over_rows(i, at, g[k], v[k]);
+                    if (ALIGNED || column + at < columns) {
+                        own[0] = __fadd_rn(own[0], __fmul_rn(v[k], wdy[i][at]));
+                        if constexpr (CENTRED) own[1] = __fadd_rn(own[1], wdy[i][at]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) {
+                if (FULL || column < columns) sums[k] = __fadd_rn(sums[k], own[k]);
+            }
+        }
+    }
+
+    // A barrier of the team. `words` are those of two sets in turn: a warp is overtaken by one row at most.
+    __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) sums[k] = __fadd_rn(sums[k], __shfl_xor_sync(0xffffffffu, sums[k], mask));
+        }
+        if constexpr (TEAM_WARPS > 1) {
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) {
+                if (threadIdx.x % 32 == 0) words[team][k][warp % TEAM_WARPS] = sums[k];
+            }
+            team_barrier(team);
+#pragma unroll
+            for (int k = 0; k < SUMS; ++k) {
+                sums[k] = 0.0f;
+#pragma unroll
+                for (int i = 0; i < TEAM_WARPS; ++i) sums[k] = __fadd_rn(sums[k], words[team][k][i]);
+            }
+        } else {
+            __syncwarp();
+        }
+    }
+
+    // At `to`, this thread's first column of the row.
+    __device__ __forceinline__ void store(u16* to, float rstd, float inverse, int columns, int member) const {
+        const float c1 = __fmul_rn(sums[0], inverse);
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            float v[WIDTH];
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                if constexpr (CENTRED) {
+                    const float c2 = __fmul_rn(sums[SUMS - 1], inverse);
+                    v[j] = __fmul_rn(__fsub_rn(wdy[i][j], __fmaf_rn(xhat[i][j], c1, c2)), rstd);
+                } else {
+                    v[j] = __fmul_rn(__fmaf_rn(-xhat[i][j], c1, wdy[i][j]), rstd);
+                }
+            }
+            store_dx(to + i * SPAN, v, columns - member * WIDTH - i * SPAN);
+        }
+    }
+};

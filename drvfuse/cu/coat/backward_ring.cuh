@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// A team's rows on their way through shared memory: RING slots, each filled by bulk copies while the rows before it are
+// worked at, so that what is in flight does not depend on registers.
+//
+// A slot has a row's x, its g one after another, and its scales, whole: all of them must be on 16 bytes and of a
+// multiple of 16 bytes. Slots are on SLOT_ALIGNMENT: copies to places that are on 16 bytes only took a tenth longer.
+// The team's first thread copies. A slot is filled again behind the barrier of the row that was read from it.
+#pragma once
+#include "coat/backward_rows.cuh"
+#include "sync/mbarrier.cuh"
+
+constexpr int RING = DRVFUSE_RING;  // rows of a team on their way; 0: rows come through registers, and nothing is here
+constexpr int SLOT_ALIGNMENT = 128;
+
+class Ring {
+public:
+    __device__ static __forceinline__ int slot_bytes(const BackwardParams& p) {
+        return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    }
+
+    // By all threads of the team; `slots` and `barriers` are the team's own.
+    __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
+        : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
+        if (copies_) {
+            for (int i = 0; i < RING; ++i) barriers[i].init(1);
+            bulk_copies_from_here();
+        }
+    }
+
+    // Starts on `count` rows, the first of which is `first`, the others `jump` apart. All slots must be free.
+    __device__ __forceinline__ void begin(i64 first, i64 jump, int count) {
+        next_ = first, jump_ = jump, left_ = count;
+        if (!copies_) return;
+        int slot = slot_;
+        for (int i = 0; i < RING; ++i) {
+            copy(slot);
+            slot = slot + 1 == RING ? 0 : slot + 1;
+        }
+    }
+
+    // The row that is `ahead` of the next one, less than RING, in registers.
+    __device__ __forceinline__ void take(Row& row, int column, int ahead = 0) const {
+        const bool round = slot_ + ahead >= RING;
+        const int slot = slot_ + ahead - round * RING;
+        barriers_[slot].wait(parity_ ^ u32(round));
+        const u8* from = slots_ + slot * slot_bytes(p_);
+        const u16* scales = reinterpret_cast<const u16*>(from + columns(p_) * (1 + 2 * GRADIENTS));
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int at = column + i * SPAN;
+            Octet& pack = row.pack[i];
+            pack.x[0] = pack.x[1] = pack.scale = 0;
+            if (FULL || at < columns(p_)) {
+                const uint2 x = *reinterpret_cast<const uint2*>(from + at);
+                pack.x[0] = x.x, pack.x[1] = x.y;
+                pack.scale = scales[at / QB];
+            }
+#pragma unroll
+            for (int k = 0; k < GRADIENTS; ++k) {
+                uint4 g = {};
+                if (FULL || at < columns(p_)) {
+                    g = *reinterpret_cast<const uint4*>(from + columns(p_) * (1 + 2 * k) + 2 * at);
+                }
+                pack.g[k][0] = g.x, pack.g[k][1] = g.y, pack.g[k][2] = g.z, pack.g[k][3] = g.w;
+            }
+        }
+    }
+
+    // Behind a barrier of the team, when all of it have taken the row: fills its slot with a later one.
+    __device__ __forceinline__ void refill() {
+        if (copies_) copy(slot_);
+        pass();
+    }
+
+    // The same where there is no later one.
+    __device__ __forceinline__ void pass() {
+        if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
+    }
+
+private:
+    __device__ static __forceinline__ int columns(const BackwardParams& p) { return FULL ? PACKS * SPAN : p.columns; }
+    __device__ static __forceinline__ int bytes(const BackwardParams& p) {
+        return columns(p) * (1 + 2 * GRADIENTS) + columns(p) / QB * 2;
+    }
+
+    __device__ __forceinline__ void copy(int slot) {
+        if (left_ <= 0) return;
+#if __CUDA_ARCH__ >= 900
+        Mbarrier& barrier = barriers_[slot];
+        u32 to = u32(__cvta_generic_to_shared(slots_ + slot * slot_bytes(p_)));
+        barrier.expect(bytes(p_));
+        barrier.copy(to, p_.x + next_ * p_.x_stride, columns(p_));
+        to += columns(p_);
+#pragma unroll
+        for (int k = 0; k < GRADIENTS; ++k) {
+            barrier.copy(to, p_.g[k] + next_ * p_.g_stride[k], 2 * columns(p_));
+            to += 2 * columns(p_);
+        }
+        barrier.copy(to, p_.scales + next_ * p_.scale_stride, 2 * (columns(p_) / QB));
+#endif
+        next_ += jump_, --left_;
+    }
+
+    const BackwardParams& p_;
+    u8* slots_;
+    Mbarrier* barriers_;
+    int slot_;
+    u32 parity_;
+    bool copies_;
+    i64 next_, jump_;
+    int left_;
+};

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of the gradient's kernel, from memory and to it: x with its scales, up to three g, rstd and mean; dx.
+//
+// A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
+// stand; what does not exist is undefined (with ALIGNED) or 0.
+#pragma once
+#include "common/fp8_rows.cuh"
+#include "sync/scratch.cuh"
+
+using X = DRVFUSE_DTYPE;
+using Weight = DRVFUSE_WEIGHT_DTYPE;
+constexpr int QB = DRVFUSE_GROUP;
+constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
+constexpr int TEAMS = DRVFUSE_TEAMS;
+constexpr int PACKS = DRVFUSE_PACKS;
+constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
+constexpr bool CENTRED = DRVFUSE_CENTRED;
+constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
+constexpr bool ALIGNED = DRVFUSE_ALIGNED;
+constexpr bool FULL = DRVFUSE_FULL;  // no thread has a pack beyond the last column
+
+constexpr int WIDTH = 8;  // elements of a pack
+constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
+constexpr int THREADS = TEAMS * TEAM_THREADS;
+constexpr int SPAN = TEAM_THREADS * WIDTH;
+
+struct BackwardParams {
+    const u8* x;
+    const bf16* scales;
+    const u16* g[3];
+    const Weight* weight;
+    const float* rstd;
+    const float* mean;
+    u16* dx;
+    Weight* dw;
+    Weight* db;
+    u32* words;  // [segments][SUMS][PACKS * SPAN], fp8_backward_sums.cuh
+    Scratch scratch;
+    i64 x_stride, scale_stride, g_stride[3];
+    int columns, segments;
+    int segment_rows, longer;  // the first `longer` segments have a row more
+    int early_trigger, unused;
+};
+
+// 8 columns of a row.
+struct Octet {
+    u32 x[WIDTH / 4];
+    u32 g[GRADIENTS][WIDTH / 2];
+    u16 scale;
+};
+
+struct Row {
+    Octet pack[PACKS];
+};
+
+// What the forward has saved of a row.
+struct Saved {
+    float rstd, mean;
+
+    // What lane `lane` of the warp has.
+    __device__ __forceinline__ Saved of_lane(int lane) const {
+        Saved saved = {__shfl_sync(0xffffffffu, rstd, lane), 0.0f};
+        if constexpr (CENTRED) saved.mean = __shfl_sync(0xffffffffu, mean, lane);
+        return saved;
+    }
+};
+
+// A thread's place in the next row to load.
+struct Cursor {
+    const u8* x;
+    const bf16* scales;
+    const u16* g[GRADIENTS];
+
+    __device__ __forceinline__ Cursor(const BackwardParams& p, i64 row, int column)
+        : x(p.x + row * p.x_stride + column), scales(p.scales + row * p.scale_stride + column / QB) {
+#pragma unroll
+        for (int k = 0; k < GRADIENTS; ++k) g[k] = p.g[k] + row * p.g_stride[k] + column;
+    }
+};
+
+// Predicated, not branched round, so that no arithmetic is scheduled in front of them; `word` is undefined if not wanted.
+__device__ __forceinline__ void load_if(bool wanted, u32 (&word)[2], const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
+                 : "=r"(word[0]), "=r"(word[1])
+                 : "l"(from), "r"(u32(wanted))
+                 : "memory");
+}
+__device__ __forceinline__ void load_if(bool wanted, u32 (&word)[4], const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(from), "r"(u32(wanted))
+                 : "memory");
+}
+__device__ __forceinline__ void load_if(bool wanted, u16& word, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
+                 : "=h"(word)
+                 : "l"(from), "r"(u32(wanted))
+                 : "memory");
+}
+__device__ __forceinline__ void load_if(bool wanted, float& word, const void* from) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
+                 : "=f"(word)
+                 : "l"(from), "r"(u32(wanted))
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2], const u16* from, int valid) {
+    if constexpr (ALIGNED) {
+        load_if(wanted, word, from);
+    } else {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 2; ++j) word[j] = 0;
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+            if (wanted && j < valid) word[j / 2] |= u32(from[j]) << (16 * (j % 2));
+        }
+    }
+}
+
+// Of the row `row`, if it is wanted.
+__device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
+    Saved saved;
+    load_if(wanted, saved.rstd, p.rstd + row);
+    if constexpr (CENTRED) load_if(wanted, saved.mean, p.mean + row);
+    return saved;
+}
+
+// The columns that are `ahead` of `from`, of which `valid` exist.
+__device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
+    wanted = wanted && (FULL || valid > 0);
+    if constexpr (ALIGNED) {
+        load_if(wanted, pack.x, from.x + ahead);
+    } else {
+        load_bytes<WIDTH>(pack.x, from.x + ahead, wanted ? valid : 0, false);
+    }
+    load_if(wanted, pack.scale, from.scales + ahead / QB);
+#pragma unroll
+    for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
+}
+
+// The row at `from`, which then moves on by `jump` rows.
+__device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, const BackwardParams& p, int column,
+                                         i64 jump) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) load_octet(row.pack[i], from, i * SPAN, wanted, p.columns - column - i * SPAN);
+    from.x += jump * p.x_stride;
+    from.scales += jump * p.scale_stride;
+#pragma unroll
+    for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
+}
+
+// Four elements of the gradient: the sum of the arrays', rounded to bf16 after each addition.
+__device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float* pair = g + 2 * half;
+        Word<bf16>::unpack(pack.g[0][word + half], pair);
+#pragma unroll
+        for (int k = 1; k < GRADIENTS; ++k) {
+            float more[2];
+            Word<bf16>::unpack(pack.g[k][word + half], more);
+            float sum[2] = {__fadd_rn(pair[0], more[0]), __fadd_rn(pair[1], more[1])};
+            Word<bf16>::unpack(Word<bf16>::pack(sum), pair);
+        }
+    }
+}
+
+// Four elements of xhat.
+__device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, int word, const Saved& saved) {
+    fp8_floats<X>(pack.x[word], xhat);
+    const float scale = bf16{pack.scale};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const float x = __fmul_rn(xhat[k], scale);
+        xhat[k] = __fmul_rn(CENTRED ? __fsub_rn(x, saved.mean) : x, saved.rstd);
+    }
+}
+
+__device__ __forceinline__ void store_dx(u16* to, const float (&v)[WIDTH], int valid) {
+    u32 word[WIDTH / 2];
+#pragma unroll
+    for (int j = 0; j < WIDTH / 2; ++j) word[j] = Word<bf16>::pack(v + 2 * j);
+    if constexpr (ALIGNED) {
+        if (FULL || valid > 0) {
+            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                         "r"(word[2]), "r"(word[3])
+                         : "memory");
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+            if (j < valid) to[j] = u16(word[j / 2] >> (16 * (j % 2)));
+        }
+    }
+}

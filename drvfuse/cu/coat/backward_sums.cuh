@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums over the rows of the tensor: of each segment's, left as words, and of the segments.
+//
+// A word is the complement of a sum's bits, and 0 if there is none: what arithmetic gives for a NaN is 0x7fffffff, so
+// no sum has all bits set. The block that adds some columns polls the words themselves, relaxed, since each carries its
+// own readiness; then the thread that has read them writes 0, so that they are as the next launch must find them. No
+// barrier and no fence, which would wait for the stores of dx, and no number of the launch that blocks would have to
+// agree on.
+//
+// A segment's words are in the order in which the threads of a team have the sums: quad q of a row, 4 columns, is of
+// thread q % TEAM_THREADS, so that the stores of a warp are contiguous.
+#pragma once
+#include "coat/backward_dx.cuh"
+
+constexpr int STRANDS = DRVFUSE_STRANDS;
+constexpr int ROW_QUADS = PACKS * SPAN / 4;
+constexpr int QUADS = THREADS / STRANDS;  // that a block adds up at a time
+constexpr int MOST = DRVFUSE_MOST;        // segments of a strand
+constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
+
+// The first column of a quad of a row.
+__device__ __forceinline__ int quad_column(int quad) {
+    const int half = quad / TEAM_THREADS;
+    return half / 2 * SPAN + quad % TEAM_THREADS * WIDTH + half % 2 * 4;
+}
+
+__device__ __forceinline__ void leave_words(u32* to, float4 sum) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(~__float_as_uint(sum.x)),
+                 "r"(~__float_as_uint(sum.y)), "r"(~__float_as_uint(sum.z)), "r"(~__float_as_uint(sum.w))
+                 : "memory");
+}
+
+__device__ __forceinline__ void read_words(u32 (&word)[4], const u32* from) {
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
+
+__device__ __forceinline__ void clear_words(u32* at) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(0) : "memory");
+}
+
+// The sums over all segments of the columns that are this block's. False, for all threads, if a wait was given up.
+__device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
+    const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
+    for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
+        const int quad = first + own;
+        u32* at = p.words + i64(strand) * (SUMS * ROW_QUADS * 4) + quad * 4;
+        constexpr i64 STEP = i64(STRANDS) * SUMS * ROW_QUADS * 4;
+        const bool here = strand < STRANDS && quad < SUMS * ROW_QUADS && quad_column(quad % ROW_QUADS) < p.columns;
+        u32 word[MOST][4] = {};
+        Patience patience(p.scratch);
+        bool waiting = here, failed = use.aborted();
+        while (waiting && !failed) {
+            waiting = false;
+            int missing = 0;
+#pragma unroll
+            for (int k = 0; k < MOST; ++k) {
+                const int segment = strand + k * STRANDS;
+                if (segment < p.segments && !all(word[k])) read_words(word[k], at + k * STEP);
+            }
+#pragma unroll
+            for (int k = 0; k < MOST; ++k) {
+                const int segment = strand + k * STRANDS;
+                if (segment < p.segments && !all(word[k])) waiting = true, missing = segment;
+            }
+            if (waiting) failed = !patience.goes_on(gridDim.x - 1 - missing % gridDim.x, use.epoch(), 0);
+        }
+        float4 sum = {};
+#pragma unroll
+        for (int k = 0; k < MOST; ++k) {
+            if (strand + k * STRANDS < p.segments) {
+                sum.x = __fadd_rn(sum.x, __uint_as_float(~word[k][0]));
+                sum.y = __fadd_rn(sum.y, __uint_as_float(~word[k][1]));
+                sum.z = __fadd_rn(sum.z, __uint_as_float(~word[k][2]));
+                sum.w = __fadd_rn(sum.w, __uint_as_float(~word[k][3]));
+                if (here && !failed) clear_words(at + k * STEP);
+            }
+        }
+        if (!use.met(failed)) return false;
+        if (threadIdx.x < STRANDS * QUADS) *reinterpret_cast<float4*>(shared + 4 * threadIdx.x) = sum;
+        __syncthreads();
+        for (int out = threadIdx.x; out < 4 * QUADS; out += THREADS) {
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < STRANDS; ++i) total = __fadd_rn(total, shared[i * 4 * QUADS + out]);
+            const int place = first + out / 4, column = quad_column(place % ROW_QUADS) + out % 4;
+            if (place < SUMS * ROW_QUADS && column < p.columns) {
+                store_scalar((place < ROW_QUADS ? p.dw : p.db) + column, total);
+            }
+        }
+        __syncthreads();
+    }
+    return true;
+}
+
+// One of its sums, from those of each thread, to a segment's words.
+__device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
+                                              const float (&sums)[PACKS][WIDTH]) {
+    if constexpr (TEAMS > 1) __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2 * PACKS; ++half) {
+        const float* sum = &sums[half / 2][half % 2 * 4];
+        const int quad = half * TEAM_THREADS + member;
+        const float4 own = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        if (TEAMS > 1) {
+            *reinterpret_cast<float4*>(shared + (team * ROW_QUADS + quad) * 4) = own;
+        } else if (quad_column(quad) < p.columns) {
+            leave_words(words + quad * 4, own);
+        }
+    }
+    if constexpr (TEAMS > 1) {
+        __syncthreads();
+        for (int quad = threadIdx.x; quad < ROW_QUADS; quad += THREADS) {
+            if (quad_column(quad) >= p.columns) continue;
+            float4 sum = *reinterpret_cast<const float4*>(shared + quad * 4);
+#pragma unroll
+            for (int other = 1; other < TEAMS; ++other) {
+                const float4 more = *reinterpret_cast<const float4*>(shared + (other * ROW_QUADS + quad) * 4);
+                sum.x = __fadd_rn(sum.x, more.x), sum.y = __fadd_rn(sum.y, more.y);
+                sum.z = __fadd_rn(sum.z, more.z), sum.w = __fadd_rn(sum.w, more.w);
+            }
+            leave_words(words + quad * 4, sum);
+        }
+    }
+}

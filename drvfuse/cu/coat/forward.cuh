@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the two kernels of the FP8 RMSNorm forward share: parameters, a batch of rows in the first phase, the scale.
+//
+// The sum of squares of a row is a tree on the columns alone: squares of 16 elements in order (they are exact), times
+// the scale twice; butterfly over a segment's 32; the segments in order. Numerics otherwise as COAT's: y =
+// (x * s * rstd) * w in fp32, its maximum of unrounded values, y rounded to bf16 before the quotient, which is a product
+// with the approximate reciprocal, as div.full computes it.
+//
+// The maximum. x * s is exact, so rstd * max|x * s * w|, each step rounded, is within 5 * 2^-24 of the row's largest |y|,
+// relatively. The scale is a monotone function of the maximum, rounded to bf16: if both ends of that range, widened to
+// 2^-21, have one scale, it is the scale. Else (one tensor in some thousands), or if a weight, an rstd or the estimate is
+// so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their rows and meet
+// again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
+// 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
+// NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
+//
+// Memory order: words of grid_words.cuh carry all that blocks tell one another. The epoch in them is the one that thread 0
+// of their block has read and handed on through shared memory, so a block leaves no word before it has read the epoch;
+// block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
+// and rstd hold is undefined.
+#pragma once
+#include "coat/tile.cuh"
+#include "sync/grid_words.cuh"
+#include "sync/pdl.cuh"
+
+using X = DRVFUSE_DTYPE;
+using Weight = DRVFUSE_WEIGHT_DTYPE;
+constexpr int QB = DRVFUSE_GROUP;
+constexpr int WARPS = DRVFUSE_WARPS;
+constexpr int BATCH = DRVFUSE_BATCH;
+constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
+constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
+constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
+constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
+constexpr bool WHOLE = DRVFUSE_WHOLE;      // ALIGNED, and whole tiles and groups of BLOCK_ROWS
+
+constexpr int THREADS = 32 * WARPS;
+constexpr int SEGMENT = 32 * PACK;
+constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
+constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
+constexpr u32 NAN_BITS = 0x7fffffffu;
+constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
+
+// ops/fp8_rmsnorm.py has the same layout.
+struct ForwardParams {
+    const u8* x;
+    const bf16* scales;
+    const Weight* weight;
+    u8* qy;
+    u8* qy_t;
+    u16* scale;
+    float* rstd;
+    Scratch scratch;
+    i64 rows, batch_rows, x_stride, scale_stride;
+    int columns;
+    int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
+    int part_columns;         // of many rows: of the blocks that share a group of rows, the columns of one
+    int resident_columns;     // of many rows: of a block's, those of which x stays
+    int chunk_rows;           // rows between two block barriers of phase 1
+    float epsilon;
+    int early_trigger;
+};
+
+struct Place {
+    int across, down;
+};
+
+__device__ __forceinline__ u32 warp_max(u32 value) {
+    u32 result;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+    return result;
+}
+
+// Each of N values added over the lanes as a butterfly adds them; lane l gets the sum of value l / (32 / N).
+template <int N>
+__device__ __forceinline__ float sum_lanes(float (&v)[N]) {
+    int mask = 16;
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2, mask /= 2) {
+        const bool upper = threadIdx.x & mask;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+            v[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, give, mask));
+        }
+    }
+#pragma unroll
+    for (; mask > 0; mask /= 2) v[0] = __fadd_rn(v[0], __shfl_xor_sync(0xffffffffu, v[0], mask));
+    return v[0];
+}
+
+template <int W>
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+    if constexpr (ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < pack.words; ++i) pack.word[i] = 0;
+        if (at < p.columns) load_pack(pack, p.weight + at);
+    } else {
+        load_elements(pack, p.weight + at, p.columns - at);
+    }
+}
+
+// One pack of each of BATCH rows; what does not exist is 0.
+struct Batch {
+    u32 word[BATCH][4];
+    u16 scale[BATCH];
+};
+
+__device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p, i64 row, int at) {
+    const u8* x = p.x + row * p.x_stride + at;
+    const bf16* scale = p.scales + row * p.scale_stride + at / QB;
+    if (ALIGNED && (WHOLE || row + BATCH <= p.rows) && at < p.columns) {
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
+            stream_pack(batch.word[r], x);
+            batch.scale[r] = scale->bits;
+        }
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) batch.word[r][j] = 0;
+        batch.scale[r] = 0;
+        if (!WHOLE && row + r < p.rows && at < p.columns) {
+            load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);
+            batch.scale[r] = scale->bits;
+        }
+    }
+}
+
+// `raw`, widened; `largest` grows to their largest magnitude, a NaN if one is.
+__device__ __forceinline__ void take_phase1_weights(float (&w)[PACK], float& largest, const Pack<Weight, PACK>& raw) {
+    to_float(w, raw);
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(w[i])));
+}
+
+// Of each row of a batch: the lane's sum of squares and largest |x * s * w|, as bits.
+__device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w)[PACK], float (&squares)[BATCH],
+                                             u32 (&most)[BATCH]) {
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) {
+        squares[r] = 0.0f, most[r] = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            float v[4];
+            u32 product[4];
+            fp8_floats<X>(batch.word[r][j], v);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
+                product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), fabsf(w[4 * j + k])));
+            }
+            most[r] = max(max(most[r], product[0]), product[1]);  // of three, in one instruction
+            most[r] = max(max(most[r], product[2]), product[3]);
+        }
+        const float scale = bf16{batch.scale[r]};
+        squares[r] = __fmul_rn(__fmul_rn(squares[r], scale), scale);
+        most[r] = __float_as_uint(__fmul_rn(__uint_as_float(most[r]), fabsf(scale)));
+    }
+}
+
+// The scales of four rows at a column; of rows that do not exist 0.
+__device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
+    const bf16* scale = p.scales + row * p.scale_stride + at / QB;
+    u16 one[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r, scale += p.scale_stride) one[r] = row + r < p.rows ? scale->bits : 0;
+    pair[0] = one[0] | u32(one[1]) << 16, pair[1] = one[2] | u32(one[3]) << 16;
+}
+
+__device__ __forceinline__ float normalised(float x, float scale, float rstd, float weight) {
+    return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
+}
+
+// The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
+__device__ __forceinline__ u32 decided_scale(u32 estimate) {
+    const float most = __uint_as_float(estimate);
+    if (!(most >= 0x1p-40f && most <= 0x1p100f)) return UNDECIDED;
+    const u32 low = fp8_scale_bits<X>(__fmul_rn(most, 1.0f - 0x1p-21f));
+    const u32 high = fp8_scale_bits<X>(__fmul_rn(most, 1.0f + 0x1p-21f));
+    return low == high ? low : UNDECIDED;
+}
+
+// 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.
+__device__ __forceinline__ float finish_row(const ForwardParams& p, float total, u32 most, u32& best) {
+    const float rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
+    const bool usual = rstd >= 0x1p-20f && rstd <= 0x1p20f;
+    best = max(best, usual ? __float_as_uint(__fmul_rn(__uint_as_float(most), rstd)) : UNDECIDED);
+    return rstd;
+}
+
+// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
+    float best = 0.0f;
+    bool number = false;
+    for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
+        const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
+        const float y = fabsf(normalised(value, scale, rstd, p.weight[at]));
+        number |= y == y;
+        best = fmaxf(best, y);
+    }
+    number = __any_sync(0xffffffffu, number);
+    return number ? warp_max(__float_as_uint(best)) : NAN_BITS;
+}
+
+// A block's largest |y| as bits, and the grid's.
+struct Largest {
+    u32 own, all;
+};
+
+// What the threads of a block share of the meetings.
+struct Meetings {
+    Largest estimate, exact;
+    u32 epoch, users;
+    u32 unused[2];
+
+    // By thread 0; a block barrier must follow.
+    __device__ __forceinline__ void begin(const ScratchUse& use) {
+        estimate = exact = Largest{0, 0};
+        epoch = use.epoch(), users = use.users();
+    }
+};
+
+// Tells the other blocks what this one has found; a block barrier.
+__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
+    __syncthreads();
+    if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
+}
+
+// Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
+// threads, if this block has given up, now or, by `given_up`, before.
+template <int N>
+__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, u32 epoch, ScratchUse& use,
+                                     const Scratch& scratch, bool given_up, Awaited (&all)[N]) {
+    static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
+    if (gridDim.x == 1) {
+        if (threadIdx.x == 0) largest.all = largest.own;
+        __syncthreads();
+        return true;
+    }
+    given_up |= use.aborted();
+    all[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
+    Patience patience(scratch);
+    if (!given_up) await_words(all, epoch, patience, given_up);
+    __syncwarp();
+    const u32 most = warp_max(given_up ? 0 : all[0].value);
+    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
+    return use.met(given_up);
+}

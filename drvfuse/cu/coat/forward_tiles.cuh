@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block of the FP8 RMSNorm forward keeps of its many rows, and a warp's tiles of them in the second phase.
+//
+// A tile has a group's rows and 32 / ROW_LANES * TC columns (fp8_tile.cuh), and is resident as a whole or not at all, so
+// lanes do not part. Of a tile that is not resident all rows have been asked for when it begins; each quad of rows that
+// has been used makes room in registers for one of the next tile.
+#pragma once
+#include "coat/forward.cuh"
+
+constexpr bool KNOWN = DRVFUSE_KNOWN;  // scales and rstd of all rows are kept
+constexpr int QUADS = TR / 4;
+static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "tiles of a group's rows, batches of its quads");
+static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "known_scales()");
+
+// The rows of a block, counted from 0, and what it keeps of them.
+struct Rows {
+    const ForwardParams& p;
+    int team, teams;
+    int first, width, count;  // columns from `first` on
+    float* rstd;              // [count]
+    u8* x;                    // [count, p.resident_columns], swizzled
+    bf16* scales;             // [groups of QB, count], swizzled
+
+    __device__ __forceinline__ i64 global(int local) const {
+        const u32 inside = u32(team * BLOCK_ROWS) + u32(local) % BLOCK_ROWS;
+        return u64(u32(local) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + inside;
+    }
+    // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
+    __device__ __forceinline__ int resident_x(int local, int at) const {
+        return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
+    }
+    // Of a row and the next three. Lanes of several groups write, and read, one row's at once.
+    __device__ __forceinline__ int known_scales(int local, int at) const {
+        const int group = u32(at - first) / QB;
+        return group * count + (local ^ (4 * group & (BLOCK_ROWS - 1)));
+    }
+};
+
+__device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows, int local, int at) {
+    if (at - rows.first < rows.p.resident_columns) {
+        u8* x = rows.x + rows.resident_x(local, at);
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            *reinterpret_cast<uint4*>(x + r * rows.p.resident_columns) =
+                make_uint4(batch.word[r][0], batch.word[r][1], batch.word[r][2], batch.word[r][3]);
+        }
+    }
+    if (KNOWN && (QB == PACK || at % QB == 0)) {
+        *reinterpret_cast<uint2*>(rows.scales + rows.known_scales(local, at)) = make_uint2(
+            batch.scale[0] | u32(batch.scale[1]) << 16, batch.scale[2] | u32(batch.scale[3]) << 16);
+    }
+}
+
+using Quad = u32[4][TC / 4];  // TC columns of four rows; what does not exist is any bytes
+
+struct Factors {
+    u32 scale[2];
+    float rstd[4];
+};
+
+template <bool NEAR>
+struct Offset {
+    using type = i64;
+};
+template <>
+struct Offset<true> {
+    using type = int;
+};
+
+// A lane's part of a tile, all of which is resident if NEAR, else nothing.
+template <bool NEAR>
+struct Piece {
+    int local, at, valid;  // its first row, of the block's, and column, and the columns from there on
+    int left;              // rows that exist; 0 if its columns do not
+    i64 row;               // the first of them
+    int known;             // where the scales of its first four rows are
+    typename Offset<NEAR>::type x;  // of the next quad that is asked for, in Rows::x or ForwardParams::x
+
+    // Behind the last tile one that may be read, so that quads need no condition.
+    __device__ __forceinline__ Piece(const Rows& rows, const Place& tile) {
+        const ForwardParams& p = rows.p;
+        const int lane = threadIdx.x % 32;
+        local = max(tile.down, 0) * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
+        at = rows.first + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        valid = p.columns - at;
+        const int from = WHOLE || valid > 0 ? at : rows.first;  // exists
+        row = rows.global(local);
+        left = WHOLE ? TR : valid > 0 ? int(min(p.rows - row, i64(TR))) : 0;
+        known = rows.known_scales(local, from);
+        x = NEAR ? rows.resident_x(local, from) : row * p.x_stride + at;
+    }
+
+    __device__ __forceinline__ void ask(Quad& word, const Rows& rows, int q) {
+        const ForwardParams& p = rows.p;
+        if constexpr (NEAR) {
+            const u8* from = rows.x + x;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) load_bytes<TC>(word[r], from + r * p.resident_columns, TC, true);
+            x += 4 * p.resident_columns;
+        } else {
+            const u8* from = p.x + x;
+#pragma unroll
+            for (int r = 0; r < 4; ++r, from += p.x_stride) {
+                if (WHOLE || 4 * q + r < left) load_bytes<TC>(word[r], from, valid, ALIGNED);
+            }
+            x += 4 * p.x_stride;
+        }
+    }
+
+    __device__ __forceinline__ void ask(Factors& factors, const Rows& rows, int q) const {
+        if constexpr (KNOWN) {
+            const float4 rstd = *reinterpret_cast<const float4*>(rows.rstd + local + 4 * q);
+            const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + (known ^ 4 * q));
+            factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
+            factors.scale[0] = pair.x, factors.scale[1] = pair.y;
+        } else {
+            const ForwardParams& p = rows.p;
+            const i64 row = rows.global(local + 4 * q);
+            load_scales(factors.scale, p, row, valid > 0 ? at : rows.first);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
+        }
+    }
+};
+
+// A warp's tiles of those in `strips` strips, all resident or none: what it has asked for, and the loop over them.
+template <bool NEAR>
+struct Tiles {
+    static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads that are asked for before they are used
+    const Rows& rows;
+    const int first, strips;
+    Place tile;  // the next
+    Quad quads[AHEAD];
+    Pack<Weight, TC> weights;
+
+    // From the last rows on: L2 may still hold what was read last.
+    __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
+        : rows(rows), first(first), strips(strips), tile{first, -1} {
+        if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};
+    }
+
+    __device__ __forceinline__ void ask_for_first() {
+        if (tile.down < 0) return;
+        Piece<NEAR> piece(rows, tile);
+#pragma unroll
+        for (int q = 0; q < AHEAD; ++q) piece.ask(quads[q], rows, q);
+        load_weight_pack(weights, rows.p, piece.at);
+    }
+
+    __device__ __forceinline__ void quantise_all(float inverse) {
+        const ForwardParams& p = rows.p;
+        Piece<NEAR> piece(rows, tile);
+        piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
+        Factors factors;
+        if (tile.down >= 0) piece.ask(factors, rows, 0);
+        while (tile.down >= 0) {
+            const int at = piece.at, valid = piece.valid;
+            const int left = WHOLE ? TR : piece.left;
+            const i64 row = piece.row;
+            for (tile.across += WARPS; tile.across >= first + strips; tile.across -= strips) --tile.down;
+            const bool more = tile.down >= 0;
+            Piece<NEAR> after(rows, tile);
+            float weight[TC];
+            to_float(weight, weights);
+            if (more) load_weight_pack(weights, p, after.at);
+            Turned<TR, TC> turned;
+            u8* to = p.qy + row * p.columns + at;
+#pragma unroll
+            for (int q = 0; q < QUADS; ++q) {
+                Quad& word = quads[q % AHEAD];
+                u32 out[4][TC / 4];
+#pragma unroll
+                for (int r = 0; r < 4; ++r) {
+                    const u32 pair = factors.scale[r / 2];
+                    const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
+                    float v[TC];
+#pragma unroll
+                    for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
+#pragma unroll
+                    for (int i = 0; i < TC; ++i) {
+                        v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
+                    }
+                    quantise<X, TC>(out[r], v, inverse);
+                }
+                // What comes next is asked for before this quad's stores, which nothing can be moved across.
+                if (q + 1 < QUADS) {
+                    piece.ask(factors, rows, q + 1);
+                } else {
+                    after.ask(factors, rows, 0);
+                }
+                if (q + AHEAD < QUADS) {
+                    piece.ask(word, rows, q + AHEAD);
+                } else if (NEAR || more) {
+                    after.ask(word, rows, q + AHEAD - QUADS);
+                }
+#pragma unroll
+                for (int r = 0; r < 4; ++r, to += u32(p.columns)) {
+                    if (4 * q + r < left) store_bytes<TC>(to, out[r], valid, ALIGNED);
+                }
+                turned.take(q, out);
+            }
+            store_turned<RUN, ALIGNED, WHOLE>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
+            piece = after;
+        }
+    }
+};

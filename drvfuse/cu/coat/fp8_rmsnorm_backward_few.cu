@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP8 RMSNorm backward of few rows, and LayerNorm's with CENTRED. dw needs no sum over a row, so here a block has rows
+// for dx and, apart from them, columns for dw, which it reads a second time, mostly from L2: blocks do not wait for one
+// another.
+//
+// Layout as of fp8_rmsnorm_backward.cu. Team t of block b of B takes the rows t * B + b, then every B * TEAMS-th. A
+// slice is 32 columns, 4 packs of 8: of slice b, b + B, ... (counted from the last block) thread t has pack t % 4 and,
+// of SLOTS rows at a time, row t / 4. Global bytes: as there, without words; x, its scales, g and rstd are read twice.
+//
+// Order of dw: slot s adds the rows s, s + SLOTS, ... in turn (fma), strand i of WARPS adds the slots i, i + WARPS, ...
+// and the strands are added in turn; one rounding. c1 and dx as there. All operations are IEEE.
+//
+// PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store. Plain
+// launch.
+#include "coat/backward_dx.cuh"
+#include "sync/pdl.cuh"
+
+constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;
+constexpr int BATCH = 4;  // rows of a slot whose loads are in flight
+
+// This thread's sums of its pack of the slice that begins at `first`.
+__device__ __forceinline__ void add_slot(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) sums[k][j] = 0.0f;
+    }
+    const int valid = p.columns - column;
+    for (int first = threadIdx.x / 4; first < p.segment_rows; first += BATCH * SLOTS) {
+        Octet pack[BATCH];
+        Saved saved[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            const int row = first + k * SLOTS;
+            const bool wanted = row < p.segment_rows && valid > 0;
+            load_octet(pack[k], Cursor(p, row, column), 0, wanted, valid);
+            saved[k] = load_saved(p, row, wanted);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (first + k * SLOTS >= p.segment_rows || valid <= 0) break;
+#pragma unroll
+            for (int j = 0; j < WIDTH / 4; ++j) {
+                float xhat[4], g[4];
+                normalised(xhat, pack[k], j, saved[k]);
+                gradient(g, pack[k], 2 * j);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    sums[0][4 * j + i] = __fmaf_rn(g[i], xhat[i], sums[0][4 * j + i]);
+                    if constexpr (CENTRED) sums[1][4 * j + i] = __fadd_rn(sums[1][4 * j + i], g[i]);
+                }
+            }
+        }
+    }
+}
+
+// The sums of all slots: dw, and db, of the slice that begins at `first`.
+__device__ __forceinline__ void store_slice(const BackwardParams& p, int first, float* shared,
+                                            const float (&sums)[SUMS][WIDTH]) {
+    const int warp = threadIdx.x / 32, column = first + threadIdx.x % SLICE;
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) {
+        float* slots = shared + k * SLOTS * SLICE;
+        float4* own = reinterpret_cast<float4*>(slots + threadIdx.x * WIDTH);
+        own[0] = make_float4(sums[k][0], sums[k][1], sums[k][2], sums[k][3]);
+        own[1] = make_float4(sums[k][4], sums[k][5], sums[k][6], sums[k][7]);
+    }
+    __syncthreads();
+    float strand[SUMS] = {};
+#pragma unroll
+    for (int i = 0; i < SLOTS / WARPS; ++i) {
+#pragma unroll
+        for (int k = 0; k < SUMS; ++k) {
+            const float* slots = shared + k * SLOTS * SLICE;
+            strand[k] = __fadd_rn(strand[k], slots[(warp + i * WARPS) * SLICE + threadIdx.x % SLICE]);
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < SUMS; ++k) shared[k * THREADS + threadIdx.x] = strand[k];
+    __syncthreads();
+    if (warp < SUMS && column < p.columns) {
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) total = __fadd_rn(total, shared[warp * THREADS + i * 32 + threadIdx.x % SLICE]);
+        store_scalar((warp == 0 ? p.dw : p.db) + column, total);
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_few(const BackwardParams p) {
+    extern __shared__ __align__(16) u8 dynamic[];
+    float4* weights = reinterpret_cast<float4*>(dynamic);
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // [SUMS][SLOTS][SLICE]
+    __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
+    const int column = member * WIDTH, rows = p.segment_rows, jump = gridDim.x * TEAMS;
+
+    wait_for_producer();
+    if (p.early_trigger) launch_dependents();
+    int at = team * gridDim.x + blockIdx.x;
+    Row row;
+    Cursor from(p, at, column);
+    load_row(row, from, at < rows, p, column, jump);
+    Saved saved = load_saved(p, at, at < rows);
+    const bool keeps = team == 0 && int(blockIdx.x) < rows;
+    Weights<TEAM_THREADS> own;
+    if (keeps) own.load(p, member);
+    // The first slice's rows are loaded while these loads are in flight.
+    int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
+    float sums[SUMS][WIDTH];
+    add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
+    if (keeps) own.keep(weights, member);
+    __syncthreads();
+    const float inverse = __frcp_rn(float(p.columns));
+    u32 turn = 0;
+    for (; at < rows; at += jump) {
+        Products products;
+        products.take(row, saved, weights, p.columns, member, [](int, int, float, float) {});
+        const float rstd = saved.rstd;
+        load_row(row, from, at + jump < rows, p, column, jump);
+        saved = load_saved(p, at + jump, at + jump < rows);
+        products.add_over_team(warp_sums[turn], team, warp);
+        turn ^= 1;
+        products.store(p.dx + i64(at) * p.columns + column, rstd, inverse, p.columns, member);
+    }
+    for (;;) {
+        if (first < p.columns) store_slice(p, first, shared, sums);
+        first += gridDim.x * SLICE;
+        if (first >= p.columns) break;
+        add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
+    }
+    if (!p.early_trigger) launch_dependents();
+}

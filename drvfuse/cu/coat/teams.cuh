@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Teams: TEAM_WARPS warps that hold a row in registers, PACKS packs of 16 elements a thread, and add over it.
+//
+// Pack i of lane l of warp m has the columns from 16 l on of segment i * TEAM_WARPS + m, of 512 columns each. The order of
+// a sum is a tree on the columns alone: a pack's own, butterfly over a segment's 32 packs, the segments in order from +0.
+//
+// All threads of a team call `sum` and `any` alike. A team has a barrier of its own, and two sets of words in turn: a
+// warp is overtaken by one sum at most, as the next has a barrier.
+#pragma once
+#include "common/fp8_rows.cuh"
+
+constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
+constexpr int TEAMS = DRVFUSE_TEAMS;
+constexpr int PACKS = DRVFUSE_PACKS;
+constexpr int THREADS = 32 * TEAM_WARPS * TEAMS;
+
+struct TeamScratch {
+    float sums[2][TEAMS][PACKS * TEAM_WARPS];
+};
+
+struct Team {
+    int lane = threadIdx.x % 32;
+    int member = threadIdx.x / 32 % TEAM_WARPS;
+    int index = threadIdx.x / 32 / TEAM_WARPS;
+    u32 turn = 0;
+
+    // First column of this thread's pack `i`.
+    __device__ __forceinline__ int column(int i) const { return ((i * TEAM_WARPS + member) * 32 + lane) * PACK; }
+
+    // Of a value of each pack; of those that do not exist it is 0.
+    __device__ __forceinline__ float sum(TeamScratch& scratch, float (&own)[PACKS]) {
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) own[i] = __fadd_rn(own[i], __shfl_xor_sync(0xffffffffu, own[i], mask));
+        }
+        float total = 0.0f;
+        if constexpr (TEAM_WARPS == 1) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) total = __fadd_rn(total, own[i]);
+            return total;
+        }
+        float* sums = scratch.sums[turn][index];
+        turn ^= 1;
+        if (lane == 0) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) sums[i * TEAM_WARPS + member] = own[i];
+        }
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + index), "r"(32 * TEAM_WARPS) : "memory");
+#pragma unroll
+        for (int i = 0; i < PACKS * TEAM_WARPS; ++i) total = __fadd_rn(total, sums[i]);
+        return total;
+    }
+
+    // Whether it is true for a thread of the team.
+    __device__ __forceinline__ bool any(bool own) const {
+        if constexpr (TEAM_WARPS == 1) return __any_sync(0xffffffffu, own);
+        u32 result;
+        asm volatile(
+            "{ .reg .pred in, out; setp.ne.u32 in, %3, 0; bar.red.or.pred out, %1, %2, in; selp.u32 %0, 1, 0, out; }"
+            : "=r"(result)
+            : "r"(1 + index), "r"(32 * TEAM_WARPS), "r"(u32(own))
+            : "memory");
+        return result;
+    }
+};
+
+// A thread's packs of a row of FP8, and the bits of their scales. What does not exist is 0.
+struct Fp8Row {
+    u32 word[PACKS][4];
+    u16 scale[PACKS];
+
+    // From a row's `x` and group `scales`; `columns` is 0 for a row that does not exist.
+    template <int QB, bool ALIGNED>
+    __device__ __forceinline__ void load(const Team& team, const u8* x, const u16* scales, int columns) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int at = team.column(i);
+            scale[i] = 0;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) word[i][j] = 0;
+            if (at >= columns) continue;
+            if constexpr (ALIGNED) {
+                stream_pack(word[i], x + at);
+            } else {
+                load_bytes<PACK>(word[i], x + at, columns - at, false);
+            }
+            scale[i] = scales[at / QB];
+        }
+    }
+
+    // The compiler must take the words of a pack from here on as unknown: else it would keep what it has computed from
+    // them, which is many times as many registers, until it is needed again.
+    __device__ __forceinline__ void forget(int i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(word[i][j]));
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ void forget(Pack<T, PACK>& pack) {
+#pragma unroll
+    for (int j = 0; j < Pack<T, PACK>::words; ++j) asm volatile("" : "+r"(pack.word[j]));
+}
+
+// The pack at column `at` of something that has one value a column; 0 where there are no columns.
+template <bool ALIGNED, typename T>
+__device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {
+#pragma unroll
+    for (int j = 0; j < Pack<T, PACK>::words; ++j) pack.word[j] = 0;
+    if (at >= columns) return;
+    if constexpr (ALIGNED) {
+        load_pack(pack, values + at);
+    } else {
+        load_elements<T, PACK>(pack, values + at, columns - at);
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp's tile of FP8 values and its transpose, from registers to memory. What the values are is the caller's.
+//
+// Each lane has TR rows by TC columns and ROW_LANES lanes are over one another. It hands over four rows at a time, which
+// are stored as they lie and turned; when all have come, TR bytes of each column are stored. A sector of 32 bytes should
+// be written at once: ROW_LANES * TR is at least 32 where there are as many rows.
+#pragma once
+#include "common/fp8_rows.cuh"
+
+template <int TR, int TC>
+struct Turned {
+    u32 word[TC][TR / 4];  // of each column, its rows
+
+    // Rows 4 * quad to 4 * quad + 3.
+    __device__ __forceinline__ void take(int quad, const u32 (&rows)[4][TC / 4]) {
+#pragma unroll
+        for (int j = 0; j < TC / 4; ++j) {
+            const u32 four[4] = {rows[0][j], rows[1][j], rows[2][j], rows[3][j]};
+            u32 columns[4];
+            transpose_bytes(four, columns);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) word[4 * j + k][quad] = columns[k];
+        }
+    }
+};
+
+// The nearest bf16, as F2FP leaves it: the upper half of a pair of which the lower is 0.
+__device__ __forceinline__ float rounded_to_bf16(float value) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(value), "f"(0.0f));
+    return __uint_as_float(word);
+}
+
+// TC values over a scale, given as its reciprocal.
+template <typename X, int TC>
+__device__ __forceinline__ void quantise(u32 (&out)[TC / 4], float (&v)[TC], float inverse) {
+#pragma unroll
+    for (int i = 0; i < TC; ++i) v[i] = __fmul_rn(v[i], inverse);
+#pragma unroll
+    for (int j = 0; j < TC / 4; ++j) out[j] = Word<X>::pack(v + 4 * j);
+}
+
+// Columns `at`, at + 1, ... of a lane's rows from `row0` on, into [rows / batch_rows, columns, batch_rows], in stores of
+// RUN bytes. RUN divides batch_rows, so a run stays within its batch and is aligned. With ALIGNED all TC columns exist or
+// none, with WHOLE all rows and columns.
+template <int RUN, bool ALIGNED, bool WHOLE = false, int TR, int TC>
+__device__ __forceinline__ void store_turned(u8* out, const Turned<TR, TC>& turned, i64 row0, i64 rows, i64 batch_rows,
+                                             int columns, int at) {
+    if (!WHOLE && at >= columns) return;
+#pragma unroll
+    for (int r = 0; r < TR; r += RUN) {
+        const i64 row = row0 + r;
+        if (!WHOLE && row >= rows) return;
+        i64 batch = 0, inside = row;
+        if (batch_rows != rows) batch = row / batch_rows, inside = row % batch_rows;
+        u8* const first = out + (batch * columns + at) * batch_rows + inside;
+#pragma unroll
+        for (int c = 0; c < TC; ++c) {
+            u8* const to = first + c * batch_rows;
+            if (ALIGNED || at + c < columns) {
+                if constexpr (RUN >= 4) {
+                    store_words<RUN / 4>(to, turned.word[c] + r / 4);
+                } else {
+                    *to = u8(turned.word[c][r / 4] >> (8 * (r % 4)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce: the sum of one tensor a rank, on every rank, in one kernel a rank.
+//
+// Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
+// last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
+//   one_stage  every rank sums every pack.
+//   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results
+//              in its payload and its output, and gathers the others' from their payloads.
+//   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
+//   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+// Payload, in chunks of `chunk_packs`:
+//   one_stage staged   two halves of chunk input packs, used in turn
+//   two_stage direct   two halves of chunk output packs, used in turn
+//   two_stage staged   ranks * chunk input packs, by owner; then chunk output packs
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+//
+// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, whatever the algorithm.
+//
+// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
+// before that peer's kernel began; so the barrier of equal blocks (barrier.cuh) orders all of it.
+//   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
+//   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), which this
+//   rank waits for; so its input is free when its kernel completes. Staged: nobody else reads it.
+//   Payload halves: a block writes a half again two chunks later, after the barrier of the chunk between, at which the
+//   peers' blocks arrive after reading that half. two_stage staged has two barriers a chunk: staging is rewritten after
+//   the second one (all have summed), results after the first one of the next chunk (all have gathered).
+//   Across calls: a rank arrives at the start barrier after its previous call is complete; after it payloads are free.
+//   In place (output = input): two_stage, staged and local, where each element is last read as input by the thread that
+//   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "sync/barrier.cuh"
+#include "collectives/epilogue.cuh"
+#include "common/pack16.cuh"
+#include "common/partition.cuh"
+#include "sync/pdl.cuh"
+#include "trace/trace.cuh"
+
+using In = DRVFUSE_DTYPE;
+using Out = DRVFUSE_OUT_DTYPE;
+constexpr int RANKS = DRVFUSE_RANKS;
+constexpr int PACKS = DRVFUSE_PACKS;  // packs a thread has in flight
+constexpr bool RAGGED = DRVFUSE_RAGGED;
+constexpr bool STAGED = DRVFUSE_STAGED;
+constexpr int W = 16 / sizeof(In);
+using InPack = Pack<In, W>;
+using OutPack = Pack<Out, W>;
+using Packs = Partition<i64, RANKS>;
+constexpr i64 IN_BYTES = sizeof(InPack);
+constexpr i64 OUT_BYTES = sizeof(OutPack);
+
+struct AllreduceParams {
+    Call call;
+    void* output;
+    i64 count;        // elements in this launch
+    i64 first;        // index of the first of them in the tensor
+    i64 columns;      // the tensor's last dimension, for the epilogue
+    i64 chunk_packs;  // see Payload above; unused by one_stage direct
+};
+
+// Pack `index` of a tensor of `count` elements.
+__device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
+    const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
+    if (RAGGED && count - index * W < W) {
+        load_elements(pack, address, count - index * W);
+    } else {
+        load_pack(pack, address);
+    }
+}
+
+__device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count, const OutPack& pack) {
+    char* address = static_cast<char*>(tensor) + index * OUT_BYTES;
+    if (RAGGED && count - index * W < W) {
+        store_elements(address, pack, count - index * W);
+    } else {
+        store_pack(address, pack);
+    }
+}
+
+__device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
+
+// Sum B packs: load(pack, source, j) fills one, store(j, sum) takes the fp32 sum. All loads are issued first.
+template <int B, typename Load, typename Store>
+__device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
+    InPack packs[B][RANKS];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+#pragma unroll
+        for (int source = 0; source < RANKS; ++source) load(packs[b][source], source, j + b * stride);
+    }
+    trace.need(packs);
+    trace.lap(TraceRole::load);
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+        float sum[W];
+        sum_packs(sum, packs[b]);
+        store(j + b * stride, sum);
+    }
+}
+
+// Sum this thread's packs of the range [0, count).
+template <typename Load, typename Store>
+__device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load& load, const Store& store) {
+    const i64 stride = thread_count();
+    i64 j = thread_index();
+    if constexpr (PACKS > 1) {
+#pragma unroll 1
+        for (; j + (PACKS - 1) * stride < count; j += PACKS * stride)
+            reduce_packs<PACKS>(j, stride, trace, load, store);
+    }
+#pragma unroll 1
+    for (; j < count; j += stride) reduce_packs<1>(j, stride, trace, load, store);
+}
+
+// Copy this thread's packs of [first, first + count) of the own input to `staging`.
+__device__ __forceinline__ void stage_input(const AllreduceParams& p, char* staging, i64 first, i64 count) {
+#pragma unroll 2
+    for (i64 j = thread_index(); j < count; j += thread_count()) {
+        InPack pack;
+        load_input(pack, p.call.input, first + j, p.count);
+        store_pack(staging + j * IN_BYTES, pack);
+    }
+}
+
+#ifdef DRVFUSE_EPILOGUE
+#define EPILOGUE_REFERENCE , const EpilogueParams &epilogue_params
+#else
+#define EPILOGUE_REFERENCE
+#endif
+
+// The output pack `index` from its sum.
+__device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
+                                               float (&sum)[W] EPILOGUE_REFERENCE) {
+    apply_epilogue(sum, p.first + index * W, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+    OutPack pack;
+    from_float(pack, sum);
+    return pack;
+}
+
+#if !DRVFUSE_TWO_STAGE
+
+__device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
+    const i64 packs = (p.count + W - 1) / W;
+#if !DRVFUSE_STAGED
+#if !DRVFUSE_LOCAL
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#endif
+    reduce_range(
+        packs, trace,
+        [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
+        [&](i64 j, float(&sum)[W]) {
+            const OutPack pack = finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+            trace.need(pack);
+            trace.lap(TraceRole::reduce);
+            store_output(p.output, j, p.count, pack);
+            trace.lap(TraceRole::store);
+        });
+#if !DRVFUSE_LOCAL
+    if (!barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+#endif
+#else
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+    i64 half = 0;
+#pragma unroll 1
+    for (i64 begin = 0; begin < packs; begin += p.chunk_packs) {
+        const i64 count = packs - begin < p.chunk_packs ? packs - begin : p.chunk_packs;
+        stage_input(p, payload(p.call.workspaces[p.call.rank]) + half, begin, count);
+        trace.lap(TraceRole::stage);
+        if (!barrier.arrive_and_wait(true)) return;
+        reduce_range(
+            count, trace,
+            [&](InPack& pack, int source, i64 j) {
+                load_pack(pack, payload(p.call.workspaces[source]) + half + j * IN_BYTES);
+            },
+            [&](i64 j, float(&sum)[W]) {
+                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
+                store_output(p.output, begin + j, p.count, pack);
+                trace.lap(TraceRole::store);
+            });
+        half = p.chunk_packs * IN_BYTES - half;
+    }
+    barrier.finish();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    if (p.call.early_trigger) launch_dependents();
+    wait_for_producer();
+    trace.start();
+    one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
+}
+
+#else
+
+// Copy the chunk's results of all other ranks from their payloads at `results` to the output, beginning with the next
+// rank, so that the ranks do not all read from one.
+__device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& part, i64 results, i64 done) {
+    const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
+#pragma unroll 1
+    for (i64 j = thread_index(); j < part.in_chunk(0, done, p.chunk_packs); j += thread_count()) {
+        OutPack packs[RANKS];
+#pragma unroll
+        for (int step = 1; step < RANKS; ++step) {
+            const int owner = (p.call.rank + step) % RANKS;
+            if (j < common || owner < part.extra)
+                load_pack(packs[step], payload(p.call.workspaces[owner]) + results + j * OUT_BYTES);
+        }
+#pragma unroll
+        for (int step = 1; step < RANKS; ++step) {
+            const int owner = (p.call.rank + step) % RANKS;
+            if (j < common || owner < part.extra)
+                store_output(p.output, part.start(owner) + done + j, p.count, packs[step]);
+        }
+    }
+}
+
+__device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
+    const i64 chunk = p.chunk_packs;
+    const Packs part((p.count + W - 1) / W);
+    char* const own = payload(p.call.workspaces[p.call.rank]);
+    i64 results = STAGED ? RANKS * chunk * IN_BYTES : 0;
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (i64 done = 0; done < part.largest(); done += chunk) {
+        if constexpr (STAGED) {
+#pragma unroll 1
+            for (int owner = 0; owner < RANKS; ++owner)
+                stage_input(p, own + owner * chunk * IN_BYTES, part.start(owner) + done,
+                            part.in_chunk(owner, done, chunk));
+            trace.lap(TraceRole::stage);
+            if (!barrier.arrive_and_wait(true)) return;
+        }
+        const i64 begin = part.start(p.call.rank) + done;
+        reduce_range(
+            part.in_chunk(p.call.rank, done, chunk), trace,
+            [&](InPack& pack, int source, i64 j) {
+                if constexpr (STAGED) {
+                    load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * IN_BYTES);
+                } else {
+                    load_input(pack, p.call.sources[source], begin + j, p.count);
+                }
+            },
+            [&](i64 j, float(&sum)[W]) {
+                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
+                store_pack(own + results + j * OUT_BYTES, pack);
+                store_output(p.output, begin + j, p.count, pack);
+                trace.lap(TraceRole::store);
+            });
+        if (!barrier.arrive_and_wait(true)) return;
+        gather(p, part, results, done);
+        trace.lap(TraceRole::gather);
+        if (!STAGED) results = chunk * OUT_BYTES - results;
+    }
+    barrier.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    if (p.call.early_trigger) launch_dependents();
+    wait_for_producer();
+    trace.start();
+    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
+}
+
+#endif

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, in one kernel a rank.
+//
+// Layout. Tensors are [rows, columns], contiguous. A block works on one row at a time and holds it in registers: pack
+// i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
+// 16-byte aligned and `columns` is a multiple of the elements of a pack; with it, rows are read and written element by
+// element. Rows in the payload are always whole packs.
+//   one_stage  every rank does every row.
+//   two_stage  rank k owns a range of rows (balanced). Without residual the owner normalises and quantises, and the
+//              others gather its rows and scales. With residual all need the rounded residual_out, so that is gathered,
+//              and every rank normalises every row: the same operations on the same bits.
+//   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
+//   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+// Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
+// to 16; a block of scales is rounded up to 16 bytes:
+//   one_stage staged   two halves of chunk input rows, used in turn
+//   two_stage direct   two halves of results, used in turn: chunk output rows, then chunk scales; with residual,
+//                      chunk input rows (residual_out)
+//   two_stage staged   ranks * chunk input rows, by owner; then one half of results
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
+// of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
+//
+// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (+ residual, rounded to the input's type: residual_out);
+// f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
+// order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, and one
+// reduction gives both.
+//
+// Memory ordering. As in allreduce.cu, with rows for packs: block b reads of a peer only what block b there wrote (all
+// its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
+// frees inputs at completion (end barrier; last chunk's barrier) and the payload's halves. residual_output may be
+// residual: a row's residual is read before residual_out of that row is written by the same block, after a barrier or
+// by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "sync/barrier.cuh"
+#include "collectives/norm_rows.cuh"
+#include "common/partition.cuh"
+#include "sync/pdl.cuh"
+#include "trace/trace.cuh"
+
+#if !DRVFUSE_TWO_STAGE
+
+// One row: load(pack, source, index) reads a pack of it.
+template <typename Load>
+__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
+    float x[PACKS][W];
+    rows.sum(x, load);
+    if constexpr (RESIDUAL)
+        rows.add_residual(x, row,
+                          [&](int at, const InPack& pack) { store_of_row(p.residual_output, row, at, p, pack); });
+    rows.normalise_to_output(x, row);
+}
+
+__device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trace& trace) {
+#if !DRVFUSE_STAGED
+#if !DRVFUSE_LOCAL
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#endif
+#pragma unroll 1
+    for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
+            load_of_row(pack, p.call.sources[source], row, at, p);
+        });
+    }
+#if !DRVFUSE_LOCAL
+    if (!barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+#endif
+#else
+    const u32 stride = input_stride(p);
+    char* const own = payload(p.call.workspaces[p.call.rank]);
+    u32 half = 0;
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (int begin = 0; begin < p.rows; begin += p.chunk_rows) {
+        const int count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
+#pragma unroll 1
+        for (int j = blockIdx.x; j < count; j += gridDim.x) rows.stage(own + half + j * stride, begin + j);
+        trace.lap(TraceRole::stage);
+        if (!barrier.arrive_and_wait(true)) return;
+#pragma unroll 1
+        for (int j = blockIdx.x; j < count; j += gridDim.x) {
+            whole_row(rows, p, begin + j, [&](InPack& pack, int source, int at) {
+                load_pack(pack, payload(p.call.workspaces[source]) + half + j * stride + at * sizeof(InPack));
+            });
+        }
+        half = p.chunk_rows * stride - half;
+    }
+    barrier.finish();
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ RowScratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    if (p.call.early_trigger) launch_dependents();
+    Rows rows(p, scratch, trace);
+    wait_for_producer();
+    trace.start();
+    one_stage(rows, p, trace);
+    if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
+}
+
+#else
+
+// Copy one row of `bytes` from every other rank's payload at `offset` to the output, B bytes a thread and step, three
+// owners at once, beginning with the next rank. `row(owner)` is the output's row, or negative if that owner has none.
+template <int B, typename Row>
+__device__ __forceinline__ void gather_rows(const FusedParams& p, u32 offset, u32 bytes, const Row& row) {
+    constexpr int OWNERS = RANKS < 3 ? 1 : RANKS < 4 ? 2 : 3;
+#pragma unroll 1
+    for (int first = 1; first < RANKS; first += OWNERS) {
+        const char* from[OWNERS];
+        char* to[OWNERS];
+        bool exists[OWNERS];
+#pragma unroll
+        for (int i = 0; i < OWNERS; ++i) {
+            const int owner = (p.call.rank + first + i) % RANKS;
+            const int into = row(owner);
+            exists[i] = first + i < RANKS && into >= 0;
+            from[i] = payload(p.call.workspaces[owner]) + offset;
+            to[i] = static_cast<char*>(p.output) + i64(into) * bytes;
+        }
+#pragma unroll 1
+        for (u32 at = threadIdx.x * B; at < bytes; at += blockDim.x * B) {
+            u32 words[OWNERS][B / 4];
+#pragma unroll
+            for (int i = 0; i < OWNERS; ++i) {
+                if (exists[i]) load_words<B / 4>(words[i], from[i] + at);
+            }
+#pragma unroll
+            for (int i = 0; i < OWNERS; ++i) {
+                if (exists[i]) store_words<B / 4>(to[i] + at, words[i]);
+            }
+        }
+    }
+}
+
+// The same for rows whose bytes in the output are not aligned: element by element.
+template <typename Row>
+__device__ __forceinline__ void gather_ragged(const FusedParams& p, u32 offset, const Row& row) {
+#pragma unroll 1
+    for (int step = 1; step < RANKS; ++step) {
+        const int owner = (p.call.rank + step) % RANKS;
+        if (row(owner) < 0) continue;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < packs_of_row(p); at += blockDim.x) {
+            OutPack pack;
+            load_pack(pack, payload(p.call.workspaces[owner]) + offset + at * sizeof(OutPack));
+            store_of_row(p.output, row(owner), at, p, pack);
+        }
+    }
+}
+
+__device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trace& trace) {
+    const int chunk = p.chunk_rows;
+    const u32 in_stride = input_stride(p);
+    const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
+    const u32 scales_offset = chunk * out_stride;
+    const u32 half_bytes = scales_offset + (RESIDUAL || !QUANTISE ? 0 : (chunk * u32(sizeof(Scale)) + 15) / 16 * 16);
+    const Partition<int, RANKS> part(p.rows);
+    char* const own = payload(p.call.workspaces[p.call.rank]);
+    u32 results = STAGED ? RANKS * chunk * in_stride : 0;
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (int done = 0; done < part.largest(); done += chunk) {
+        if constexpr (STAGED) {
+#pragma unroll 1
+            for (int owner = 0; owner < RANKS; ++owner) {
+                const int count = part.in_chunk(owner, done, chunk);
+#pragma unroll 1
+                for (int j = blockIdx.x; j < count; j += gridDim.x)
+                    rows.stage(own + (owner * chunk + j) * in_stride, part.start(owner) + done + j);
+            }
+            trace.lap(TraceRole::stage);
+            if (!barrier.arrive_and_wait(true)) return;
+        }
+        const int begin = part.start(p.call.rank) + done;
+        const int mine = part.in_chunk(p.call.rank, done, chunk);
+#pragma unroll 1
+        for (int j = blockIdx.x; j < mine; j += gridDim.x) {
+            const auto load = [&](InPack& pack, int source, int at) {
+                if constexpr (STAGED) {
+                    load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * in_stride +
+                                        at * sizeof(InPack));
+                } else {
+                    load_of_row(pack, p.call.sources[source], begin + j, at, p);
+                }
+            };
+            if constexpr (RESIDUAL) {
+                rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
+                    store_pack(own + results + j * out_stride + at * sizeof(InPack), pack);
+                });
+            } else {
+                float x[PACKS][W];
+                rows.sum(x, load);
+                rows.normalise(
+                    x,
+                    [&](int at, const OutPack& pack) {
+                        store_pack(own + results + j * out_stride + at * sizeof(OutPack), pack);
+                        store_of_row(p.output, begin + j, at, p, pack);
+                    },
+                    [&](float scale) {
+                        store_scalar(reinterpret_cast<Scale*>(own + results + scales_offset) + j, scale);
+                        store_scalar(static_cast<Scale*>(p.scales) + begin + j, scale);
+                    });
+            }
+        }
+        if (!barrier.arrive_and_wait(true)) return;
+        const int most = part.in_chunk(0, done, chunk);
+#pragma unroll 1
+        for (int j = blockIdx.x; j < most; j += gridDim.x) {
+            const auto row = [&](int owner) -> int {
+                return j < part.in_chunk(owner, done, chunk) ? part.start(owner) + done + j : -1;
+            };
+            if constexpr (RESIDUAL) {
+#pragma unroll 1
+                for (int step = 0; step < RANKS; ++step) {
+                    const int owner = (p.call.rank + step) % RANKS;
+                    if (row(owner) < 0) continue;
+                    float x[PACKS][W];
+                    rows.take_residual(x, payload(p.call.workspaces[owner]) + results + j * out_stride, row(owner));
+                    rows.normalise_to_output(x, row(owner));
+                }
+            } else {
+                const u32 bytes = p.columns * u32(sizeof(Out));
+                if constexpr (RAGGED) {
+                    gather_ragged(p, results + j * out_stride, row);
+                } else if (bytes % 16 == 0) {
+                    gather_rows<16>(p, results + j * out_stride, bytes, row);
+                } else {
+                    gather_rows<sizeof(OutPack)>(p, results + j * out_stride, bytes, row);
+                }
+                const int owner = threadIdx.x;
+                if (QUANTISE && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
+                    const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;
+                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner), reinterpret_cast<const Scale*>(scales) + j);
+                }
+            }
+        }
+        if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
+        if (!STAGED) results = half_bytes - results;
+    }
+    barrier.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ RowScratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    if (p.call.early_trigger) launch_dependents();
+    Rows rows(p, scratch, trace);
+    wait_for_producer();
+    trace.start();
+    two_stage(rows, p, trace);
+    if (!p.call.early_trigger) launch_dependents();
+    trace.exit();
+}
+
+#endif

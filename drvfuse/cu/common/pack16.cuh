@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs: the elements that one 16-byte access of the input holds, in registers, and how they are loaded and stored.
+//
+// Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); of another type it is 4, 8 or 32 bytes.
+// All accesses are ordinary global ones. Never the read-only path (ld.global.nc): peers write these bytes while the
+// kernel runs. The volatile asm with a memory clobber keeps every load below the barrier that precedes it in the text.
+#pragma once
+#include "common/prelude.cuh"
+
+template <typename T, int W>
+struct Pack {
+    static_assert(W * sizeof(T) % 4 == 0, "a pack is whole words");
+    static constexpr int words = W * sizeof(T) / 4;
+    u32 word[words];
+};
+
+template <int N>
+__device__ __forceinline__ void load_words(u32* w, const void* address) {
+    const char* at = static_cast<const char*>(address);
+    if constexpr (N == 1) {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(at) : "memory");
+    } else if constexpr (N == 2) {
+        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(at) : "memory");
+    } else {
+        static_assert(N % 4 == 0, "whole 16-byte accesses");
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                         : "l"(at + 4 * i)
+                         : "memory");
+        }
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void store_words(void* address, const u32* w) {
+    char* at = static_cast<char*>(address);
+    if constexpr (N == 1) {
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(w[0]) : "memory");
+    } else if constexpr (N == 2) {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(w[0]), "r"(w[1]) : "memory");
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
+                         "r"(w[i + 2]), "r"(w[i + 3])
+                         : "memory");
+        }
+    }
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void load_pack(Pack<T, W>& pack, const void* address) {
+    load_words<Pack<T, W>::words>(pack.word, address);
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void store_pack(void* address, const Pack<T, W>& pack) {
+    store_words<Pack<T, W>::words>(address, pack.word);
+}
+
+// The first `valid` elements at `address`, which is aligned to one element only; the others become +0.
+template <typename T, int W>
+__device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid) {
+    constexpr int per_word = 4 / sizeof(T);
+    const char* at = static_cast<const char*>(address);
+#pragma unroll
+    for (int i = 0; i < Pack<T, W>::words; ++i) pack.word[i] = 0;
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        if (i < valid) {
+            u32 bits;
+            if constexpr (sizeof(T) == 4) {
+                asm volatile("ld.global.u32 %0, [%1];" : "=r"(bits) : "l"(at + 4 * i) : "memory");
+            } else {
+                u16 half;
+                asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(at + 2 * i) : "memory");
+                bits = half;
+            }
+            pack.word[i / per_word] |= bits << (8 * sizeof(T) * (i % per_word));
+        }
+    }
+}
+
+// Store the first `valid` elements at `address`, which is aligned to one element only.
+template <typename T, int W>
+__device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& pack, i64 valid) {
+    constexpr int per_word = 4 / sizeof(T);
+    char* at = static_cast<char*>(address);
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        if (i < valid) {
+            u32 bits = pack.word[i / per_word] >> (8 * sizeof(T) * (i % per_word));
+            if constexpr (sizeof(T) == 4) {
+                asm volatile("st.global.u32 [%0], %1;" ::"l"(at + 4 * i), "r"(bits) : "memory");
+            } else if constexpr (sizeof(T) == 2) {
+                asm volatile("st.global.u16 [%0], %1;" ::"l"(at + 2 * i), "h"(u16(bits)) : "memory");
+            } else {
+                asm volatile("st.global.u8 [%0], %1;" ::"l"(at + i), "r"(bits) : "memory");
+            }
+        }
+    }
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void to_float(float (&v)[W], const Pack<T, W>& pack) {
+#pragma unroll
+    for (int i = 0; i < Pack<T, W>::words; ++i) Word<T>::unpack(pack.word[i], v + i * Word<T>::per_word);
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void from_float(Pack<T, W>& pack, const float (&v)[W]) {
+#pragma unroll
+    for (int i = 0; i < Pack<T, W>::words; ++i) pack.word[i] = Word<T>::pack(v + i * Word<T>::per_word);
+}
+
+// The sum of N packs in fp32: +0.0f, then source 0 to source N - 1.
+template <typename T, int W, int N>
+__device__ __forceinline__ void sum_packs(float (&sum)[W], const Pack<T, W> (&packs)[N]) {
+#pragma unroll
+    for (int i = 0; i < W; ++i) sum[i] = 0.0f;
+#pragma unroll
+    for (int source = 0; source < N; ++source) {
+        float v[W];
+        to_float(v, packs[source]);
+#pragma unroll
+        for (int i = 0; i < W; ++i) sum[i] = __fadd_rn(sum[i], v[i]);
+    }
+}

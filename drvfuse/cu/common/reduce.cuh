@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reduction of one row held by a block: a sum of squares and a maximum at once, with one block barrier a row.
+//
+// The tree of the sum is defined on the row's 16-byte packs, so it depends on the columns and the input's type alone:
+// inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly (xor 16,
+// 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32 lanes
+// ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is a warp's
+// packs of one j, and every warp computes the last step for itself.
+//
+// The maximum is of |x| as an integer: for non-negative floats that is their order, with NaN above infinity,
+// so a NaN anywhere makes the maximum a NaN.
+//
+// Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
+// used in turn: a warp that is still reading one row's can be overtaken by one row only, as the next row has a barrier.
+#pragma once
+#include "common/prelude.cuh"
+
+constexpr int MAX_GROUPS = 128;
+
+struct RowScratch {
+    float sums[2][MAX_GROUPS];
+    u32 maxima[2][32];
+};
+
+struct RowStatistics {
+    float sum_of_squares;
+    float maximum;
+};
+
+__device__ __forceinline__ float butterfly_sum(float value) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+__device__ __forceinline__ u32 warp_maximum(u32 value) {
+    u32 result;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+    return result;
+}
+
+// `squares[j]` is this thread's sum of pack j; `maximum` the largest |x| of all its packs, as bits; `row` counts rows.
+template <int PACKS>
+__device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row, const float (&squares)[PACKS],
+                                                    u32 maximum) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 warp = threadIdx.x / 32;
+    const u32 warps = blockDim.x / 32;
+    float* sums = scratch.sums[row % 2];
+    u32* maxima = scratch.maxima[row % 2];
+#pragma unroll
+    for (int j = 0; j < PACKS; ++j) {
+        float group = butterfly_sum(squares[j]);
+        if (lane == 0) sums[j * warps + warp] = group;
+    }
+    maximum = warp_maximum(maximum);
+    if (lane == 0) maxima[warp] = maximum;
+    __syncthreads();
+    float sum = 0.0f;
+    for (u32 group = lane; group < PACKS * warps; group += 32) sum = __fadd_rn(sum, sums[group]);
+    sum = butterfly_sum(sum);
+    maximum = warp_maximum(lane < warps ? maxima[lane] : 0);
+    return {sum, __uint_as_float(maximum)};
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several sums over a warp at once.
+#pragma once
+#include "common/prelude.cuh"
+
+// The sums over the warp of V values a lane, as by V butterflies. The lane gets that of value lane / (32 / V).
+template <int V, int MASK = 16>
+__device__ __forceinline__ float butterfly_sums(const float (&v)[V], int lane) {
+    if constexpr (MASK == 0) {
+        return v[0];
+    } else {
+        constexpr int KEPT = V > 1 ? V / 2 : 1;
+        const bool upper = lane & MASK;
+        float kept[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; ++k) {
+            const float own = V > 1 && upper ? v[V - KEPT + k] : v[k], given = V > 1 && upper ? v[k] : v[V - KEPT + k];
+            kept[k] = __fadd_rn(own, __shfl_xor_sync(0xffffffffu, given, MASK));
+        }
+        return butterfly_sums<KEPT, MASK / 2>(kept, lane);
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// The finish of cu/gemv/gemv_partial_norm.cu: the last NORM_WARPS * M warps of the last block wait for the normed sums and
+// normalise them.
+#pragma once
+#include "gemv/params.cuh"
+#include "gemv/butterfly.cuh"
+#include "common/reduce.cuh"
+#include "trace/trace.cuh"
+
+constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs a lane waits for at a time: a power of two
+constexpr bool HELD = DRVFUSE_NORM_HELD;   // a lane waits once only, and keeps what it normalises
+static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
+
+struct Words {
+    u64 word[4];
+};
+
+__device__ __forceinline__ void load_words_relaxed(Words& w, const u64* at) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[0]), "=l"(w.word[1]) : "l"(at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[2]), "=l"(w.word[3]) : "l"(at + 2) : "memory");
+}
+
+__device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& p, int pack) {
+    if constexpr (NORM_ALIGNED) {
+        load_pack(g, p.gamma + 4 * pack);
+    } else {
+        load_elements(g, p.gamma + 4 * pack, p.n_normed - 4 * pack);
+    }
+}
+
+__device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pack, const float (&product)[4], float factor) {
+    float y[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(product[i], factor);
+    Pack<Out, 4> out;
+    from_float(out, y);
+    Out* to = p.normed + i64(m) * p.n_normed + 4 * pack;
+    if constexpr (NORM_ALIGNED) {
+        store_pack(to, out);
+    } else {
+        store_elements(to, out, p.n_normed - 4 * pack);
+    }
+}
+
+// The words of the last pack that no column has are published as 0 (gemv_result.cuh), so that all packs are whole here.
+//
+// This is the end of every launch, by warps that wait for each instruction before: fewer of them are what makes it fast.
+class Norm {
+public:
+    // Without HELD `stash` has room for M x padded floats, if p.stashed: first gamma, then the products with it.
+    __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
+        : p(params), buckets(shared_buckets), lane(threadIdx.x % 32), m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
+          part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
+          words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
+
+    // Before the producer's end: gamma is no producer's.
+    __device__ __forceinline__ void load() {
+        if constexpr (HELD) {
+            load_gammas(part);
+        } else if (p.stashed) {
+#pragma unroll 1
+            for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
+                load_gammas(group);
+#pragma unroll
+                for (int k = 0; k < BATCH; ++k) {
+                    float g[4];
+                    to_float(g, gamma[k]);
+                    if (pack_of(group, k) < packs) products[pack_of(group, k)] = make_float4(g[0], g[1], g[2], g[3]);
+                }
+            }
+        }
+        if (lane < 32 / NORM_WARPS) buckets[m][lane * NORM_WARPS + part] = 0.0f;
+        __syncwarp();
+    }
+
+    // Waits for all normed sums: what each is multiplied by.
+    __device__ __forceinline__ float factor(u32 tag, BlockTrace<FIRST_NORM_THREAD>& trace) {
+        Patience patience(p.scratch);
+#pragma unroll 1
+        for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
+            const float sum = squares(group, tag, patience);
+            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // this lane's in all rounds
+            if (lane % LANES == 0) bucket = __fadd_rn(bucket, sum);
+            if constexpr (HELD) break;
+        }
+        trace.lap(TraceRole::apply_load);
+        asm volatile("bar.sync 1, %0;" ::"r"(THREADS - FIRST_NORM_THREAD) : "memory");
+        const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
+        return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
+    }
+
+    __device__ __forceinline__ void store(float factor) const {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k) {
+                if (pack_of(part, k) < packs) store_normed(p, m, pack_of(part, k), held[k], factor);
+            }
+        } else if (p.stashed) {
+#pragma unroll 4
+            for (int pack = part * 32 + lane; pack < packs; pack += NORM_WARPS * 32) {
+                const float4 stashed = products[pack];
+                store_normed(p, m, pack, {stashed.x, stashed.y, stashed.z, stashed.w}, factor);
+            }
+        } else {
+#pragma unroll 1
+            for (int pack = part * 32 + lane; pack < packs; pack += NORM_WARPS * 32) {
+                Words w;
+                Pack<Gamma, 4> g;
+                float product[4];
+                load_words_relaxed(w, words + i64(pack) * 4);
+                load_gamma(g, p, pack);
+                multiply(product, w, g);
+                store_normed(p, m, pack, product, factor);
+            }
+        }
+    }
+
+private:
+    static constexpr int LANES = 32 / BATCH;  // that have the same sum of squares
+
+    // The lane's pack of group number k of a turn that begins with `group`.
+    __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
+
+    __device__ __forceinline__ void load_gammas(int group) {
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            if (pack_of(group, k) < packs) load_gamma(gamma[k], p, pack_of(group, k));
+        }
+    }
+
+    // Waits for the packs of a turn: lane / LANES says of which group the sum is returned.
+    __device__ __forceinline__ float squares(int group, u32 tag, Patience& patience) {
+        Words w[BATCH];
+        float sums[BATCH];
+        await(w, group, tag, patience);
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+            sums[k] = __fmul_rn(value(w[k], 0), value(w[k], 0));
+#pragma unroll
+            for (int i = 1; i < 4; ++i) sums[k] = __fadd_rn(sums[k], __fmul_rn(value(w[k], i), value(w[k], i)));
+            if constexpr (HELD) {
+                multiply(held[k], w[k], gamma[k]);
+            } else if (p.stashed && pack_of(group, k) < packs) {
+                float4& product = products[pack_of(group, k)];
+                product = make_float4(__fmul_rn(value(w[k], 0), product.x), __fmul_rn(value(w[k], 1), product.y),
+                                      __fmul_rn(value(w[k], 2), product.z), __fmul_rn(value(w[k], 3), product.w));
+            }
+        }
+        return butterfly_sums(sums, lane);
+    }
+
+    // The words of a turn's packs once all carry the tag; those of packs that do not exist are 0.
+    __device__ __forceinline__ void await(Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) w[k].word[i] = u64(tag) << 32;
+        }
+        for (int polls = 1;; ++polls) {
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k) {
+                if (pack_of(group, k) < packs) load_words_relaxed(w[k], words + i64(pack_of(group, k)) * 4);
+            }
+            u32 late = 0;
+#pragma unroll
+            for (int k = 0; k < BATCH; ++k) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) late |= tag_of(w[k], i) ^ tag;
+            }
+            if (late == 0 || (polls % 16 == 0 && !goes_on(w, group, tag, patience))) break;
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ bool goes_on(const Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
+        int column = 0;  // that is missing
+        u32 seen = 0;
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (tag_of(w[k], i) != tag) column = min(4 * pack_of(group, k) + i, p.n_normed - 1), seen = tag_of(w[k], i);
+            }
+        }
+        return patience.goes_on(column % gridDim.x, tag, seen);
+    }
+
+    static __device__ __forceinline__ void multiply(float (&product)[4], const Words& w, const Pack<Gamma, 4>& packed) {
+        float g[4];
+        to_float(g, packed);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) product[i] = __fmul_rn(value(w, i), g[i]);
+    }
+
+    static __device__ __forceinline__ u32 tag_of(const Words& w, int i) { return u32(w.word[i] >> 32); }
+    static __device__ __forceinline__ float value(const Words& w, int i) { return __uint_as_float(u32(w.word[i])); }
+
+    const GemvParams& p;
+    float (*const buckets)[32];  // [M]
+    const int lane, m, part, packs;
+    const u64* const words;
+    float4* const products;
+    Pack<Gamma, 4> gamma[BATCH];
+    float held[HELD ? BATCH : 1][4];  // products with it
+};

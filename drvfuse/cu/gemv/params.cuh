@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cu/gemv/gemv_partial_norm.cu is compiled for and called with, and which rows a block has.
+#pragma once
+#include "common/fp8_rows.cuh"
+#include "sync/scratch.cuh"
+
+using Act = DRVFUSE_ACT_DTYPE;
+using Weight = DRVFUSE_WEIGHT_DTYPE;
+using Gamma = DRVFUSE_GAMMA_DTYPE;
+using Out = DRVFUSE_OUT_DTYPE;
+
+constexpr int M = DRVFUSE_M;                      // rows of act
+constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
+constexpr int TEAMS = DRVFUSE_TEAMS;              // of warps that share a row; stage s is multiplied by number s % TEAMS
+constexpr int PACKS = DRVFUSE_PACKS;              // of a row that a lane has at a time: 1, 2 or 4
+constexpr int STEP = DRVFUSE_STEP;                // rows of a stage
+constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;    // that finish a row of act: a power of two
+constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // a power of two, as many as a row has groups, but 32 at most
+constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
+constexpr int STAGES = DRVFUSE_STAGES;            // that are under way
+constexpr int SLOTS = DRVFUSE_SLOTS;              // for them and for those that are multiplied and added
+constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // stage s is added by number s % SUM_WARPS
+constexpr bool DIRECT = SUM_WARPS == 0;           // a warp has whole rows, and adds its group sums itself
+constexpr bool COPIED = DRVFUSE_COPIED;           // by the copy engine to shared memory, else loaded to registers
+constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a row has several stages
+constexpr bool WHOLE = DRVFUSE_WHOLE;             // a row has all packs of its warps
+constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;     // launched with PDL
+constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
+constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
+enum class Scales { none, tensor, row, group };
+constexpr Scales SCALES = Scales::DRVFUSE_SCALES;
+
+constexpr int W = 16 / sizeof(Weight);  // elements of a pack
+constexpr int SCALE_GROUP = 128;
+constexpr bool EXACT = sizeof(Act) < 4 && sizeof(Weight) < 4;
+
+constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // the first ones; those that sum come next, those that norm last
+constexpr int FIRST_SUM_THREAD = 32 * PRODUCT_WARPS;
+constexpr int FIRST_NORM_THREAD = FIRST_SUM_THREAD + 32 * SUM_WARPS;
+constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
+constexpr int GROUPS = WARPS_A_ROW * PACKS;       // of a row in a stage
+constexpr int SLICE = GROUPS * 512;               // its bytes
+constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
+constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
+static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
+              "gemv_pipeline.cuh");
+static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from chunk to chunk");
+static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "gemv_products.cuh");
+static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
+
+// What the first copy needs comes first: a kernel's parameters are fetched by lines.
+struct GemvParams {
+    const Weight* weight;
+    i64 weight_step;  // between rows in bytes, below 2^32
+    int columns;      // K
+    int n_normed, n_unnormed;
+    int rows_share, rows_more;      // of a block: as many rows each, the first ones 1 more
+    int normed_share, normed_more;  // normed rows likewise
+    int chunks;  // stages of a row
+    int groups;  // of a row
+    int early_trigger;
+    int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
+    const Act* act;
+    i64 act_stride;  // in elements
+    const float* scales;
+    Out* normed;
+    Out* unnormed;
+    u64* words;
+    const Gamma* gamma;
+    u32* finish_counter;  // the caller's, or that of the workspace
+    Scratch scratch;
+    int padded;   // n_normed rounded up to 4
+    int stashed;  // shared memory holds what is normalised
+    float eps;
+};
+
+// The rows of a block: every gridDim.x-th, so the normed ones come first.
+struct Rows {
+    int count, normed;
+
+    __device__ __forceinline__ explicit Rows(const GemvParams& p) {
+        const int b = blockIdx.x;
+        count = p.rows_share + (b < p.rows_more);
+        normed = p.normed_share + (b < p.normed_more);
+    }
+
+    __device__ __forceinline__ int operator[](int r) const { return blockIdx.x + r * gridDim.x; }
+};

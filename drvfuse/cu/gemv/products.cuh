@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Group sums of rows of the weight, as cu/gemv/gemv_partial_norm.cu says.
+#pragma once
+#include "gemv/butterfly.cuh"
+#include "gemv/pipeline.cuh"
+#include "gemv/result.cuh"
+
+constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
+constexpr int TOGETHER = RESIDENT ? STEP : 2;                    // rows whose sums are reduced together
+constexpr int SUMS = TOGETHER * PACKS;
+constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
+static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
+static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
+
+__device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word[i] = 0;
+    if constexpr (ACCESS == 8) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            if (4 * i < valid) {
+                asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(word[i]), "=r"(word[i + 1]) : "l"(at + 4 * i));
+            }
+        }
+    } else if constexpr (ACCESS == 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (4 * i < valid) asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16 / ACCESS; ++i) {
+            if (ACCESS * i < valid) {
+                u32 bits;
+                if constexpr (ACCESS == 2) {
+                    u16 half;
+                    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(at + 2 * i));
+                    bits = half;
+                } else {
+                    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(bits) : "l"(at + i));
+                }
+                word[ACCESS * i / 4] |= bits << (8 * (ACCESS * i % 4));
+            }
+        }
+    }
+}
+
+// Loads 16 bytes of a row of the weight, of which `valid`, if that is less, are in the row; the others become zero.
+// Without `wanted` the words stay as they are.
+__device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
+    if constexpr (ACCESS == 16) {
+        asm volatile(
+            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
+            "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+            : "l"(at), "r"(u32(wanted)));
+    } else {
+        if (wanted) load_narrow(word, at, valid);
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (sizeof(T) == 1) {
+            fp8_floats<T>(word[i], v + 4 * i);
+        } else {
+            Word<T>::unpack(word[i], v + i * Word<T>::per_word);
+        }
+    }
+}
+
+// Elements of act at column `at`, of which `valid` exist; the others are zero.
+__device__ __forceinline__ void load_act(Pack<Act, W>& pack, const Act* at, int valid) {
+    if constexpr (ACT_ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < Pack<Act, W>::words; ++i) pack.word[i] = 0;
+        if (valid > 0) load_pack(pack, at);
+    } else {
+        load_elements(pack, at, valid);
+    }
+}
+
+// What a lane holds of a row ahead of its use.
+struct Slot {
+    u32 word[COPIED ? 1 : PACKS][4];
+    float scale[SCALES == Scales::group ? PACKS : 1];
+};
+
+class Products {
+public:
+    __device__ __forceinline__ Products(const GemvParams& params, const Rows& rows_of_block)
+        : p(params), rows(rows_of_block), lane(threadIdx.x % 32), column(threadIdx.x / 32 % WARPS_A_ROW) {}
+
+    // Begin to load, to registers, what is not copied of row `s` of a stage.
+    __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
+        if constexpr (COPIED && SCALES != Scales::group) return;
+        const int r = stage.first + s;
+        if (r >= rows.count) return;
+        const u32 row = rows[r];
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            const int pack = pack_index(stage.chunk, i);
+            const int valid = p.columns * int(sizeof(Weight)) - pack * 16;
+            if constexpr (!COPIED) {
+                const char* at = reinterpret_cast<const char*>(p.weight) + u64(row) * u32(p.weight_step);
+                load_weight(slot.word[i], at + i64(pack) * 16, valid > 0, valid);
+            }
+            if constexpr (SCALES == Scales::group) {
+                const i64 of_row = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;
+                slot.scale[i] = valid > 0 ? p.scales[row * of_row + pack * W / SCALE_GROUP] : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_resident_act() {
+        if constexpr (RESIDENT) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) load_act_pack(raw_act[i], 0, pack_index(0, i));
+        }
+    }
+
+    __device__ __forceinline__ void widen_resident_act() {
+        if constexpr (RESIDENT) {
+#pragma unroll
+            for (int i = 0; i < PACKS; ++i) to_float(act[i], raw_act[i]);
+        }
+    }
+
+    // The group sums of a stage's rows into `parts` [STEP][M][GROUPS], or with DIRECT the rows' sums to where they go, words
+    // with `tag`. The stage's weights are at `weights` in shared memory if they are copied. Each slot is loaded anew, for the
+    // next stage, once it is used.
+    __device__ __forceinline__ void multiply(Slot (&slots)[STEP], const Stage& stage, const Stage& next, u32 weights,
+                                             float* parts, u32 tag) {
+#pragma unroll
+        for (int s0 = 0; s0 < STEP; s0 += TOGETHER) {
+            float w[RESIDENT ? 1 : TOGETHER][PACKS][W];
+            float scale[TOGETHER][PACKS];
+            float sums[VALUES];
+#pragma unroll
+            for (int k = 0; k < VALUES; ++k) sums[k] = 0.0f;
+#pragma unroll
+            for (int s = 0; s < TOGETHER; ++s) {
+                Slot& slot = slots[s0 + s];
+                const int r = s0 + s;
+                float(&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
+#pragma unroll
+                for (int i = 0; i < PACKS; ++i) {
+                    if constexpr (COPIED) {
+                        u32 word[4];
+                        const bool inside = (WHOLE || pack_index(stage.chunk, i) * W < p.columns) &&
+                                            (STEP == 1 || r < rows.count - stage.first);
+                        const u32 at = weights + r * SLICE + (i * WARPS_A_ROW + column) * 512 + lane * 16;
+                        load_copied(word, at, inside);
+                        widen<Weight>(wide[i], word);
+                    } else {
+                        widen<Weight>(wide[i], slot.word[i]);
+                    }
+                    if constexpr (SCALES == Scales::group) scale[s][i] = slot.scale[i];
+                    if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i]);
+                }
+                load(slot, next, s0 + s);
+            }
+            if constexpr (DIRECT) {
+                put(sums, stage.first + s0, tag);
+            } else if constexpr (RESIDENT) {
+                deposit(sums, s0, 0, parts);
+            } else {
+#pragma unroll 1
+                for (int m = 0; m < M; ++m) {
+#pragma unroll
+                    for (int i = 0; i < PACKS; ++i) {
+                        const bool inside = pack_index(stage.chunk, i) * W < p.columns;
+                        Pack<Act, W> pack;
+                        float a[W];
+                        load_act_pack(pack, m, pack_index(stage.chunk, i));
+                        to_float(a, pack);
+#pragma unroll
+                        for (int s = 0; s < TOGETHER; ++s) {
+                            sums[s * PACKS + i] = inside ? pack_sum(a, w[s][i], scale[s][i]) : 0.0f;
+                        }
+                    }
+                    deposit(sums, s0, m, parts);
+                }
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int pack_index(int chunk, int i) const {
+        return ((CHUNKED ? chunk * GROUPS : 0) + i * WARPS_A_ROW + column) * 32 + lane;
+    }
+
+    __device__ __forceinline__ void load_act_pack(Pack<Act, W>& pack, int m, int index) const {
+        load_act(pack, p.act + m * p.act_stride + i64(index) * W, p.columns - index * W);
+    }
+
+    static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
+        if constexpr (WHOLE && STEP == 1) {
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                         : "r"(at)
+                         : "memory");
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = 0;
+            asm volatile(
+                "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
+                "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                : "r"(at), "r"(u32(wanted))
+                : "memory");
+        }
+    }
+
+    static __device__ __forceinline__ float pack_sum(const float (&a)[W], const float (&w)[W], float scale) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < W; ++e) {
+            sum = EXACT ? __fmaf_rn(a[e], w[e], sum) : __fadd_rn(sum, __fmul_rn(a[e], w[e]));
+        }
+        return SCALES == Scales::group ? __fmul_rn(sum, scale) : sum;
+    }
+
+    __device__ __forceinline__ void deposit(float (&sums)[VALUES], int s0, int m, float* parts) const {
+        const float total = butterfly_sums(sums, lane);
+        const int value = lane / (32 / VALUES);
+        if (lane % (32 / VALUES) == 0 && value < SUMS) {
+            const int r = s0 + value / PACKS;
+            parts[(r * M + m) * GROUPS + value % PACKS * WARPS_A_ROW + column] = total;
+        }
+    }
+
+    // The rows' sums from their group sums: as where 32 lanes add a group each, as the others would add zeros.
+    __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
+        constexpr int LANES = 32 / VALUES;  // that have the same value
+        float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));
+#pragma unroll
+        for (int mask = PACKS / 2 * LANES; mask >= LANES; mask /= 2) {
+            total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, mask));
+        }
+        const int r = first + lane / (PACKS * LANES);
+        if (lane % (PACKS * LANES) == 0 && lane / LANES < SUMS && r < rows.count) put_sum(p, rows, r, 0, total, tag);
+    }
+
+    const GemvParams& p;
+    const Rows& rows;
+    const int lane, column;
+    Pack<Act, W> raw_act[RESIDENT ? PACKS : 1];
+    float act[RESIDENT ? PACKS : 1][W];
+};

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// The barrier between the blocks with one index on all ranks, its bound in time, and what happens at the bound.
+//
+// State, in each rank's workspace: `epoch`, the number of barriers all calls before this one had; flags[block][peer],
+// written by that peer alone with the ordinal of the last barrier it arrived at. Ordinals are epoch + 1, 2, ... and
+// never decrease, so nothing is reset between calls, a grid may change from call to call, and a graph replays
+// unchanged.
+//
+// Ordering. Thread t < ranks releases (st.release.sys) the ordinal into peer t's flag and acquires (ld.acquire.sys) its
+// own flag of peer t. `publish` puts a block barrier before the release, so that what any thread of this block did
+// before (stores to be read by peers, loads of what peers will overwrite) happens before the release by cumulativity;
+// the block barrier after the acquire hands the peers' writes to every thread of the block. Together: all that the
+// paired blocks did before their arrival happens before all that this block does afterwards. A start barrier needs no
+// `publish`: what it guards was done by earlier kernels of the stream.
+//
+// Progress needs the blocks with one index to be resident together; devices place blocks in index order.
+//
+// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
+// abort word is set. The first thread of a rank to give up writes the report and sets the abort word of every rank. A
+// thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
+// for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
+#pragma once
+#include "trace/trace.cuh"
+#include "sync/workspace.cuh"
+
+__device__ __forceinline__ void store_release(u64* address, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 load_acquire(const u64* address) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_relaxed(const u32* address) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_relaxed(u32* address, u32 value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 global_nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+template <int Ranks>
+class Barrier {
+public:
+    // After wait_for_producer(); every thread of the block. Reads the workspace's state.
+    __device__ __forceinline__ Barrier(const Call& call, Trace& trace)
+        : call_(call), trace_(trace), ordinal_(0), epoch_(0) {
+        char* own = call.workspaces[call.rank];
+        aborted_ = false;
+        if (threadIdx.x < Ranks) {
+            epoch_ = *epoch_word(own);
+            aborted_ = load_relaxed(abort_word(own)) != 0;
+        }
+    }
+
+    // All threads of the block. False, for all of them, if the call is aborted; then nothing may be assumed of peers.
+    __device__ __forceinline__ bool arrive_and_wait(bool publish) {
+        if (publish) __syncthreads();
+        if (publish) trace_.lap(TraceRole::sync);
+        ++ordinal_;
+        u64 met = 0;
+        if (threadIdx.x < Ranks && !aborted_) {
+            u64 expected = epoch_ + ordinal_;
+            store_release(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
+            aborted_ = !wait(threadIdx.x, expected, met);
+        }
+        trace_.waits(ordinal_ - 1, Ranks, met);
+        const bool all = !__syncthreads_or(aborted_);
+        trace_.lap(TraceRole::barrier);
+        return all;
+    }
+
+    // All threads of the block, once, after the last barrier of a call that was not aborted: the last block to get here
+    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before.
+    __device__ __forceinline__ void finish() {
+        if (threadIdx.x == 0) {
+            char* own = call_.workspaces[call_.rank];
+            u32 before;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                         : "=r"(before)
+                         : "l"(arrived_word(own))
+                         : "memory");
+            if (before == gridDim.x - 1) {
+                *arrived_word(own) = 0;
+                *epoch_word(own) = epoch_ + ordinal_;
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ bool wait(int peer, u64 expected, u64& met) {
+        char* own = call_.workspaces[call_.rank];
+        const u64* flag = flag_word(own, blockIdx.x, peer);
+        u64 deadline = 0;
+        for (u32 polls = 1;; ++polls) {
+            u64 seen = load_acquire(flag);
+            trace_.stamp(met, seen >= expected);
+            if (seen >= expected) return true;
+            if (polls % 32 == 0 && load_relaxed(abort_word(own)) != 0) return false;
+            if (polls % 1024 == 0) {
+                u64 now = global_nanoseconds();
+                if (deadline == 0) {
+                    deadline = now + call_.timeout_ns;
+                } else if (now > deadline) {
+                    give_up(peer, expected, seen);
+                    return false;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void give_up(int peer, u64 expected, u64 seen) {
+        if (atomicCAS(reporter_word(call_.workspaces[call_.rank]), 0u, 1u) != 0) return;
+        Report* report = call_.report;
+        report->rank = call_.rank;
+        report->peer = peer;
+        report->block = blockIdx.x;
+        report->phase = ordinal_;
+        report->expected = expected;
+        report->seen = seen;
+        asm volatile("fence.acq_rel.sys;" ::: "memory");
+        store_relaxed(&report->magic, DRVFUSE_REPORT_MAGIC);
+#pragma unroll 1
+        for (int rank = 0; rank < Ranks; ++rank) store_relaxed(abort_word(call_.workspaces[rank]), 1);
+    }
+
+    const Call& call_;
+    Trace& trace_;
+    u32 ordinal_;
+    u64 epoch_;
+    bool aborted_;
+};

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// A grid-wide barrier that carries a maximum, for cooperative launches of at most MAX_GRID blocks.
+//
+// Each block owns a 64-bit slot: (epoch, value). A block stores its slot with release and then polls all slots until
+// each carries this launch's epoch, so the word is its own flag and nothing is reset between launches. The epoch is
+// read by every block before its slot is stored; block 0 advances it after the barrier, when all have read it. So a
+// workspace that was zeroed once serves any number of launches in stream order, of any grid.
+//
+// Failure: scratch.cuh.
+#pragma once
+#include "sync/scratch.cuh"
+
+constexpr int MAX_GRID = 512;
+
+struct GridWorkspace {
+    ScratchState state;
+    u64 slots[MAX_GRID];
+};
+
+// `use` is made at the kernel's start and finished here. `shared_maximum` is 0 on entry for all, or a shared word that
+// every thread's value has been folded into before the last __syncthreads(). After it, that is the maximum over the grid
+// (as u32), and what any thread of any block wrote to global memory before is visible to all threads. False, for all
+// threads of the block, if a block did not arrive.
+__device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse& use, u32* shared_maximum) {
+    __syncthreads();
+    if (gridDim.x == 1) return true;
+    u64* slots = reinterpret_cast<GridWorkspace*>(scratch.state)->slots;
+    const u32 epoch = use.epoch();
+    if (threadIdx.x == 0) {
+        u64 word = u64(epoch) << 32 | *shared_maximum;
+        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(slots + blockIdx.x), "l"(word) : "memory");
+    }
+    __syncthreads();
+    Patience patience(scratch);
+    bool failed = use.aborted();
+    for (u32 first = threadIdx.x / 32 * 32; first < gridDim.x; first += blockDim.x) {
+        const u32 slot = first + threadIdx.x % 32;
+        u64 word = u64(epoch) << 32;
+        while (slot < gridDim.x && !failed) {
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(slots + slot) : "memory");
+            if (u32(word >> 32) == epoch) break;
+            failed = !patience.goes_on(slot, epoch, u32(word >> 32));
+        }
+        __syncwarp();
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+        u32 most;
+        asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(u32(word)));
+        if (threadIdx.x % 32 == 0) atomicMax(shared_maximum, most);
+    }
+    if (!use.met(failed)) return false;
+    use.finish();
+    return true;
+}

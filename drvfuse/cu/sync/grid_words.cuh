@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words that blocks of one launch leave for one another: 64 bits, the launch's epoch and a value, so a word is its own
+// flag and orders no other memory. They follow the state of scratch.cuh in the workspace.
+#pragma once
+#include "sync/scratch.cuh"
+
+constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 14;
+
+// ops/fp8_forward_plan.py has its size.
+struct GridWords {
+    ScratchState state;
+    u64 maxima[2][MAX_WORD_BLOCKS];  // of each block, in two rounds
+    u64 rows[MAX_WORD_ROWS];
+    u64 sums[MAX_WORD_SUMS];
+};
+
+__device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(u64(epoch) << 32 | value) : "memory");
+}
+
+// What `block` leaves in a word, or without a word nothing.
+struct Awaited {
+    const u64* word;
+    u32 block, value;
+};
+
+// The values of all words, each poll of which is under way together; `given_up` is set if the wait is over.
+template <int N>
+__device__ __forceinline__ void await_words(Awaited (&all)[N], u32 epoch, Patience& patience, bool& given_up) {
+    for (;;) {
+        u64 seen[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            seen[i] = u64(epoch) << 32;
+            if (all[i].word != nullptr) {
+                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(seen[i]) : "l"(all[i].word) : "memory");
+            }
+        }
+        bool late = false;
+        u32 block = 0, left = 0;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            all[i].value = u32(seen[i]);
+            if (u32(seen[i] >> 32) != epoch) late = true, block = all[i].block, left = u32(seen[i] >> 32);
+        }
+        if (!late) return;
+        if (!patience.goes_on(block, epoch, left)) {
+            given_up = true;
+            return;
+        }
+    }
+}

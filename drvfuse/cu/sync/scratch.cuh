@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The workspace of an op on one device: what its blocks need to wait for one another, for a bounded time.
+//
+// `epoch` numbers the launches; words that blocks leave for one another carry it, so nothing is reset between launches,
+// and a workspace that was zeroed once serves any number of them in stream order. It wraps past 0, which words that were
+// never written carry: a word that the launch 2^32 - 1 before this one has written, and none since, would be taken for
+// this one's. `users` is the number of launches at work, which must never be two.
+//
+// Failure. A wait is bounded by `timeout_ns` of %globaltimer, read at most once in 64 polls, and ends early when the abort
+// word is set. The first thread to give up writes the report, in pinned host memory, and sets the abort word. A thread
+// that gives up goes on to its block's next barrier, where the block learns of it. Launches that find the abort word
+// wait for nothing, until the host has zeroed the workspace; those that find the report read say so again.
+#pragma once
+#include "common/prelude.cuh"
+
+struct ScratchState {
+    u32 epoch, abort, reporter, users;
+};
+
+// ops/scratch.py has the same layout. `magic` is written last.
+struct ScratchReport {
+    u32 reason;
+    u32 block, awaited;  // `block` waited for what block `awaited` should have left
+    u32 expected, seen;  // epochs
+    u32 unused;
+    u64 state;  // the workspace's address
+    u32 magic;
+};
+
+constexpr u32 SCRATCH_MAGIC = 0x44525653;
+constexpr u32 GAVE_UP = 1, IN_USE = 2, NOT_ZEROED = 3;
+
+struct Scratch {
+    ScratchState* state;
+    ScratchReport* report;
+    u64 timeout_ns;
+};
+
+__device__ __forceinline__ u32 scratch_word(const u32* address) {
+    u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void set_scratch_word(u32* address, u32 value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
+    ScratchReport* report = scratch.report;
+    report->reason = reason;
+    report->block = blockIdx.x;
+    report->awaited = awaited;
+    report->expected = expected;
+    report->seen = seen;
+    report->state = reinterpret_cast<u64>(scratch.state);
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(&report->magic), "r"(SCRATCH_MAGIC) : "memory");
+}
+
+__device__ __forceinline__ void give_up(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
+    if (atomicCAS(&scratch.state->reporter, 0u, 1u) != 0) return;
+    write_report(scratch, reason, awaited, expected, seen);
+    set_scratch_word(&scratch.state->abort, 1);
+}
+
+// By one thread of a launch that has found the abort word set: says so again if the host has read the report.
+__device__ __forceinline__ void report_abort(const Scratch& scratch) {
+    u32 unread;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch.report->magic) : "memory");
+    if (unread == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
+}
+
+// The epoch of the launch after that of `epoch`.
+__device__ __forceinline__ u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 1u : epoch + 1; }
+
+// The wait of one thread for words of this epoch.
+class Patience {
+public:
+    __device__ __forceinline__ explicit Patience(const Scratch& scratch) : scratch_(scratch), polls_(0), start_(0) {}
+
+    // After a poll that found `seen` where `awaited` should leave `expected`: false if the wait is over.
+    __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
+        ++polls_;
+        if (polls_ % 16 == 0 && scratch_word(&scratch_.state->abort) != 0) return false;
+        if (polls_ % 64 == 0) {
+            u64 now;
+            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+            if (start_ == 0) {
+                start_ = now;
+            } else if (now - start_ > scratch_.timeout_ns) {
+                give_up(scratch_, GAVE_UP, awaited, expected, seen);
+                return false;
+            }
+        }
+        return true;
+    }
+
+private:
+    const Scratch& scratch_;
+    u32 polls_;
+    u64 start_;
+};
+
+// Every thread, once, after wait_for_producer(): the workspace's words, which marks it as in use. With `wanted` false
+// the launch does not touch the workspace.
+class ScratchUse {
+public:
+    __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch, bool wanted = true)
+        : scratch_(scratch), previous_(0), aborted_(0), users_(0) {
+        if (!wanted) return;
+        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+                     : "=r"(previous_), "=r"(aborted_)
+                     : "l"(scratch.state)
+                     : "memory");
+        if (leads()) {  // atomicAdd would wait for the result here, for the sake of the other lanes
+            asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                         : "=r"(users_)
+                         : "l"(&scratch.state->users)
+                         : "memory");
+        }
+    }
+
+    // What this launch's words carry. The first call waits for the workspace, so other loads should be under way.
+    __device__ __forceinline__ u32 epoch() const { return next_epoch(previous_); }
+
+    // Whether an earlier launch gave up, so that nothing may be waited for.
+    __device__ __forceinline__ bool aborted() const { return aborted_ != 0; }
+
+    // All threads of the block, after their waits, a block barrier: false for all if one of them failed.
+    __device__ __forceinline__ bool met(bool failed) {
+        if (leads() && aborted_ != 0) report_abort(scratch_);
+        return !__syncthreads_or(failed);
+    }
+
+    // In the leading thread, how many launches were at work when this one began.
+    __device__ __forceinline__ u32 users() const { return users_; }
+
+    // Once, when every block has read the epoch. Says so if another launch was at work when this one began: only here,
+    // since waiting for that word at the start would delay the launch.
+    __device__ __forceinline__ void finish() { finish(epoch(), users_); }
+
+    // The same of a kernel that has no registers for these numbers, so that its leading thread kept them elsewhere.
+    __device__ __forceinline__ void finish(u32 epoch, u32 users) {
+        if (!leads()) return;
+        set_scratch_word(&scratch_.state->epoch, epoch);
+        atomicSub(&scratch_.state->users, 1u);
+        if (users != 0) give_up(scratch_, IN_USE, 0, epoch, users);
+    }
+
+private:
+    __device__ __forceinline__ bool leads() const { return blockIdx.x == 0 && threadIdx.x == 0; }
+
+    const Scratch& scratch_;
+    u32 previous_, aborted_, users_;
+};

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trace of a kernel: which phase each block was in, and when.
+//
+// Without the definition DRVFUSE_TRACE everything here is empty, and a kernel that calls it has the PTX of one that
+// does not. A kernel is traced like this:
+//
+//     extern "C" __global__ void kernel(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
+//         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet
+//         wait_for_producer();
+//         trace.start();                         // once, right after the wait: the time since the entry is `producer`
+//         ... trace.lap(TraceRole::load); ...    // the time since the lap before it was spent in this phase
+//         trace.exit();                          // last, by all threads
+//     }
+//
+// Who writes. The thread with threadIdx.x == Writer, whose warp must be whole; laps of other threads do nothing, so a
+// call needs no `if`. A phase is the writer's: where it must last until values have arrived or are computed, call
+// `need(values)` before the lap, or the clock is read while loads are in flight.
+//
+// Where it writes. Words wait in shared memory until the block exits: a global store in flight would hold up the
+// kernel's next fence. There is room for DRVFUSE_TRACE_WORDS, and the host counts what it takes; phases beyond that go
+// to the last word.
+//
+// What it costs is instructions: in a short kernel each runs once, and takes the writer's warp some five cycles.
+//
+// Layout of a launch's section, in 8-byte words; the host has the same in drvfuse/trace/layout.py. Blocks lie by
+// blockIdx.x + gridDim.x * blockIdx.y, each `words` words long, an even number:
+//     0   %globaltimer at the entry, in ns
+//     1   clock at the entry
+//     2   %globaltimer at the exit + (SM id << 48)
+//     3   clock at the exit, the end of the phase `finish`                     zero: the block has not run
+//     4.. `waits` words, one a round and peer: clock when the peer was seen    zero: it was not
+//     ..  one a phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
+// "clock" is %clock64, which is the SM's own: differences are good within a block, up to 2^48 cycles, and the two
+// %globaltimer readings place them. Every launch writes all words.
+//
+// Memory ordering. The section belongs to one prepared launch; launches of it follow each other, and the stores come
+// after the wait for the producer. Its reader waits for the kernel's end.
+#pragma once
+#include "common/prelude.cuh"
+
+// What a block did since the lap before. drvfuse/trace/layout.py has the names, in the same order.
+enum class TraceRole : u32 {
+    producer,      // from the entry until the kernel in front had completed
+    stage,         // copied the own input to where peers read it
+    push,          // stored to peers
+    sync,          // waited for the other threads of the block
+    wait,          // waited for a peer, from the lap before to the time its flag or data was seen
+    barrier,       // waited for all peers and for the threads that watch them
+    load,          // read what the phase after it works on
+    multiply,      // products of a row and a vector
+    reduce,        // added, normalised, quantised
+    store,         // stored results
+    gather,        // read peers' results
+    apply_load,    // the block that finishes the others' work: waited for it and read it,
+    apply_reduce,  // reduced it,
+    apply_store,   // stored the result
+    finish,        // all that comes after the last lap
+};
+
+#ifdef DRVFUSE_TRACE
+
+struct TraceParams {
+    u64* section;  // less than 2^32 words
+    u32 words;     // of a block
+    u32 waits;     // of them for waits
+};
+
+#define DRVFUSE_TRACE_PARAMETER , const __grid_constant__ TraceParams trace_params
+#define DRVFUSE_TRACE_ARGUMENT trace_params
+
+namespace trace_detail {
+__device__ __forceinline__ u32 mix(u32 value) { return value; }
+__device__ __forceinline__ u32 mix(float value) { return __float_as_uint(value); }
+template <typename Pack>
+__device__ __forceinline__ u32 mix(const Pack& pack) {
+    u32 all = 0;
+#pragma unroll
+    for (int i = 0; i < Pack::words; ++i) all ^= pack.word[i];
+    return all;
+}
+template <typename T, int N>
+__device__ __forceinline__ u32 mix(const T (&values)[N]) {
+    u32 all = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) all ^= mix(values[i]);
+    return all;
+}
+}  // namespace trace_detail
+
+template <u32 Writer>
+class BlockTrace {
+public:
+    __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
+        : params_(params),
+          buffer_(buffer()),
+          last_(buffer_ + 8 * (params.words - 1)),
+          next_(buffer_ + 8 * (HEADER + params.waits)) {
+        u64 entered_ns = 0, entered = 0;
+        if (writes()) entered_ns = nanoseconds(), entered = clock();
+        if (in_warp()) {  // the writer's lane comes first, the others zero what is behind
+            const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
+            to_buffer(own, entered_ns, entered);
+#pragma unroll 1
+            for (u32 first = 64; first < WORDS; first += 64) to_buffer(own + 8 * first, 0, 0);
+        }
+        __syncwarp();
+    }
+
+    // After the wait for the producer, before any lap.
+    __device__ __forceinline__ void start() { lap(TraceRole::producer); }
+
+    // The writer was in phase `role` since the lap before.
+    __device__ __forceinline__ void lap(TraceRole role) {
+        if (writes()) {
+            asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
+                         " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(next_), "l"(clock()), "r"((u32(role) + 1) << 16)
+                         : "memory");
+            next_ = min(next_ + 8, last_);
+        }
+    }
+
+    // The writer goes on once it has these values: words, floats, packs, or arrays of them.
+    template <typename T>
+    __device__ __forceinline__ void need(const T& values) {
+        if (writes()) {  // the word is written anew at the exit
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(buffer_ + 24), "r"(trace_detail::mix(values)) : "memory");
+        }
+    }
+
+    // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round
+    // right after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
+    __device__ __forceinline__ void stamp(u64& when, bool ready) const {
+        asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
+                     : "+l"(when)
+                     : "r"(u32(ready))
+                     : "memory");
+    }
+
+    // All threads, once a round: thread t < peers has waited for peer t from the lap before until `when`, or has not
+    // seen what it waited for, and `when` is 0. The lap that follows is number `round`, from 0, of role `barrier`; the
+    // writer must be in warp 0.
+    __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
+        static_assert(Writer < 32, "warp 0 copies the words");
+        if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
+            to_buffer(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
+    }
+
+    // The phase `finish` ends; nothing may follow. All threads of the writer's warp, in every block.
+    __device__ __forceinline__ void exit() {
+        if (!in_warp()) return;
+        u32 sm, x, y;  // read before the clocks, as they take longer
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+        asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+        if (writes()) {
+            const u64 exited_ns = nanoseconds();
+            to_buffer(buffer_ + 16, exited_ns, clock());
+        }
+        __syncwarp();
+        const u32 block = (x + gridDim.x * y) * params_.words;
+#pragma unroll 1
+        for (u32 first = 0; first < WORDS; first += 64) {
+            const u32 i = first + 2 * (threadIdx.x % 32);
+            asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
+                         " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
+                         " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(i), "r"(params_.words),
+                         "r"(buffer_ + 8 * i), "r"(i == 2 ? sm << 16 : 0), "l"(params_.section + (block + i))
+                         : "memory");
+        }
+    }
+
+private:
+    static constexpr u32 HEADER = DRVFUSE_TRACE_HEADER, WORDS = DRVFUSE_TRACE_WORDS;
+
+    static __device__ __forceinline__ bool writes() { return threadIdx.x == Writer; }
+    static __device__ __forceinline__ bool in_warp() { return threadIdx.x / 32 == Writer / 32; }
+
+    // Its address in shared memory.
+    static __device__ __forceinline__ u32 buffer() {
+        __shared__ alignas(16) u64 words[WORDS];
+        return u32(__cvta_generic_to_shared(words));
+    }
+
+    static __device__ __forceinline__ void to_buffer(u32 address, u64 word) {
+        asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(word) : "memory");
+    }
+
+    static __device__ __forceinline__ void to_buffer(u32 address, u64 a, u64 b) {
+        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(a), "l"(b) : "memory");
+    }
+
+    static __device__ __forceinline__ u64 clock() {
+        u64 now;
+        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+        return now;
+    }
+
+    static __device__ __forceinline__ u64 nanoseconds() {
+        u64 now;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+        return now;
+    }
+
+    const TraceParams& params_;
+    const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
+    u32 next_;                 // where the next phase goes
+};
+
+#else
+
+#define DRVFUSE_TRACE_PARAMETER
+#define DRVFUSE_TRACE_ARGUMENT
+
+template <u32 Writer>
+class BlockTrace {
+public:
+    __device__ __forceinline__ void start() {}
+    __device__ __forceinline__ void lap(TraceRole) {}
+    template <typename T>
+    __device__ __forceinline__ void need(const T&) {}
+    __device__ __forceinline__ void stamp(u64&, bool) const {}
+    __device__ __forceinline__ void waits(u32, u32, u64) {}
+    __device__ __forceinline__ void exit() {}
+};
+
+#endif
+
+using Trace = BlockTrace<0>;

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuda.bindings' own enums and structs, which the emulated driver takes and returns. Importing them needs no driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import DriverUnavailable
+
+try:
+    import cuda.bindings
+    from cuda.bindings import driver as _driver
+except ImportError as error:  # pragma: no cover - the package is installed wherever the tests run
+    raise DriverUnavailable(
+        "the emulated driver returns cuda-python's types, and cuda.bindings is not installed: "
+        "pip install 'drvfuse[cu12]' or 'drvfuse[cu13]'"
+    ) from error
+
+T: Any = _driver
+R: Any = _driver.CUresult
+MAJOR = int(cuda.bindings.__version__.split(".")[0])
+"""Major version of the installed bindings; in 13 some functions have another signature than in 12."""

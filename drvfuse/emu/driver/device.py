@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, their attributes, and which of them reach one another."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import R, T
+from ..machine.failure import Failure
+from ..machine.objects import Context, Pool
+from . import context as contexts
+from .entry import check, entry, is_enum, number, text
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+_A = T.CUdevice_attribute
+_PREFIX = "CU_DEVICE_ATTRIBUTE_"
+
+# The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
+_FIXED = {
+    "MAX_THREADS_PER_BLOCK": 1024,
+    "MAX_BLOCK_DIM_X": 1024,
+    "MAX_BLOCK_DIM_Y": 1024,
+    "MAX_BLOCK_DIM_Z": 64,
+    "MAX_GRID_DIM_X": 2**31 - 1,
+    "MAX_GRID_DIM_Y": 65535,
+    "MAX_GRID_DIM_Z": 65535,
+    "MAX_SHARED_MEMORY_PER_BLOCK": 48 << 10,
+    "RESERVED_SHARED_MEMORY_PER_BLOCK": 1 << 10,
+    "TOTAL_CONSTANT_MEMORY": 64 << 10,
+    "WARP_SIZE": 32,
+    "MAX_PITCH": 2**31 - 1,
+    "MAX_REGISTERS_PER_BLOCK": 65536,
+    "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
+    "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 2_619_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 5120,
+    "L2_CACHE_SIZE": 50 << 20,
+    "TEXTURE_ALIGNMENT": 512,
+    "GPU_OVERLAP": 1,
+    "ASYNC_ENGINE_COUNT": 3,
+    "CAN_MAP_HOST_MEMORY": 1,
+    "CONCURRENT_KERNELS": 1,
+    "ECC_ENABLED": 1,
+    "UNIFIED_ADDRESSING": 1,
+    "STREAM_PRIORITIES_SUPPORTED": 1,
+    "GLOBAL_L1_CACHE_SUPPORTED": 1,
+    "LOCAL_L1_CACHE_SUPPORTED": 1,
+    "COMPUTE_PREEMPTION_SUPPORTED": 1,
+    "COOPERATIVE_LAUNCH": 1,
+    "HOST_REGISTER_SUPPORTED": 1,
+    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+    "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED": 1,
+    "MEMORY_POOLS_SUPPORTED": 1,
+    "UNIFIED_FUNCTION_POINTERS": 0,
+    "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 2,
+}
+
+
+def _attributes(m: Machine, index: int) -> dict[str, int]:
+    return {
+        "COMPUTE_CAPABILITY_MAJOR": m.capability[0],
+        "COMPUTE_CAPABILITY_MINOR": m.capability[1],
+        "MULTIPROCESSOR_COUNT": m.sm_count,
+        "MAX_THREADS_PER_MULTIPROCESSOR": m.limits.threads,
+        "MAX_BLOCKS_PER_MULTIPROCESSOR": m.limits.blocks,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": m.limits.shared,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": m.limits.shared_block,
+        "PCI_BUS_ID": index + 1,
+    }
+
+
+@entry(1)
+def cuDeviceGet(m: Machine, ordinal: int) -> Any:
+    return T.CUdevice(m.device(ordinal).index)
+
+
+@entry(1)
+def cuDeviceGetCount(m: Machine) -> int:
+    return len(m.devices)
+
+
+@entry(1)
+def cuDeviceGetName(m: Machine, length: int, dev: Any) -> bytes:
+    m.device(dev)
+    check(length > 0)
+    name = f"drvfuse emulated {m.arch}".encode()[: length - 1]
+    return name.ljust(length, b"\0")
+
+
+def _uuid(m: Machine, dev: Any) -> Any:
+    uuid = T.CUuuid()
+    ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([m.device(dev).index]), 16)
+    return uuid
+
+
+@entry(1)
+def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
+    return _uuid(m, dev)
+
+
+@entry(1, bindings=12)
+def cuDeviceGetUuid_v2(m: Machine, dev: Any) -> Any:
+    return _uuid(m, dev)
+
+
+@entry(1)
+def cuDeviceGetAttribute(m: Machine, attrib: Any, dev: Any) -> int:
+    """Every attribute of the enum has a value; what the emulated device does not have is 0."""
+    is_enum(attrib, _A, "attrib")
+    index = m.device(dev).index
+    name = attrib.name.removeprefix(_PREFIX)
+    check(name != "MAX")
+    return _attributes(m, index).get(name, _FIXED.get(name, 0))
+
+
+@entry(1)
+def cuDeviceTotalMem(m: Machine, dev: Any) -> int:
+    return m.device(dev).total
+
+
+@entry(2)
+def cuDeviceComputeCapability(m: Machine, dev: Any) -> tuple[int, int]:
+    m.device(dev)
+    return m.capability
+
+
+@entry(1)
+def cuDeviceCanAccessPeer(m: Machine, dev: Any, peerDev: Any) -> int:
+    return int(m.can_reach(m.device(dev), m.device(peerDev)))
+
+
+@entry(1)
+def cuDeviceGetP2PAttribute(m: Machine, attrib: Any, srcDevice: Any, dstDevice: Any) -> int:
+    is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
+    source, target = m.device(srcDevice), m.device(dstDevice)
+    check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
+    supported = m.can_reach(source, target)
+    kind = T.CUdevice_P2PAttribute
+    known = {
+        kind.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: 0,
+        kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: int(supported),
+        kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: int(supported),
+    }
+    return known.get(attrib, 0)
+
+
+@entry(1)
+def cuDeviceGetPCIBusId(m: Machine, length: int, dev: Any) -> bytes:
+    check(length > 0)
+    return _bus_id(m.device(dev).index).encode()[: length - 1].ljust(length, b"\0")
+
+
+@entry(1)
+def cuDeviceGetByPCIBusId(m: Machine, pciBusId: bytes) -> Any:
+    asked = text(pciBusId).rstrip("\0").lower()
+    for device in m.devices:
+        full = _bus_id(device.index).lower()
+        if asked in (full, full[5:]):
+            return T.CUdevice(device.index)
+    check(False)
+
+
+def _bus_id(index: int) -> str:
+    return f"0000:{index + 1:02X}:00.0"
+
+
+# Pools of a device ---------------------------------------------------------------------------------------------------
+
+
+@entry(1)
+def cuDeviceGetDefaultMemPool(m: Machine, dev: Any) -> Any:
+    pool = m.device(dev).default_pool
+    assert pool is not None
+    return T.CUmemoryPool(pool.handle)
+
+
+@entry(1)
+def cuDeviceGetMemPool(m: Machine, dev: Any) -> Any:
+    pool = m.device(dev).pool
+    assert pool is not None
+    return T.CUmemoryPool(pool.handle)
+
+
+@entry()
+def cuDeviceSetMemPool(m: Machine, dev: Any, pool: Any) -> None:
+    device = m.device(dev)
+    found = m.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
+    check(found.device is device)
+    device.pool = found
+
+
+# Primary contexts ----------------------------------------------------------------------------------------------------
+
+
+@entry(1)
+def cuDevicePrimaryCtxRetain(m: Machine, dev: Any) -> Any:
+    device = m.device(dev)
+    if device.primary is None:
+        device.primary = m.add(Context(device, device.primary_flags, primary=True))
+    device.primary_references += 1
+    return T.CUcontext(device.primary.handle)
+
+
+@entry()
+def cuDevicePrimaryCtxRelease(m: Machine, dev: Any) -> None:
+    device = m.device(dev)
+    if device.primary is None:
+        raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
+    device.primary_references -= 1
+    if device.primary_references == 0:
+        contexts.destroy(m, device.primary)
+        device.primary = None
+
+
+@entry()
+def cuDevicePrimaryCtxReset(m: Machine, dev: Any) -> None:
+    device = m.device(dev)
+    if device.primary is not None:
+        contexts.report_unfinished(m, device.primary)
+        contexts.destroy(m, device.primary)
+        device.primary, device.primary_references = None, 0
+
+
+@entry(2)
+def cuDevicePrimaryCtxGetState(m: Machine, dev: Any) -> tuple[int, int]:
+    device = m.device(dev)
+    return device.primary_flags, int(device.primary is not None)
+
+
+@entry()
+def cuDevicePrimaryCtxSetFlags(m: Machine, dev: Any, flags: int) -> None:
+    device = m.device(dev)
+    check(0 <= number(flags) < 0x100)
+    device.primary_flags = flags

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every function of the emulated driver shares: its registration, its result tuple and the reading of arguments.
+
+A function is written as `name(machine, arguments...)`; it returns its outputs and raises `Failure` for anything but
+success. `@entry` registers it under its own name, and `invoke` turns both into cuda.bindings' `(CUresult, outputs...)`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..bindings import MAJOR, R
+from ..machine import interrupts
+from ..machine.failure import Failure
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One function of the API. `outputs` is the number of values behind the CUresult."""
+
+    name: str
+    function: Callable[..., Any]
+    outputs: int
+    before_init: bool
+    without_machine: bool
+    unsafe: bool
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def entry(
+    outputs: int = 0,
+    *,
+    before_init: bool = False,
+    without_machine: bool = False,
+    unsafe: bool = False,
+    bindings: int | None = None,
+    name: str = "",
+) -> Callable[[Function], Function]:
+    """Register a function. `before_init`: legal before cuInit. `without_machine`: on a closed one too.
+    `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed).
+    `bindings`: exists only under that major version of cuda.bindings."""
+
+    def register(function: Function) -> Function:
+        if bindings is None or bindings == MAJOR:
+            known = name or function.__name__
+            ENTRIES[known] = Entry(known, function, outputs, before_init or without_machine, without_machine, unsafe)
+        return function
+
+    return register
+
+
+def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Call an entry and give the result the shape that cuda.bindings gives it."""
+    machine.refusal = None
+    if machine.closed and not e.without_machine:
+        return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
+    if machine.pid != os.getpid() or not (machine.initialised or e.before_init):
+        return (R.CUDA_ERROR_NOT_INITIALIZED, *(None,) * e.outputs)
+    if machine.threads.in_host_function:
+        return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)
+    for a in args:
+        if isinstance(a, np.integer):
+            args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
+            break
+    with interrupts.held(), machine.lock:
+        try:
+            if e.unsafe:
+                machine.refuse_in_capture()
+            value = e.function(machine, *args, **kwargs)
+        except Failure as failure:
+            machine.refusal = failure.report
+            if failure.report is not None:
+                machine.report(failure.report)
+            return (failure.code, *(None,) * e.outputs)
+    if e.outputs == 0:
+        return (R.CUDA_SUCCESS,)
+    return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)
+
+
+# Reading arguments --------------------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> int:
+    """An int, or a cuda.bindings handle or pointer; None is 0. Raises TypeError as the bindings do."""
+    return 0 if value is None else int(value)
+
+
+def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
+    """Fail with `code` unless the condition holds."""
+    if not condition:
+        raise Failure(code)
+
+
+def is_enum(value: Any, kind: Any, argument: str) -> None:
+    """Raise TypeError, as the bindings do, for anything but a member of the enum."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"Argument {argument!r} has incorrect type (expected {kind.__name__}, got {type(value).__name__})"
+        )
+
+
+def text(value: Any) -> str:
+    """A C string argument, which the bindings take as bytes."""
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"expected bytes, {type(value).__name__} found")
+    return bytes(value).decode()
+
+
+def host_address(value: Any) -> tuple[int, Any]:
+    """(address, what keeps it alive) of a host pointer argument: an int, None, or any contiguous buffer."""
+    if value is None:
+        return 0, None
+    if isinstance(value, int):
+        return value, None
+    if isinstance(value, np.ndarray):
+        if not (value.flags.c_contiguous or value.flags.f_contiguous):
+            raise RuntimeError("Failed to retrieve buffer through Buffer Protocol")
+        return int(value.ctypes.data), value
+    try:
+        view = memoryview(value)
+    except TypeError:
+        try:
+            return int(value), None
+        except TypeError:
+            raise TypeError(
+                f"Provided argument is of type {type(value)} but expected Type None, int or object with Buffer Protocol"
+            ) from None
+    array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    return int(array.ctypes.data), array
+
+
+def pointers(address: int, count: int) -> list[int]:
+    """`count` pointers of a C array at `address`."""
+    return [int(p or 0) for p in (ctypes.c_void_p * count).from_address(address)] if count else []

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels: their attributes, parameters and loading state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import T
+from ..machine import residency
+from ..machine.objects import Function
+from .entry import check, entry, is_enum
+from .module import function_of
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+_F = T.CUfunction_attribute
+
+
+def max_dynamic(m: Machine, function: Function) -> int:
+    """Dynamic shared memory that a launch may ask for."""
+    key = int(_F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    return function.attributes.get(key, max(0, residency.SHARED_DEFAULT - function.code.shared_static))
+
+
+def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int]) -> int:
+    is_enum(attrib, _F, "attrib")
+    check(attrib != _F.CU_FUNC_ATTRIBUTE_MAX)
+    code = function.code
+    version = m.capability[0] * 10 + m.capability[1]
+    values = {
+        _F.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: residency.max_threads(function),
+        _F.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: code.shared_static,
+        _F.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: sum(v.size for v in function.image.globals if v.space == "const"),
+        _F.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: code.local_bytes,
+        _F.CU_FUNC_ATTRIBUTE_NUM_REGS: residency.registers(m.limits, function),
+        _F.CU_FUNC_ATTRIBUTE_PTX_VERSION: version,
+        _F.CU_FUNC_ATTRIBUTE_BINARY_VERSION: version,
+        _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: max(0, residency.SHARED_DEFAULT - code.shared_static),
+        _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+    }
+    return own.get(int(attrib), values.get(attrib, 0))
+
+
+def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own: dict[int, int]) -> None:
+    is_enum(attrib, _F, "attrib")
+    if attrib == _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        check(0 <= value <= m.limits.shared_block - function.code.shared_static)
+    elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+        check(-1 <= value <= 100)
+    else:
+        cluster = attrib in (
+            _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+            _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+        )
+        check(cluster)
+    own[int(attrib)] = value
+
+
+@entry(1)
+def cuFuncGetAttribute(m: Machine, attrib: Any, hfunc: Any) -> int:
+    function = function_of(m, hfunc)
+    return _attribute(m, function, attrib, function.attributes)
+
+
+@entry()
+def cuFuncSetAttribute(m: Machine, hfunc: Any, attrib: Any, value: int) -> None:
+    function = function_of(m, hfunc)
+    _set_attribute(m, function, attrib, value, function.attributes)
+
+
+@entry()
+def cuFuncSetCacheConfig(m: Machine, hfunc: Any, config: Any) -> None:
+    """A hint without effect here."""
+    is_enum(config, T.CUfunc_cache, "config")
+    function_of(m, hfunc)
+
+
+@entry(1)
+def cuFuncGetName(m: Machine, hfunc: Any) -> bytes:
+    return function_of(m, hfunc).name.encode()
+
+
+@entry(1)
+def cuFuncGetModule(m: Machine, hfunc: Any) -> Any:
+    module = function_of(m, hfunc).module
+    assert module is not None
+    return T.CUmodule(module.handle)
+
+
+@entry()
+def cuFuncLoad(m: Machine, function: Any) -> None:
+    """Loading is eager, so there is nothing left to do."""
+    function_of(m, function)
+
+
+@entry(1)
+def cuFuncIsLoaded(m: Machine, function: Any) -> Any:
+    function_of(m, function)
+    return T.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_LOADED
+
+
+@entry(2)
+def cuFuncGetParamInfo(m: Machine, func: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(function_of(m, func), paramIndex)
+
+
+@entry(1, bindings=13)
+def cuFuncGetParamCount(m: Machine, func: Any) -> int:
+    return len(function_of(m, func).code.params)
+
+
+def _param(function: Function, index: int) -> tuple[int, int]:
+    params = function.code.params
+    check(0 <= index < len(params))
+    return params[index].offset, params[index].size
+
+
+@entry(2)
+def cuKernelGetParamInfo(m: Machine, kernel: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(m.get(kernel, Function), paramIndex)
+
+
+@entry(1)
+def cuKernelGetAttribute(m: Machine, attrib: Any, kernel: Any, dev: Any) -> int:
+    found, device = m.get(kernel, Function), m.device(dev)
+    return _attribute(m, found, attrib, found.on_device.get(device.index, {}))
+
+
+@entry()
+def cuKernelSetAttribute(m: Machine, attrib: Any, val: int, kernel: Any, dev: Any) -> None:
+    found, device = m.get(kernel, Function), m.device(dev)
+    _set_attribute(m, found, attrib, val, found.on_device.setdefault(device.index, {}))

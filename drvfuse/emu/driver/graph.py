@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs: made by capture, instantiated, launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import MAJOR, R, T
+from ..machine.capture import Graph, GraphExec, Node, edges
+from ..machine.failure import Failure
+from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
+from .entry import check, entry
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+_N = T.CUgraphNodeType
+_TYPES = {
+    Launch: _N.CU_GRAPH_NODE_TYPE_KERNEL,
+    Copy: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
+    Copy2D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
+    Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
+    HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
+    Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+}
+_INSTANTIATE_FLAGS = 1 | 2 | 8  # auto free, upload, node priority; launching from the device is not emulated
+
+
+def _graph(m: Machine, value: Any) -> Graph:
+    graph: Graph = m.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
+    return graph
+
+
+def _list(nodes: list[Any], count: int) -> tuple[list[Any], int]:
+    """cuda.bindings' two-step protocol: without a count only the number, then as many as asked for."""
+    if count == 0:
+        return [], len(nodes)
+    found = nodes[:count]
+    return [*found, *[T.CUgraphNode(0)] * (count - len(found))], len(found)
+
+
+@entry(1)
+def cuGraphCreate(m: Machine, flags: int) -> Any:
+    check(flags == 0)
+    return T.CUgraph(m.add(Graph()).handle)
+
+
+@entry()
+def cuGraphDestroy(m: Machine, hGraph: Any) -> None:
+    graph = _graph(m, hGraph)
+    for item in (graph, *graph.nodes):
+        m.remove(item)
+
+
+@entry(2)
+def cuGraphGetNodes(m: Machine, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
+    return _list([T.CUgraphNode(node.handle) for node in _graph(m, hGraph).nodes], numNodes)
+
+
+@entry(2)
+def cuGraphGetRootNodes(m: Machine, hGraph: Any, numRootNodes: int = 0) -> tuple[list[Any], int]:
+    return _list([T.CUgraphNode(node.handle) for node in _graph(m, hGraph).roots()], numRootNodes)
+
+
+def _edge(programmatic: bool) -> Any:
+    data = T.CUgraphEdgeData()
+    if programmatic:
+        data.type = T.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+        data.from_port = 1  # the trigger of the kernel
+    return data
+
+
+def _edges(m: Machine, hGraph: Any, count: int) -> tuple[list[Any], list[Any], list[Any], int]:
+    found = edges(_graph(m, hGraph).nodes)
+    if count == 0:
+        return [], [], [], len(found)
+    check(count >= len(found))
+    return (
+        [T.CUgraphNode(a.handle) for a, _, _ in found],
+        [T.CUgraphNode(b.handle) for _, b, _ in found],
+        [_edge(programmatic) for _, _, programmatic in found],
+        len(found),
+    )
+
+
+def _dependencies(m: Machine, hNode: Any, count: int) -> tuple[list[Any], list[Any], int]:
+    node: Node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+    nodes, number = _list([T.CUgraphNode(d.handle) for d in node.dependencies], count)
+    return nodes, [_edge(node.programmatic) for _ in nodes], number
+
+
+if MAJOR == 12:
+
+    @entry(3)
+    def cuGraphGetEdges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
+        check(not any(p for _, _, p in edges(_graph(m, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
+        a, b, _, number = _edges(m, hGraph, numEdges)
+        return a, b, number
+
+    @entry(4)
+    def cuGraphGetEdges_v2(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
+        return _edges(m, hGraph, numEdges)
+
+    @entry(2)
+    def cuGraphNodeGetDependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
+        nodes, _, number = _dependencies(m, hNode, numDependencies)
+        return nodes, number
+
+    @entry(3)
+    def cuGraphNodeGetDependencies_v2(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
+        return _dependencies(m, hNode, numDependencies)
+
+else:
+
+    @entry(4, name="cuGraphGetEdges")
+    def _cuGraphGetEdges_13(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
+        return _edges(m, hGraph, numEdges)
+
+    @entry(3, name="cuGraphNodeGetDependencies")
+    def _cuGraphNodeGetDependencies_13(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
+        return _dependencies(m, hNode, numDependencies)
+
+
+@entry(1)
+def cuGraphNodeGetType(m: Machine, hNode: Any) -> Any:
+    node: Node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+    return _TYPES.get(type(node.command), _N.CU_GRAPH_NODE_TYPE_EMPTY)
+
+
+@entry(1)
+def cuGraphInstantiate(m: Machine, hGraph: Any, flags: int) -> Any:
+    return _instantiate(m, hGraph, int(flags))
+
+
+@entry(1)
+def cuGraphInstantiateWithParams(m: Machine, hGraph: Any, instantiateParams: Any) -> Any:
+    check(instantiateParams is not None)
+    return _instantiate(m, hGraph, int(instantiateParams.flags))
+
+
+def _instantiate(m: Machine, hGraph: Any, flags: int) -> Any:
+    graph = _graph(m, hGraph)
+    check(not flags & ~_INSTANTIATE_FLAGS, R.CUDA_ERROR_NOT_SUPPORTED)
+    return T.CUgraphExec(m.add(GraphExec(tuple(graph.nodes), flags)).handle)
+
+
+def _exec(m: Machine, value: Any) -> GraphExec:
+    found: GraphExec = m.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
+    return found
+
+
+@entry()
+def cuGraphLaunch(m: Machine, hGraphExec: Any, hStream: Any) -> None:
+    """Every launch replays the nodes with the parameters that they were captured with."""
+    found, stream = _exec(m, hGraphExec), m.stream(hStream)
+    if stream.capture is not None:
+        stream.capture.invalidate()
+        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+    found.launch(m, stream)
+
+
+@entry()
+def cuGraphUpload(m: Machine, hGraphExec: Any, hStream: Any) -> None:
+    _exec(m, hGraphExec)
+    m.stream(hStream)
+
+
+@entry(1)
+def cuGraphExecGetFlags(m: Machine, hGraphExec: Any) -> Any:
+    return T.cuuint64_t(_exec(m, hGraphExec).flags)
+
+
+@entry()
+def cuGraphExecDestroy(m: Machine, hGraphExec: Any) -> None:
+    """A launch that is still queued runs."""
+    m.remove(_exec(m, hGraphExec))

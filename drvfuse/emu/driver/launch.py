@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel launches: their checks, the packing of parameters, and launch attributes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import R, T
+from ..machine.failure import Failure
+from ..machine.objects import Function
+from ..machine.work import Dim, Launch
+from .entry import check, entry, host_address, pointers
+from .function import max_dynamic
+from .module import resolve
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+_ID = T.CUlaunchAttributeID
+_EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+
+
+@dataclass
+class _Attributes:
+    cooperative: bool = False
+    programmatic: bool = False
+    priority: int | None = None
+
+
+def _by_name(*names: str) -> set[Any]:
+    """The attributes of these names that the installed bindings know."""
+    return {
+        getattr(_ID, f"CU_LAUNCH_ATTRIBUTE_{name}") for name in names if hasattr(_ID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    }
+
+
+_HINTS = _by_name(
+    "IGNORE",
+    "ACCESS_POLICY_WINDOW",
+    "SYNCHRONIZATION_POLICY",
+    "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
+    "MEM_SYNC_DOMAIN_MAP",
+    "MEM_SYNC_DOMAIN",
+    "PREFERRED_SHARED_MEMORY_CARVEOUT",
+    "NVLINK_UTIL_CENTRIC_SCHEDULING",
+)
+_NOT_EMULATED = _by_name("PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT", "DEVICE_UPDATABLE_KERNEL_NODE")
+
+
+def _attributes(config: Any) -> _Attributes:
+    """What the attributes of a launch say; one that is not known is an error, never dropped."""
+    found = _Attributes()
+    attributes = list(config.attrs or [])
+    check(config.numAttrs <= len(attributes))
+    for attribute in attributes[: config.numAttrs]:
+        kind, value = attribute.id, attribute.value
+        if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+            found.cooperative = bool(value.cooperative)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+            found.programmatic = bool(value.programmaticStreamSerializationAllowed)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PRIORITY:
+            found.priority = int(value.priority)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            _cluster(value.clusterDim)
+        elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+            _cluster(value.preferredClusterDim)
+        elif kind in _NOT_EMULATED:
+            raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+        else:
+            check(kind in _HINTS)
+    return found
+
+
+def _cluster(dim: Any) -> None:
+    sizes = (dim.x, dim.y, dim.z)
+    check(all(size > 0 for size in sizes))
+    check(sizes == (1, 1, 1), R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+# Parameters ---------------------------------------------------------------------------------------------------------
+
+
+def _slot(value: Any, kind: Any) -> tuple[int, Any]:
+    """(address of the value, what keeps it alive) of one entry of cuda.bindings' tuple form."""
+    pointer = getattr(value, "getPtr", None)
+    if kind is None:
+        if callable(pointer):
+            return pointer(), value
+        if isinstance(value, ctypes.Structure):
+            return ctypes.addressof(value), value
+        if isinstance(value, int):  # an enum
+            enum = ctypes.c_int64(value)
+            return ctypes.addressof(enum), enum
+        raise TypeError(
+            f"Provided argument is of type {type(value)} but expected a structure or an object with getPtr()"
+        )
+    if kind is ctypes.c_void_p:
+        if callable(pointer):
+            value = pointer()
+        raw = value.value or 0 if isinstance(value, ctypes.c_void_p) else int(value)
+    else:
+        if kind is ctypes.c_int and isinstance(value, int) and not -(2**31) <= value < 2**31:
+            raise OverflowError("value too large to convert to int")
+        item = value if isinstance(value, kind) else kind(getattr(value, "value", value))
+        padded = ctypes.create_string_buffer(bytes(item), 8)
+        return ctypes.addressof(padded), padded
+    whole = ctypes.c_uint64(raw)
+    return ctypes.addressof(whole), whole
+
+
+def _pack(function: Function, kernelParams: Any, extra: Any) -> bytes:
+    """The parameter block of a launch, copied out of whichever form it was given in."""
+    code = function.code
+    block = bytearray(code.param_bytes)
+    if not code.params:
+        return bytes(block)
+    if kernelParams is None or (isinstance(kernelParams, int) and kernelParams == 0):
+        return _from_extra(function, extra)
+    keep: Any
+    if isinstance(kernelParams, tuple):
+        if len(kernelParams) != 2 or len(kernelParams[0]) != len(kernelParams[1]):
+            raise TypeError("Argument 'kernelParams' has tuples with different length")
+        slots = [_slot(value, kind) for value, kind in zip(*kernelParams, strict=True)]
+        check(len(slots) >= len(code.params))
+        addresses, keep = [address for address, _ in slots], slots
+    else:
+        address, keep = host_address(kernelParams)
+        addresses = pointers(address, len(code.params))
+    for param, address in zip(code.params, addresses, strict=False):
+        check(address)
+        block[param.offset : param.offset + param.size] = ctypes.string_at(address, param.size)
+    del keep
+    return bytes(block)
+
+
+def _from_extra(function: Function, extra: Any) -> bytes:
+    address = host_address(extra)[0]
+    check(address)
+    buffer = size = 0
+    while True:
+        key, value = struct.unpack("QQ", ctypes.string_at(address, 16))
+        if key == _EXTRA_END:
+            break
+        check(key in (_EXTRA_BUFFER, _EXTRA_SIZE))
+        if key == _EXTRA_BUFFER:
+            buffer = value
+        else:
+            size = ctypes.c_size_t.from_address(value).value
+        address += 16
+    needed: int = function.code.param_bytes
+    check(buffer and size >= needed)
+    return ctypes.string_at(buffer, needed)
+
+
+# Launching ----------------------------------------------------------------------------------------------------------
+
+
+def make(m: Machine, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: _Attributes) -> Launch:
+    """A checked launch of a function in its own context."""
+    assert function.module is not None
+    check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
+    check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
+    launch = Launch(
+        function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority
+    )
+    check(launch.threads <= (function.code.max_threads or 1024))
+    check(not function.code.reqntid or tuple(function.code.reqntid) == block)
+    check(0 <= smem <= max_dynamic(m, function))
+    resident = m.resident_blocks(launch)
+    check(resident, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+    check(not a.cooperative or launch.blocks <= resident, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+    return launch
+
+
+def _launch(
+    m: Machine, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
+) -> None:
+    stream = m.stream(hStream)
+    found: Function = m.get(f, Function)
+    function = resolve(m, found, stream.context)
+    assert function.module is not None
+    check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
+    params = _pack(function, kernelParams, extra)
+    m.enqueue(stream, make(m, function, grid, block, smem, params, a))
+
+
+@entry()
+def cuLaunchKernel(
+    m: Machine,
+    f: Any,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: Any,
+    kernelParams: Any,
+    extra: Any,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(m, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, _Attributes())
+
+
+@entry()
+def cuLaunchCooperativeKernel(
+    m: Machine,
+    f: Any,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: Any,
+    kernelParams: Any,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(m, f, grid, block, sharedMemBytes, hStream, kernelParams, None, _Attributes(cooperative=True))
+
+
+@entry()
+def cuLaunchKernelEx(m: Machine, config: Any, f: Any, kernelParams: Any, extra: Any) -> None:
+    check(config is not None)
+    grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+    block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+    _launch(m, f, grid, block, config.sharedMemBytes, config.hStream, kernelParams, extra, _attributes(config))

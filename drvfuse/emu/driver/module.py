@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules and libraries (PTX only), their kernels and variables."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...ptx.ir import PtxError
+from ..bindings import R, T
+from ..findings.reports import Report
+from ..machine import interrupts
+from ..machine.failure import Failure
+from ..machine.objects import Context, Function, Library, Module
+from ..space.window import Kind
+from .entry import check, entry, is_enum, text
+from .error import NEWEST_PTX
+
+if TYPE_CHECKING:
+    from ..machine.engine import EngineModule
+    from ..machine.machine import Machine
+
+_ELF = b"\x7fELF"
+_ELF_HEADER = 64
+_EM_CUDA = 190
+_FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+
+def _ptx(m: Machine, image: Any) -> str:
+    """The text of an image argument (bytes, a buffer, or the address of a C string)."""
+    if isinstance(image, int):
+        head = ctypes.string_at(image, 4)
+        binary = head == _ELF or head in _FATBIN
+        data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
+    elif isinstance(image, bytes | bytearray):
+        data = bytes(image)
+    else:
+        check(image is not None)
+        data = bytes(np.asarray(memoryview(image)).view(np.uint8))
+    if data[:4] == _ELF or data[:4] in _FATBIN:
+        raise _binary(data)
+    data = data.split(b"\0", 1)[0]
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        if b".version" not in data:
+            raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX text") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"PTX line {line} is not UTF-8") from None
+
+
+def _binary(data: bytes) -> Failure:
+    """The failure for machine code: the emulated driver has no use for it."""
+    if data[:4] in _FATBIN:
+        what = "a fat binary; load the PTX in it (cuobjdump -xptx all), or compile to PTX (nvcc -ptx)"
+    elif int.from_bytes(data[18:20], "little") != _EM_CUDA:
+        return _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
+    else:
+        flags = int.from_bytes(data[48:52], "little")
+        newer = data[8] >= 8  # version of the ABI
+        number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
+        target = f"{number}{'a' if accelerated else ''}"
+        what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX)"
+    return _refused(R.CUDA_ERROR_NO_BINARY_FOR_GPU, f"the emulated driver runs PTX, and the image is {what}")
+
+
+def _refused(code: Any, message: str) -> Failure:
+    return Failure(code, Report("module", message))
+
+
+def _load(m: Machine, image: Any) -> EngineModule:
+    """Translate an image, or find it translated. What is wrong with it becomes a report."""
+    ptx = _ptx(m, image)
+    known = m.images.get(ptx)
+    if known is not None:
+        return known
+    target = re.search(r"^\s*\.target\s+(sm_(\d+)(\d)([af]?))", ptx, re.MULTILINE)
+    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx, re.MULTILINE)
+    if target is None or version is None:
+        raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
+    if (int(version[1]), int(version[2])) > NEWEST_PTX:
+        newest = "{}.{}".format(*NEWEST_PTX)
+        words = f"the PTX is of version {version[1]}.{version[2]}, and the emulated driver knows up to {newest}"
+        raise _refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
+    needs = (int(target[2]), int(target[3]))
+    family = target[4] == "f" and needs[0] == m.capability[0] and needs <= m.capability
+    if needs > m.capability or (target[4] and not family and target[1] != m.arch):
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {target[1]} and the devices are {m.arch}")
+    try:
+        engine = m.engine
+        with interrupts.taken():
+            image = engine.load(ptx)
+        m.images[ptx] = image
+    except PtxError as error:
+        file, line = _source(ptx, error.line)
+        raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", str(error), file=file, line=line)) from None
+    return m.images[ptx]
+
+
+def _source(ptx: str, line: int) -> tuple[str | None, int]:
+    """(file, line) of the source that a line of PTX comes from, by its line info; else (None, the PTX line)."""
+    for statement in reversed(ptx.split("\n")[:line]):
+        if location := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", statement):
+            file = re.search(rf'^\s*\.file\s+{location[1]}\s+"([^"]*)"', ptx, re.MULTILINE)
+            return (file[1], int(location[2])) if file else (None, line)
+        if re.search(r"\.(entry|func)\b", statement):
+            break
+    return None, line
+
+
+def _module(m: Machine, context: Context, image: EngineModule) -> Module:
+    """A module of a context, with its own copy of the variables."""
+    module = Module(context, image)
+    if image.globals_bytes:
+        allocation = m.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        module.globals_address = allocation.base
+        for variable in image.globals:
+            start = allocation.base + variable.offset
+            m.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
+            for at, target in variable.relocations:
+                m.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
+        # variables without an initialiser are zero
+        m.window.mark_initialised(allocation.base, image.globals_bytes)
+    m.add(module)
+    context.modules.add(module)
+    return module
+
+
+def _function(m: Machine, module: Module, name: str) -> Function:
+    check(name in module.image.kernels, R.CUDA_ERROR_NOT_FOUND)
+    if name not in module.functions:
+        module.functions[name] = m.add(Function(name, module.image, module))
+    return module.functions[name]
+
+
+@entry(1, unsafe=True)
+def cuModuleLoadData(m: Machine, image: Any) -> Any:
+    context = m.current()
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+@entry(1, unsafe=True)
+def cuModuleLoadDataEx(m: Machine, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
+    """The options steer an assembler that does not run here; their count is checked."""
+    context = m.current()
+    _options(numOptions, options, optionValues)
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+def _options(count: int, options: Any, values: Any) -> None:
+    for given in (options, values):
+        if count > len(given or []):
+            raise RuntimeError(f"List is too small: {len(given or [])} < {count}")
+    for option in options or []:
+        is_enum(option, T.CUjit_option, "options")
+
+
+@entry(1, unsafe=True)
+def cuModuleLoad(m: Machine, fname: bytes) -> Any:
+    context = m.current()
+    try:
+        image = Path(text(fname)).read_bytes()
+    except OSError:
+        raise Failure(R.CUDA_ERROR_FILE_NOT_FOUND) from None
+    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+
+
+@entry(unsafe=True)
+def cuModuleUnload(m: Machine, hmod: Any) -> None:
+    """Waits for the context's work first."""
+    _unload(m, m.get(hmod, Module))
+
+
+def _unload(m: Machine, module: Module) -> None:
+    m.progress.wait(m.context_ops(module.context))
+    if module.globals_address:
+        allocation = m.memory.at(module.globals_address)
+        if allocation is not None:
+            m.memory.free(allocation)
+    module.context.modules.discard(module)
+    for item in (module, *module.functions.values()):
+        m.remove(item)
+
+
+@entry(1)
+def cuModuleGetFunction(m: Machine, hmod: Any, name: bytes) -> Any:
+    return T.CUfunction(_function(m, m.get(hmod, Module), text(name)).handle)
+
+
+@entry(1)
+def cuModuleGetFunctionCount(m: Machine, mod: Any) -> int:
+    return len(m.get(mod, Module).image.kernels)
+
+
+@entry(1)
+def cuModuleEnumerateFunctions(m: Machine, numFunctions: int, mod: Any) -> list[Any]:
+    module = m.get(mod, Module)
+    names = list(module.image.kernels)[:numFunctions]
+    return [T.CUfunction(_function(m, module, name).handle) for name in names]
+
+
+@entry(2)
+def cuModuleGetGlobal(m: Machine, hmod: Any, name: bytes) -> tuple[Any, int]:
+    return _global(m.get(hmod, Module), text(name))
+
+
+def _global(module: Module, name: str) -> tuple[Any, int]:
+    for variable in module.image.globals:
+        if variable.name == name:
+            return T.CUdeviceptr(module.globals_address + variable.offset), variable.size
+    raise Failure(R.CUDA_ERROR_NOT_FOUND)
+
+
+@entry(1)
+def cuModuleGetLoadingMode(m: Machine) -> Any:
+    return T.CUmoduleLoadingMode.CU_MODULE_EAGER_LOADING
+
+
+# Libraries ----------------------------------------------------------------------------------------------------------
+
+
+@entry(1, unsafe=True)
+def cuLibraryLoadData(
+    m: Machine,
+    code: Any,
+    jitOptions: Any,
+    jitOptionsValues: Any,
+    numJitOptions: int,
+    libraryOptions: Any,
+    libraryOptionValues: Any,
+    numLibraryOptions: int,
+) -> Any:
+    _options(numJitOptions, jitOptions, jitOptionsValues)
+    return T.CUlibrary(m.add(Library(_load(m, code))).handle)
+
+
+@entry(unsafe=True)
+def cuLibraryUnload(m: Machine, library: Any) -> None:
+    found = m.get(library, Library)
+    for module in found.modules.values():
+        if not module.context.destroyed:
+            _unload(m, module)
+    for item in (found, *found.kernels.values()):
+        m.remove(item)
+
+
+def _library_module(m: Machine, library: Library, context: Context) -> Module:
+    if context not in library.modules:
+        library.modules[context] = _module(m, context, library.image)
+    return library.modules[context]
+
+
+@entry(1)
+def cuLibraryGetKernel(m: Machine, library: Any, name: bytes) -> Any:
+    return T.CUkernel(_kernel(m, m.get(library, Library), text(name)).handle)
+
+
+def _kernel(m: Machine, library: Library, name: str) -> Function:
+    check(name in library.image.kernels, R.CUDA_ERROR_NOT_FOUND)
+    if name not in library.kernels:
+        library.kernels[name] = m.add(Function(name, library.image, library=library))
+    return library.kernels[name]
+
+
+@entry(1)
+def cuLibraryGetKernelCount(m: Machine, lib: Any) -> int:
+    return len(m.get(lib, Library).image.kernels)
+
+
+@entry(1)
+def cuLibraryEnumerateKernels(m: Machine, numKernels: int, lib: Any) -> list[Any]:
+    library = m.get(lib, Library)
+    names = list(library.image.kernels)[:numKernels]
+    return [T.CUkernel(_kernel(m, library, name).handle) for name in names]
+
+
+@entry(1)
+def cuLibraryGetModule(m: Machine, library: Any) -> Any:
+    return T.CUmodule(_library_module(m, m.get(library, Library), m.current()).handle)
+
+
+@entry(2)
+def cuLibraryGetGlobal(m: Machine, library: Any, name: bytes) -> tuple[Any, int]:
+    return _global(_library_module(m, m.get(library, Library), m.current()), text(name))
+
+
+@entry(1)
+def cuKernelGetFunction(m: Machine, kernel: Any) -> Any:
+    found = m.get(kernel, Function)
+    check(found.library is not None, R.CUDA_ERROR_INVALID_HANDLE)
+    return T.CUfunction(resolve(m, found, m.current()).handle)
+
+
+@entry(1)
+def cuKernelGetName(m: Machine, hfunc: Any) -> bytes:
+    name: str = m.get(hfunc, Function).name
+    return name.encode()
+
+
+def resolve(m: Machine, function: Function, context: Context) -> Function:
+    """The function of a context for a CUkernel; a CUfunction is its own."""
+    if function.library is None:
+        return function
+    module = _library_module(m, function.library, context)
+    found = _function(m, module, function.name)
+    found.attributes = function.on_device.setdefault(context.device.index, {})
+    return found
+
+
+def function_of(m: Machine, value: Any) -> Function:
+    """A CUfunction, or a CUkernel in the current context."""
+    found: Function = m.get(value, Function)
+    return resolve(m, found, m.current()) if found.library is not None else found

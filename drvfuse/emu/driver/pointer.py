@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pointer is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import R, T
+from ..machine.failure import Failure
+from ..machine.memory import READ, READ_WRITE, Allocation
+from .entry import check, entry, is_enum, number
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+_P = T.CUpointer_attribute
+
+
+def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
+    """The value of a pointer attribute, in the type that cuda.bindings gives it."""
+    host = a.device is None
+    index = a.context.device.index if a.device is None and a.context else a.device.index if a.device else -1
+    if attribute == _P.CU_POINTER_ATTRIBUTE_CONTEXT:
+        check(a.context is not None)
+        assert a.context is not None
+        return T.CUcontext(a.context.handle)
+    if attribute == _P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        return int(T.CUmemorytype.CU_MEMORYTYPE_HOST if host else T.CUmemorytype.CU_MEMORYTYPE_DEVICE)
+    if attribute == _P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        check(not a.registered)
+        return T.CUdeviceptr(address)
+    if attribute == _P.CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        check(host)
+        return address
+    if attribute == _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        return T.CUmemoryPool(a.pool.handle if a.pool else 0)
+    if attribute in (_P.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _P.CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR):
+        return T.CUdeviceptr(a.base)
+    if attribute == _P.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        return _access_flags(m, a)
+    plain = {
+        _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: index,
+        _P.CU_POINTER_ATTRIBUTE_BUFFER_ID: a.number,
+        _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: False,
+        _P.CU_POINTER_ATTRIBUTE_IS_MANAGED: False,
+        _P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: False,
+        _P.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: 0,
+        _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
+        _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
+        _P.CU_POINTER_ATTRIBUTE_MAPPED: True,
+        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: 0,
+        _P.CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: a.number,
+    }
+    check(attribute in plain, R.CUDA_ERROR_NOT_SUPPORTED)
+    return plain[attribute]
+
+
+def _access_flags(m: Machine, a: Allocation) -> int:
+    """What the current context's device may do with an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
+    bit = 1 << m.current().device.index
+    read, write = m.window.access(a.base) if not a.registered else (0, 0)
+    return READ_WRITE if write & bit else READ if read & bit else 0
+
+
+@entry(1)
+def cuPointerGetAttribute(m: Machine, attribute: Any, ptr: Any) -> Any:
+    is_enum(attribute, _P, "attribute")
+    allocation = m.memory.find(number(ptr))
+    check(allocation is not None)
+    assert allocation is not None
+    return _attribute(m, allocation, attribute, number(ptr))
+
+
+@entry(1)
+def cuPointerGetAttributes(m: Machine, numAttributes: int, attributes: Any, ptr: Any) -> list[Any]:
+    """Unlike the single query this succeeds for any pointer, with zeros for memory that CUDA does not know."""
+    wanted = list(attributes or [])
+    for attribute in wanted:
+        is_enum(attribute, _P, "attributes")
+    if numAttributes > len(wanted):
+        raise RuntimeError(f"List is too small: {len(wanted)} < {numAttributes}")
+    allocation = m.memory.find(number(ptr))
+    return [_or_empty(m, allocation, attribute, number(ptr)) for attribute in wanted[:numAttributes]]
+
+
+def _or_empty(m: Machine, allocation: Allocation | None, attribute: Any, address: int) -> Any:
+    if allocation is not None:
+        try:
+            return _attribute(m, allocation, attribute, address)
+        except Failure:
+            pass
+    empty = {
+        _P.CU_POINTER_ATTRIBUTE_CONTEXT: T.CUcontext,
+        _P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER: T.CUdeviceptr,
+        _P.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: T.CUdeviceptr,
+        _P.CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: T.CUdeviceptr,
+        _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: T.CUmemoryPool,
+    }
+    if attribute == _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        return -2
+    return empty[attribute](0) if attribute in empty else 0

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual memory: physical memory, addresses, mappings and their access. Multicast is not emulated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import R, T
+from ..findings.reports import Report
+from ..machine.failure import Failure
+from ..machine.memory import Allocation
+from ..machine.objects import Memory
+from ..space.window import WindowError
+from .entry import check, entry, is_enum, number
+from .pool import access_list, located_device
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+
+GRANULARITY = 2 << 20
+
+
+def _memory(m: Machine, handle: Any) -> Memory:
+    memory: Memory = m.get(handle, Memory, R.CUDA_ERROR_INVALID_VALUE)
+    return memory
+
+
+def _device(m: Machine, prop: Any) -> Any:
+    """The device of a CUmemAllocationProp that can be emulated."""
+    check(prop is not None)
+    check(prop.type == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
+    none = T.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+    check(prop.requestedHandleTypes == none, R.CUDA_ERROR_NOT_SUPPORTED)
+    return located_device(m, prop.location)
+
+
+@entry(1)
+def cuMemGetAllocationGranularity(m: Machine, prop: Any, option: Any) -> int:
+    is_enum(option, T.CUmemAllocationGranularity_flags, "option")
+    check(prop is not None)
+    located_device(m, prop.location)
+    return GRANULARITY
+
+
+@entry(1, unsafe=True)
+def cuMemCreate(m: Machine, size: int, prop: Any, flags: int) -> Any:
+    device = _device(m, prop)
+    check(flags == 0 and size > 0 and size % GRANULARITY == 0)
+    m.memory.charge(device, size)
+    try:
+        physical = m.window.create(size, device.index)
+    except WindowError as error:
+        device.used -= size
+        raise m.memory.full(device, size, str(error)) from None
+    return T.CUmemGenericAllocationHandle(m.add(Memory(device, size, physical)).handle)
+
+
+@entry(unsafe=True)
+def cuMemRelease(m: Machine, handle: Any) -> None:
+    """The memory stays while it is mapped."""
+    memory = _memory(m, handle)
+    memory.references -= 1
+    if memory.references == 0:
+        m.remove(memory)
+    _drop(m, memory)
+
+
+def _drop(m: Machine, memory: Memory) -> None:
+    if memory.references == 0 and memory.mapped == 0:
+        memory.device.used -= memory.nbytes
+        m.window.release(memory.physical)
+
+
+@entry(1, unsafe=True)
+def cuMemAddressReserve(m: Machine, size: int, alignment: int, addr: Any, flags: int) -> Any:
+    """A fixed address is a wish that is not granted."""
+    check(flags == 0 and size > 0 and size % GRANULARITY == 0)
+    check(alignment >= 0 and alignment & (alignment - 1) == 0)
+    try:
+        return T.CUdeviceptr(m.window.reserve(size, max(alignment, GRANULARITY)))
+    except WindowError as error:
+        text = f"{size} bytes of addresses were asked for; {error} (DRVFUSE_EMU_WINDOW_GIB)"
+        raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text)) from None
+
+
+@entry(unsafe=True)
+def cuMemAddressFree(m: Machine, ptr: Any, size: int) -> None:
+    try:
+        m.window.free_reservation(number(ptr), size)
+    except ValueError:
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
+
+
+@entry(unsafe=True)
+def cuMemMap(m: Machine, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
+    """No device may access the range before cuMemSetAccess."""
+    memory = _memory(m, handle)
+    address = number(ptr)
+    check(flags == 0 and offset == 0 and size > 0 and size % GRANULARITY == 0 and address % GRANULARITY == 0)
+    try:
+        m.window.map(address, size, memory.physical, offset)
+    except ValueError:
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
+    memory.mapped += 1
+    m.memory.add(Allocation(address, size, memory.device, memory=memory))
+
+
+@entry(unsafe=True)
+def cuMemUnmap(m: Machine, ptr: Any, size: int) -> None:
+    """Waits for nothing: work that still uses the range faults."""
+    address = number(ptr)
+    mapped = m.memory.within(address, size)
+    check(mapped and all(a.memory is not None for a in mapped))
+    check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
+    m.window.unmap(address, size)
+    for allocation in mapped:
+        m.memory.drop(allocation)
+        assert allocation.memory is not None
+        allocation.memory.mapped -= 1
+        _drop(m, allocation.memory)
+
+
+@entry(unsafe=True)
+def cuMemSetAccess(m: Machine, ptr: Any, size: int, desc: Any, count: int) -> None:
+    address = number(ptr)
+    mapped = m.memory.within(address, size)
+    check(mapped and all(a.memory is not None for a in mapped))
+    check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
+    check(sum(a.nbytes for a in mapped) == size)
+    access = access_list(m, desc, count)
+    for device, flags in access:
+        for allocation in mapped:
+            owner = allocation.device
+            assert owner is not None
+            check(device is owner or flags == 0 or m.can_reach(device, owner), R.CUDA_ERROR_INVALID_DEVICE)
+    for allocation in mapped:
+        allocation.access.update((device.index, flags) for device, flags in access)
+        m.memory.refresh(allocation)
+
+
+@entry(1)
+def cuMemGetAccess(m: Machine, location: Any, ptr: Any) -> int:
+    device = located_device(m, location)
+    allocation = m.memory.find(number(ptr))
+    check(allocation is not None and allocation.memory is not None)
+    assert allocation is not None
+    return allocation.access.get(device.index, 0)
+
+
+@entry(1)
+def cuMemRetainAllocationHandle(m: Machine, addr: Any) -> Any:
+    allocation = m.memory.find(number(addr))
+    check(allocation is not None and allocation.memory is not None)
+    assert allocation is not None and allocation.memory is not None
+    memory = allocation.memory
+    if memory.references == 0:
+        m.add(memory)
+    memory.references += 1
+    return T.CUmemGenericAllocationHandle(memory.handle)
+
+
+@entry(1)
+def cuMemGetAllocationPropertiesFromHandle(m: Machine, handle: Any) -> Any:
+    prop = T.CUmemAllocationProp()
+    prop.type = T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = T.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    prop.location.id = _memory(m, handle).device.index
+    return prop
+
+
+@entry(1)
+def cuMemExportToShareableHandle(m: Machine, handle: Any, handleType: Any, flags: int) -> Any:
+    _memory(m, handle)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry(1)
+def cuMemImportFromShareableHandle(m: Machine, osHandle: Any, shHandleType: Any) -> Any:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+# Multicast ----------------------------------------------------------------------------------------------------------
+
+
+@entry(1)
+def cuMulticastCreate(m: Machine, prop: Any) -> Any:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry(1)
+def cuMulticastGetGranularity(m: Machine, prop: Any, option: Any) -> int:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry()
+def cuMulticastAddDevice(m: Machine, mcHandle: Any, dev: Any) -> None:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry()
+def cuMulticastBindMem(
+    m: Machine, mcHandle: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
+) -> None:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry()
+def cuMulticastBindAddr(m: Machine, mcHandle: Any, mcOffset: int, memptr: Any, size: int, flags: int) -> None:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry()
+def cuMulticastUnbind(m: Machine, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> None:
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch asked of memory: counts, never times.
+
+Accesses are those of single threads; bytes are what the accesses named, whatever hardware would fetch for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..translate.module import Site
+
+Line = tuple[str, int]
+_WIDTH = 120
+_EXACT = 10_000_000  # larger numbers are rounded in tables
+
+
+@dataclass(frozen=True)
+class Count:
+    """Accesses and bytes. "local" is memory of the launch's own device, "remote" that of others, "host" pinned memory.
+
+    An atomic counts as one access that reads and writes. Local memory and parameters are not counted in bytes.
+    """
+
+    accesses: int = 0
+    local_read: int = 0
+    local_written: int = 0
+    remote_read: int = 0
+    remote_written: int = 0
+    host_read: int = 0
+    host_written: int = 0
+    shared_read: int = 0
+    shared_written: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+class Counters:
+    """Counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line.
+
+    barriers    block and cluster barriers completed
+    warp_ops    shuffles, votes and other warp operations completed
+    resumes     times that a thread was run until it suspended; a measure of the emulator's own work
+
+    Made of the native rows, one a site: size, reads and writes by whose memory it was, as in `runtime.cu`.
+    """
+
+    def __init__(
+        self, rows: np.ndarray[Any, Any], sites: Sequence[Site], barriers: int, warp_ops: int, resumes: int
+    ) -> None:
+        self.barriers, self.warp_ops, self.resumes = barriers, warp_ops, resumes
+        self._used = np.flatnonzero(rows[: len(sites), 0])
+        self._rows = rows[self._used, :9]
+        self._sites = sites
+
+    @functools.cached_property
+    def opcodes(self) -> dict[Line, tuple[str, ...]]:
+        """The PTX opcodes that each line was counted for."""
+        found: dict[Line, dict[str, None]] = {}
+        for i in self._used.tolist():
+            found.setdefault(_line(self._sites[i]), {})[self._sites[i].opcode] = None
+        return {line: tuple(opcodes) for line, opcodes in found.items()}
+
+    @functools.cached_property
+    def lines(self) -> dict[Line, Count]:
+        lines: dict[Line, Count] = {}
+        for i, row in zip(self._used.tolist(), self._rows.tolist(), strict=True):
+            key = _line(self._sites[i])
+            size, reads, writes = row[0], row[1:5], row[5:9]
+            pairs = (n * size for pair in zip(reads, writes, strict=True) for n in pair)
+            lines[key] = lines.get(key, Count()) + Count(max(sum(reads), sum(writes)), *pairs)
+        return lines
+
+    @functools.cached_property
+    def total(self) -> Count:
+        return sum(self.lines.values(), Count())
+
+    def table(self) -> str:
+        """One row a source line, at most 120 columns wide."""
+        return KernelCounters("").add(self).table()
+
+    def json(self) -> dict[str, Any]:
+        """All counts as plain data, one entry of "lines" a source line."""
+        described = KernelCounters("").add(self).json()
+        return {name: described[name] for name in ("barriers", "warp_ops", "total", "lines")}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Counters):
+            return NotImplemented
+        mine, theirs = (self.barriers, self.warp_ops, self.resumes), (other.barriers, other.warp_ops, other.resumes)
+        return mine == theirs and self.lines == other.lines
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Counters(total={self.total}, barriers={self.barriers}, warp_ops={self.warp_ops})"
+
+
+@dataclass
+class KernelCounters:
+    """Sums over the launches of one kernel."""
+
+    kernel: str
+    launches: int = 0
+    barriers: int = 0
+    warp_ops: int = 0
+    lines: dict[Line, Count] = field(default_factory=dict)
+    opcodes: dict[Line, tuple[str, ...]] = field(default_factory=dict)
+
+    def add(self, counters: Counters) -> KernelCounters:
+        """Add a launch; returns itself."""
+        self.launches += 1
+        self.barriers += counters.barriers
+        self.warp_ops += counters.warp_ops
+        for line, count in counters.lines.items():
+            self.lines[line] = self.lines.get(line, Count()) + count
+            self.opcodes[line] = tuple(dict.fromkeys(self.opcodes.get(line, ()) + counters.opcodes[line]))
+        return self
+
+    @property
+    def total(self) -> Count:
+        return sum(self.lines.values(), Count())
+
+    def table(self) -> str:
+        """One row a source line, and the sums; bytes by whose memory it was. Columns of zeros are left out."""
+        total = self.total
+        names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
+        header = [name.replace("_read", " r").replace("_written", " w") for name in names]
+        rows = [
+            [f"{PurePath(file).name}:{line}", ", ".join(self.opcodes[file, line]), *_numbers(count, names)]
+            for (file, line), count in sorted(self.lines.items())
+        ]
+        rows.append(["total", f"{self.barriers} barriers, {self.warp_ops} warp operations", *_numbers(total, names)])
+        return _aligned([["line", "opcodes", *header], *rows])
+
+    def json(self) -> dict[str, Any]:
+        lines = [
+            {"file": file, "line": line, "opcodes": list(self.opcodes[file, line]), **asdict(count)}
+            for (file, line), count in sorted(self.lines.items())
+        ]
+        return {
+            "kernel": self.kernel,
+            "launches": self.launches,
+            "barriers": self.barriers,
+            "warp_ops": self.warp_ops,
+            "total": asdict(self.total),
+            "lines": lines,
+        }
+
+
+class Summary:
+    """What several launches asked of memory: `kernels` by name, in the order in which they first ended."""
+
+    def __init__(self, launches: Iterable[tuple[str, Counters]]) -> None:
+        self.kernels: dict[str, KernelCounters] = {}
+        for kernel, counters in launches:
+            self.kernels.setdefault(kernel, KernelCounters(kernel)).add(counters)
+
+    def table(self) -> str:
+        """A table for each kernel, under its name."""
+        return "\n\n".join(
+            f"{k.kernel}: {k.launches} launch{'es' * (k.launches > 1)}, bytes\n{k.table()}"
+            for k in self.kernels.values()
+        )
+
+    def json(self) -> dict[str, Any]:
+        return {"kernels": [k.json() for k in self.kernels.values()]}
+
+
+def _line(site: Site) -> Line:
+    return site.file or "", int(site.line or site.ptx_line)
+
+
+def _numbers(count: Count, names: Sequence[str]) -> list[str]:
+    return [_rounded(getattr(count, name)) for name in names]
+
+
+def _rounded(number: int) -> str:
+    if number < _EXACT:
+        return str(number)
+    power, unit = next(p for p in ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M")) if number >= p[0])
+    return f"{number / power:.3g} {unit}" if number < 1000 * power else f"{number // power} {unit}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first two to the left; the second gives way where the whole would be too wide."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths[1] = max(min(widths[1], _WIDTH - sum(widths) + widths[1] - len(widths) + 1), 8)
+    return "\n".join(
+        " ".join(
+            _cut(cell, width).ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 2] + ".."

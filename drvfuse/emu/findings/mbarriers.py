@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The word of an mbarrier in plain text (its layout is that of `native/mbarrier.cuh`)."""
+
+from __future__ import annotations
+
+from .. import abi
+
+_COUNT = (1 << 20) - 1
+_EXPECTED, _BYTES = 20, 40
+_SIGN = 1 << 20
+_VALID = 1 << 63
+
+
+def told(opcode: str, word: int) -> str | None:
+    """What the word that an instruction has found says of its phase; None if that is no mbarrier (any more)."""
+    if not _is_one(opcode, word):
+        return None
+    arrivals, expected, nbytes = _pending(word)
+    rest = f"{nbytes} bytes pending" if nbytes >= 0 else f"{-nbytes} bytes more than expected"
+    return f"parity {word >> abi.MBARRIER_PARITY & 1}, {arrivals} of {expected} arrivals pending, {rest}"
+
+
+def brief(opcode: str, word: int) -> str | None:
+    """The same for a cell of a table, without the parity; bytes that nobody expected are negative."""
+    if not _is_one(opcode, word):
+        return None
+    arrivals, expected, nbytes = _pending(word)
+    return f"pending {arrivals} of {expected} arrivals, {nbytes} B"
+
+
+def _is_one(opcode: str, word: int) -> bool:
+    return opcode.startswith("mbarrier.") and bool(word & _VALID)
+
+
+def _pending(word: int) -> tuple[int, int, int]:
+    """Arrivals that are to come, those of each phase, and bytes that are to come."""
+    nbytes = ((word >> _BYTES & 2 * _SIGN - 1) ^ _SIGN) - _SIGN
+    return word & _COUNT, word >> _EXPECTED & _COUNT, nbytes

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel's printf prints, as C's does."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+
+from ..abi.structs import LaunchStruct, PrintStruct, ThreadStruct
+from ..space.window import Window
+
+_DIRECTIVE = re.compile(rb"%(?:(%)|[-+ #0]*(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp]))")
+_TEXT_BYTES = 4096  # of a format or a string
+_PIECE_BYTES = 1 << 16  # of one formatted argument
+_C = ctypes.CDLL(None)
+
+
+def text_at(window: Window, address: int, limit: int = _TEXT_BYTES) -> bytes:
+    """The string at an address, as far as it is in the window."""
+    if not window.contains(address, 1):
+        return b"?"
+    return bytes(window.view(address, min(limit, window.end - address))).split(b"\0", 1)[0]
+
+
+def printed(window: Window, call: PrintStruct) -> tuple[str, int]:
+    """(text, result) of a call of printf: how many arguments it has taken, -1 without a format.
+
+    Its arguments are in the thread's local memory. A directive whose arguments are not there stays as it is.
+    """
+    if not window.contains(call.format, 1):
+        return "", -1
+    t = ThreadStruct.from_address(call.thread)
+    end = t.local_base + LaunchStruct.from_address(t.launch).local_bytes
+    arguments = bytes(window.view(call.args, end - call.args)) if t.local_base <= call.args < end else b""
+    at = taken = 0
+
+    def take(kind: type[ctypes._SimpleCData]) -> ctypes._SimpleCData:
+        nonlocal at, taken
+        at = -(-at // ctypes.sizeof(kind)) * ctypes.sizeof(kind)
+        value = kind.from_buffer_copy(arguments, at)
+        at += ctypes.sizeof(kind)
+        taken += 1
+        return value
+
+    def one(match: re.Match[bytes]) -> bytes:
+        nonlocal at, taken
+        percent, width, precision, length, kind = match.groups()
+        if percent:
+            return b"%"
+        before = at, taken
+        try:
+            values = [take(ctypes.c_int) for star in (width, precision) if star == b"*"]
+            if kind in b"eEfFgGaA":
+                values.append(take(ctypes.c_double))
+            elif kind == b"s":
+                values.append(ctypes.c_char_p(text_at(window, take(ctypes.c_uint64).value)))
+            elif kind == b"p":
+                values.append(ctypes.c_void_p(take(ctypes.c_uint64).value))
+            else:
+                wide = length in (b"l", b"ll", b"z", b"j", b"t") and kind != b"c"
+                values.append(take(ctypes.c_int64 if wide else ctypes.c_int))
+        except ValueError:  # behind the end of the thread's local memory
+            at, taken = before
+            return match[0]
+        directive = match[0] if kind in b"diouxX" else match[0][: -len((length or b"") + kind)] + kind
+        piece = ctypes.create_string_buffer(_PIECE_BYTES)
+        size = _C.snprintf(piece, ctypes.c_size_t(_PIECE_BYTES), directive, *values)
+        return piece.raw[: max(0, min(size, _PIECE_BYTES - 1))]
+
+    return _DIRECTIVE.sub(one, text_at(window, call.format)).decode(errors="replace"), taken
+
+
+class Printer:
+    """Collects what kernels print."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._texts: list[str] = []
+        self._raised: BaseException | None = None
+
+    def add(self, call: int) -> int:
+        """The result of a kernel's printf. Native code calls this and cannot raise: `flush` does that."""
+        try:
+            text, count = printed(self._window, PrintStruct.from_address(call))
+            self._texts.append(text)
+            return count & 0xFFFFFFFF
+        except BaseException as e:
+            self._raised = e
+            return 0xFFFFFFFF
+
+    def flush(self) -> None:
+        """Everything goes to standard output."""
+        if self._texts:
+            text = "".join(self._texts)
+            self._texts.clear()
+            sys.stdout.write(text)
+        if self._raised is not None:
+            raised, self._raised = self._raised, None
+            raise raised

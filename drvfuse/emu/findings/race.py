@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The race detector's Python side: what operations know of one another, and reports of what it found.
+
+Accesses are judged in native code (`native/race.cuh`, which has the rules). Here is the order of operations: each is
+ordered behind those that it waited for and behind what the host knew when it was queued; a programmatic dependent
+behind its primary only from `griddepcontrol.wait` on. Host code counts as one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..abi.structs import OpStruct, RaceStruct
+from ..machine.work import Op
+from ..native import loader
+from ..space import pages
+from .reports import Place, Report
+from .timeline import called_at, short_place
+
+if TYPE_CHECKING:
+    from ..machine.engine import Identity
+    from ..space.window import Window
+
+PROFILES = ("hardware", "strict")
+_OPS = 1 << 24
+_NO_SITE = 0xFFFFFFFF
+_POOL_SHIFT = 10
+_WRITE, _STRONG, _ATOMIC, _ASYNC = 1, 2, 4, 0x80
+_FREE = 2  # as the kind of access to a range
+_KEPT = 4096  # plain stores of flags that are remembered
+_UNTOLD = (0, 3, 9)  # edges that name no flag
+_EARLY = 18  # the edge of a copy that comes too early
+_PLAIN = "the flag at {} was stored by a plain write, which releases nothing, not even behind a fence"
+_EDGES = (
+    "no release and acquire lead from the one to the other",
+    "no barrier of the block (__syncthreads) is between them",
+    "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
+    "the last release that was seen from there came before that {other}",
+    "the flag{store} was stored without a release or a fence before it",
+    "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
+    "the scope of the release at the flag{store} does not include the reader",
+    "the scope of the acquire{load} does not include the writer",
+    "the dependent launch has not executed griddepcontrol.wait before its access",
+    "neither stream order, an event, the host, nor a flag orders the two operations",
+    "the read-only path (ld.global.nc) may hold what was there when the kernel began",
+    "both are strong, but their scopes do not include each other",
+    "both are strong, but not of the same size",
+    "the flag{store} was not read in the size in which it was written{load}",
+    "the thread has not waited for this copy: no {wait} that covers it comes before",
+    "the copying thread has not waited for this copy: no {wait} that covers it, followed by {then}, comes before",
+    "no barrier is between the copying thread's wait ({wait}) and this access",
+    "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
+    "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
+    "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}",
+    "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the writing "
+    "thread, or of one that knew of the write, is between them",
+)
+
+
+class Clock:
+    """What is known at some moment: a counted reference to a native clock."""
+
+    __slots__ = ("_detector", "ref")
+
+    def __init__(self, detector: Detector, ref: int) -> None:
+        self._detector, self.ref = detector, ref
+
+    def __del__(self) -> None:
+        self._detector.dropped.append(self.ref)  # the collector may come at any moment, in any thread
+
+
+class Detector:
+    """The detector of one machine, with the profile "hardware" or "strict"."""
+
+    def __init__(self, window: Window, profile: str) -> None:
+        runtime = loader.runtime()
+        self.dropped: deque[int] = deque()
+        self._arena = pages.arena(window.nbytes)
+        self._table = pages.arena(_OPS * ctypes.sizeof(OpStruct))
+        self._pools = pages.arena(max(window.nbytes >> _POOL_SHIFT << 2, 4))
+        self._ops = (OpStruct * _OPS).from_buffer(self._table)
+        self.state = RaceStruct(
+            arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
+            bytes=window.nbytes,
+            top=32,
+            cells=pages.cell_address(window.base),
+            window_base=window.base,
+            ops=ctypes.addressof(self._ops),
+            pools=ctypes.addressof(ctypes.c_char.from_buffer(self._pools)),
+            strict=profile == "strict",
+        )
+        u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            return ctypes.CFUNCTYPE(result, *arguments)(runtime.address(name))
+
+        self._join = function("rt_clock_join", u32, at, u32, u32)
+        self._retain = function("rt_clock_retain", None, at, u32)
+        self._release = function("rt_clock_release", None, at, u32)
+        self._end = function("rt_clock_end", u32, at, u32, u32)
+        self._range = function("rt_race_range", None, at, u32, u32, u64, u64, u32, u64)
+        self._clear = function("rt_race_clear", None, at, u64, u64)
+        self._polled = function("rt_race_polled", None, at, u64, u64)
+        self._window = window
+        self._places: dict[int, int] = {}
+        self._host = Clock(self, 0)
+        self._said_full = False
+        self._flags: dict[Any, str] = {}  # (writer, reader), each an operation and a block -> what is wrong with a flag
+        weak = weakref.WeakMethod(self.forget)  # a cycle would keep a dropped machine's window
+
+        def forget(address: int, nbytes: int) -> None:
+            method = weak()
+            if method is not None:
+                method(address, nbytes)
+
+        window.forget = forget
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.state)
+
+    # Operations ------------------------------------------------------------------------------------------------------
+
+    def queue(self, op: Op, after: Iterable[Op], primary: Op | None, chain: int) -> None:
+        """Take down what an operation is ordered behind. `chain` is its stream or branch."""
+        if op.number >= _OPS:
+            self.state.off = 1
+            return
+        place = self._places[chain] = self._places.get(chain, 0) + 1
+        overlapped = 0 if primary is None else primary.number
+        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index, overlapped)
+        op.host, op.after, op.overlapped = self._host, tuple(after), primary
+
+    def start(self, op: Op) -> None:
+        """It begins: what it waited for has ended."""
+        if op.started is not None:
+            return
+        clocks = [op.host, *(other.known for other in op.after)]
+        if op.overlapped is not None:
+            clocks.append(op.overlapped.started)
+        op.started = self._all(clocks)
+        op.host, op.after = None, ()
+
+    def end(self, op: Op, known: int | None) -> None:
+        """It has ended, knowing the clock `known` (a reference that is given away), or what it knew from the start."""
+        self.start(op)
+        ref = self.share(op.started) if known is None else known
+        op.known = Clock(self, self._end(self.address, ref, op.number))
+
+    def touch(self, op: Op, accesses: Iterable[Any], now: int) -> None:
+        """A copy or fill accesses memory."""
+        for at in accesses:
+            if at.nbytes and self._window.contains(at.address, at.nbytes):
+                self._range(self.address, op.number, op.started.ref, at.address, at.nbytes, at.write, now)
+
+    def free(self, op: Op, address: int, nbytes: int, now: int) -> None:
+        """Memory is given back, which conflicts with each access that was made there."""
+        self._range(self.address, op.number, op.started.ref, address, nbytes, _FREE, now)
+
+    def host_learns(self, ops: Iterable[Op]) -> None:
+        """The host has waited for these."""
+        known = [op.known for op in ops if op.done and op.known is not self._host]
+        if known:
+            self._host = self._all([self._host, *known])
+
+    def merged(self, ops: Sequence[Op]) -> list[Op]:
+        """One operation that stands for several that have ended."""
+        if len(ops) < 2:
+            return list(ops)
+        one = Op(ops[0].command, ops[0].order, ops[0].number)
+        one.done = True
+        one.started = one.known = self._all([op.known for op in ops])
+        return [one]
+
+    def share(self, clock: Clock | None) -> int:
+        """A reference of its own, for native code."""
+        ref = clock.ref if clock is not None else 0
+        self._retain(self.address, ref)
+        return ref
+
+    def release(self, ref: int) -> None:
+        """Give a reference back that native code had."""
+        self._release(self.address, ref)
+
+    def _all(self, clocks: Iterable[Clock | None]) -> Clock:
+        while self.dropped:
+            self._release(self.address, self.dropped.popleft())
+        ref = 0
+        for clock in clocks:
+            ref = self._join(self.address, ref, self.share(clock))
+        return Clock(self, ref)
+
+    # Memory ----------------------------------------------------------------------------------------------------------
+
+    def forget(self, address: int, nbytes: int) -> None:
+        """What lies there is other memory from now on."""
+        self._clear(self.address, address, nbytes)
+        pages.drop(pages.cell_address(address), nbytes >> 2)
+
+    def polled(self, address: int, nbytes: int) -> None:
+        """Unordered accesses in all multiples of 16 bytes that this touches are the protocol."""
+        first = address & ~15
+        self._polled(self.address, first, address + nbytes - first)
+
+    # Findings --------------------------------------------------------------------------------------------------------
+
+    def drain(self, identities: dict[int, Identity]) -> list[tuple[Report, int]]:
+        """What was found since the last call, and how many events had happened by then."""
+        state = self.state
+        found = [
+            (_report(f, identities, self._plain_flag(f, identities)), int(f.events))
+            for f in state.found[: state.found_count]
+        ]
+        state.found_count = 0
+        if state.off and not self._said_full:
+            self._said_full = True
+            text = "the race detector has used up its memory: races from here on are not found (use a fresh Machine)"
+            found.append((Report("race_capacity", text), 0))
+        return found
+
+    def _plain_flag(self, f: Any, identities: dict[int, Identity]) -> str | None:
+        """What would order two plain accesses: a flag that the one block stored by a plain write, which was found to
+        race with the poll by the other block.
+        """
+        mine, other = (f.op, f.block), (f.other_op, f.other_block)
+        strength = f.flags & _STRONG, f.other_flags & _STRONG
+        if strength == (0, 0):
+            return self._flags.get((other, mine)) if f.edge in _UNTOLD else None
+        writer, op, site = ((other, mine), f.other_op, f.other_site) if strength[0] else ((mine, other), f.op, f.site)
+        reads = f.flags if strength[0] else f.other_flags
+        if 0 in strength and not reads & _WRITE and site != _NO_SITE:
+            self._flags[writer] = _PLAIN.format(_line(_site(identities.get(op), site)))
+            if len(self._flags) > _KEPT:
+                del self._flags[next(iter(self._flags))]
+        return None
+
+
+def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report:
+    lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
+    mine = _place(identities.get(f.op), f.site, f.block, f.thread)
+    other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
+    store, load = (
+        "" if site == _NO_SITE else f" at {_line(_site(identities.get(op), site))}"
+        for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
+    )
+    verb = _verb(f.other_flags)
+    at = f" at {short_place(other.file, other.line)}" if other.line else ""
+    here = _site(identities.get(f.op), f.site)
+    there = _site(identities.get(f.other_op), f.other_site)
+    wait = _wait(here, f.flags) if f.edge == _EARLY else _wait(there, f.other_flags)
+    lacks = f"the copying thread's wait ({wait}) and a barrier behind that"
+    if here is not None and "mbarrier" in here.opcode:
+        lacks = "a wait for the mbarrier that the copy completes (mbarrier.try_wait)"
+    earlier = f"thread's wait ({wait}) for the copy{at}" if f.other_flags & _ASYNC else verb + at
+    near = (f.op, f.block) == (f.other_op, f.other_block)
+    then = "a barrier" if near else "a release and an acquire of it"
+    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
+    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
+    message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
+    return Report(
+        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
+        other=other, edge=edge, callers=mine.callers,
+    )  # fmt: skip
+
+
+def _wait(copy: Any, flags: int) -> str:
+    """What the thread that issued a copy waits by, for its read or its write."""
+    if copy is None or ".bulk_group" not in copy.opcode:
+        return "cp.async.wait_group or cp.async.wait_all"
+    return "cp.async.bulk.wait_group" + (" without .read" if flags & _WRITE else ".read")
+
+
+def _verb(flags: int) -> str:
+    strong = "strong " if flags & _STRONG else "asynchronous " if flags & _ASYNC else ""
+    return "atomic" if flags & _ATOMIC else f"{strong}write" if flags & _WRITE else f"{strong}read"
+
+
+def _site(identity: Identity | None, site: int) -> Any:
+    return identity.sites[site] if identity is not None and site < len(identity.sites) else None
+
+
+def _line(site: Any) -> str:
+    if site is None:
+        return "an unknown place"
+    return short_place(site.file, site.line or site.ptx_line)
+
+
+def _place(identity: Identity | None, site: int, block: int, thread: int) -> Place:
+    if identity is None:
+        return Place("an operation long ago", None, None, 0, None, None)
+    where = _site(identity, site)
+    if where is None:
+        return Place(identity.kernel, None, None, identity.device, None, None)
+    index = identity.index(block, thread)
+    line = where.line or where.ptx_line
+    return Place(identity.kernel, where.file or None, line, identity.device, *index, where.inlined)

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened last on the emulated devices, as text: one column a block, one row an event, in order of occurrence.
+
+The native runtime keeps a ring of the last events: strong accesses that told a thread something new, fences, barriers,
+and the beginning and end of blocks. Times are virtual and stand still while anything can run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..abi.structs import EVENTS, EventStruct
+from . import mbarriers
+
+if TYPE_CHECKING:
+    from ..machine.engine import Identity
+    from ..space.window import Allocation, Window
+    from .reports import Report
+
+Index = tuple[int, int, int]
+WIDTH = 120
+ROWS = 32
+COLUMNS = 3  # more blocks than this share one column, which then names them
+APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
+NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
+EVENT_DTYPE = np.dtype(EventStruct)
+KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger", "copy", "copy_wait")
+_START, _END, _LOAD, _STORE, _ATOMIC, _FENCE, _BARRIER = range(7)
+_OF_BLOCK = (_START, _END, _BARRIER)
+_TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a thread did. `kind` is one of KINDS; `value` is what a load saw, what an atomic found, or the
+    number of a barrier. Events of a block ("start", "end") have its thread 0.
+    """
+
+    clock: int
+    kind: str
+    kernel: str
+    device: int
+    block: Index
+    thread: Index
+    file: str | None
+    line: int | None
+    opcode: str
+    address: int
+    value: int
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A block, or one thread of it, which takes part in the barriers of its block too."""
+
+    device: int
+    block: Index
+    thread: Index | None = None
+
+    def takes(self, event: Event) -> bool:
+        if (event.device, event.block) != (self.device, self.block):
+            return False
+        return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier")
+
+    def __str__(self) -> str:
+        text = f"device {self.device} block {index_text(self.block)}"
+        return text if self.thread is None else f"{text} thread {index_text(self.thread)}"
+
+
+def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
+    """A copy of a native ring of EVENTS entries, of which `count` were written in all: oldest first, up to `until`."""
+    return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
+
+
+def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
+    """The events of a ring, in order; those of launches that are not in `identities` are left out."""
+    found = []
+    for r in records.tolist():
+        clock, address, value, op, block, thread, site, kind, flags = r
+        identity = identities.get(op)
+        if identity is None or kind >= len(KINDS):
+            continue
+        place = identity.sites[site] if site < len(identity.sites) else None
+        found.append(
+            Event(
+                clock,
+                KINDS[kind],
+                identity.kernel,
+                identity.device,
+                *identity.index(block, thread),
+                (place.file or None) if place else None,
+                (place.line or place.ptx_line) if place else None,
+                place.opcode if place else "",
+                address,
+                value,
+                flags,
+            )
+        )
+    return found
+
+
+def of_blocks(
+    records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
+) -> np.ndarray:
+    """The records of some blocks (device, block), of whatever launch."""
+    keep = np.zeros(len(records), bool)
+    wanted = list(blocks)
+    for op in np.unique(records["op"]).tolist():
+        identity = identities.get(op)
+        if identity is not None:
+            linear = [_ravel(block, identity.grid) for device, block in wanted if device == identity.device]
+            keep |= (records["op"] == op) & np.isin(records["block"], linear)
+    return records[keep]
+
+
+# Rendering -----------------------------------------------------------------------------------------------------------
+
+
+class Names:
+    """Short names of addresses, "A+0x40", and what the letters stand for."""
+
+    def __init__(self, window: Window | None) -> None:
+        self._window = window
+        self._letters: dict[int, tuple[str, Allocation, str]] = {}
+
+    def of(self, address: int) -> str:
+        window = self._window
+        held = window.find(address) if window else None
+        gone = window.freed(address) if window and held is None else None
+        allocation = held or gone
+        if allocation is None:
+            return f"0x{address:x}"
+        if allocation.address not in self._letters:
+            number = len(self._letters)
+            letter = chr(65 + number) if number < 26 else f"M{number}"
+            self._letters[allocation.address] = letter, allocation, ", which was freed" if gone else ""
+        return f"{self._letters[allocation.address][0]}+0x{address - allocation.address:x}"
+
+    def legend(self) -> list[str]:
+        return [f"{letter}: {allocation}{gone}" for letter, allocation, gone in self._letters.values()]
+
+
+def render(
+    events: Iterable[Event],
+    participants: Sequence[Participant],
+    *,
+    window: Window | None = None,
+    names: Names | None = None,
+    rows: int = ROWS,
+    width: int = WIDTH,
+    last: Mapping[Participant, str] | None = None,
+) -> str:
+    """The last `rows` events of some blocks (or threads), newest last; a column each, or one for all if they are many.
+
+    Threads of a block that did the same in a row are one event. `last` adds a row for what a participant does now.
+    """
+    names = names or Names(window)
+    grouped = _grouped([e for e in events if any(p.takes(e) for p in participants)])
+    hidden = max(0, len(grouped) - rows)
+    shared = len(participants) > COLUMNS
+    heads = ["block", "event"] if shared else [str(p) for p in participants]
+    table: list[list[str]] = []
+    clock = -1
+    for members in grouped[hidden:]:
+        time = str(members[0].clock) if members[0].clock != clock else ""
+        clock = members[0].clock
+        text = _text(members, names)
+        takers = [p for p in participants if p.takes(members[0])]
+        if shared:
+            table += [[time, str(p), text] for p in takers]
+        else:
+            table.append([time, *(text if p in takers else "" for p in participants)])
+    for p, text in (last or {}).items():
+        table.append(["race", str(p), text] if shared else ["race", *(text if p is q else "" for q in participants)])
+    first = max([len(row[0]) for row in table] + [2])
+    if shared:
+        second = max([len(row[1]) for row in table] + [len("block")])
+        widths = [first, second, width - first - second - 6]
+    else:
+        each = (width - first - 3 * len(heads)) // len(heads)
+        widths = [first, *[each] * len(heads)]
+    lines = [_row(["ns", *heads], widths), "-+-".join("-" * w for w in widths)]
+    lines += [f"({hidden} earlier events)"] if hidden else []
+    lines += [_row(row, widths) for row in table]
+    return "\n".join([*lines, *(_cut(text, width) for text in names.legend())])
+
+
+def _grouped(events: Iterable[Event]) -> list[list[Event]]:
+    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
+    the same, as long as nobody does anything but load.
+    """
+    groups: list[list[Event]] = []
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
+    for e in events:
+        if e.kind == "load":
+            word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
+            held = polls.get(word)
+            if held and held[0] == e.value:
+                held[1].append(e)
+                continue
+        else:
+            polls.clear()
+        key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
+        if groups:
+            f = groups[-1][-1]
+            if e.kind not in ("start", "end", "barrier") and key == (
+                f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
+            ):  # fmt: skip
+                groups[-1].append(e)
+                continue
+        groups.append([e])
+        if e.kind == "load":
+            polls[word] = e.value, groups[-1]
+    return groups
+
+
+def _text(members: Sequence[Event], names: Names) -> str:
+    """One cell: what was done, by whom, where."""
+    e = members[0]
+    place = f"({short_place(e.file, e.line)})" if e.line else ""
+    if e.kind == "start":
+        return f"starts {e.kernel}"
+    if e.kind == "end":
+        return f"ends {e.kernel}"
+    if e.kind == "barrier":
+        return f"barrier {e.value}, t{index_text(e.thread)} came last {place}"
+    if e.kind in ("gdc_wait", "trigger"):
+        what = "passes griddepcontrol.wait" if e.kind == "gdc_wait" else "allows the dependent launch"
+        return f"{what} {_threads(members)} {place}"
+    parts = [_short(e.opcode) or e.kind]
+    if e.kind in ("load", "store", "atomic"):
+        addresses = sorted({m.address for m in members})
+        parts.append(f"[{names.of(addresses[0])}{' ..' if len(addresses) > 1 else ''}]")
+        if e.kind != "store" and len({m.value for m in members}) == 1:
+            value = mbarriers.brief(e.opcode, e.value) or _value(e.value)
+            parts.append(f"{'saw' if e.kind == 'load' else 'found'} {value}")
+    return " ".join([*parts, _threads(members), place])
+
+
+def _threads(members: Sequence[Event]) -> str:
+    threads = list(dict.fromkeys(m.thread for m in members))
+    if len(threads) == 1:
+        return f"t{index_text(threads[0])}" + (f" x{len(members)}" if len(members) > 1 else "")
+    times = f" x{len(members)}" if members[0].clock != members[-1].clock else ""
+    return f"t{index_text(min(threads))}-t{index_text(max(threads))}{times}"
+
+
+def _short(opcode: str) -> str:
+    """An opcode without state space and type."""
+    return ".".join(part for part in opcode.split(".") if not _TYPE.fullmatch(part))
+
+
+def _value(value: int) -> str:
+    return str(value) if value < 1_000_000 else f"0x{value:x}"
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return " | ".join(_cut(c, w).ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    """Text that fits; a place in brackets at its end is kept."""
+    if len(text) <= width:
+        return text
+    place = re.search(r" \([^()]*\)$", text)
+    end = place[0] if place and len(place[0]) + 8 < width else ""
+    return text[: width - len(end) - 2] + ".." + end
+
+
+def short_place(file: str | None, line: int | None) -> str:
+    """A place in the source by the file's name alone; the PTX's line where there is no file."""
+    return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
+
+
+def called_at(callers: Iterable[tuple[str, int]]) -> str:
+    """Where the functions that were inlined around a place were called, innermost first."""
+    places = ", at ".join(short_place(*caller) for caller in callers)
+    return f", called at {places}" if places else ""
+
+
+def index_text(index: Index) -> str:
+    """The index of a block or thread, as short as it goes."""
+    x, y, z = index
+    return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
+
+
+def _ravel(index: Index, extent: Index) -> int:
+    return index[0] + extent[0] * (index[1] + extent[1] * index[2])
+
+
+# Findings ------------------------------------------------------------------------------------------------------------
+
+
+def of_race(
+    report: Report, records: np.ndarray, identities: Mapping[int, Identity], window: Window | None = None
+) -> str:
+    """What both blocks of a race did last, or both threads of one block. The access that found it is the last row."""
+    other = report.other
+    assert report.device is not None and other is not None
+    inside = other.block is not None and (report.device, report.block) == (other.device, other.block)
+    sides = [
+        Participant(device, block, thread if inside else None)
+        for device, block, thread in (
+            (other.device, other.block, other.thread),
+            (report.device, report.block, report.thread),
+        )
+        if block is not None
+    ]
+    if not sides:
+        return ""
+    names = Names(window)
+    address = "" if report.address is None else f" [{names.of(report.address)}]"
+    last = {}
+    if report.block is not None:
+        last[sides[-1]] = f"races{address} {_place_of(report)}"
+    chosen = of_blocks(records, identities, [(s.device, s.block) for s in sides])
+    events = decode(chosen, identities)
+    text = render(events, sides, names=names, last=last)
+    who = f"{other.kernel} on device {other.device}"
+    if other.block is not None and other.thread is not None:
+        who += f" block {index_text(other.block)} {_place_of(other)}{called_at(other.callers)}"
+    called = called_at(report.callers).removeprefix(", ")
+    return "\n".join([f"the earlier access: {who}", *([f"the later access: {called}"] if called else []), text])
+
+
+def _place_of(found: Any) -> str:
+    thread = "" if found.thread is None else f"t{index_text(found.thread)} "
+    return thread + (f"({short_place(found.file, found.line)})" if found.line else "")
+
+
+def of_deadlock(
+    waits: Sequence[tuple[str, int, Sequence[Any]]],
+    records: np.ndarray,
+    identities: Mapping[int, Identity],
+    window: Window | None = None,
+    without_work: Iterable[str] = (),
+    rows: int = ROWS,
+) -> str:
+    """What the threads of a deadlock wait for, who wrote there, and what their blocks did last.
+
+    `waits` holds (kernel, device, the launch's `Blocked` threads). Of blocks that wait alike (at the same places, and
+    for the same words unless there are too many of those) the first stands for all. `without_work` are lines on the
+    devices that run nothing.
+    """
+    names = Names(window)
+    stood: dict[tuple[Any, ...], Participant] = {}
+    alike: dict[tuple[Any, ...], Participant] = {}  # but for the words
+    words: dict[int, list[tuple[int, Any]]] = {}
+    for kernel, device, blocked in waits:
+        places: dict[Index, list[tuple[Any, ...]]] = {}
+        for b in blocked:
+            places.setdefault(b.block, []).append((b.status, b.file, b.line, b.address))
+            if b.address:
+                words.setdefault(b.address, []).append((device, b))
+        for block, found in places.items():
+            key = (kernel, device, *dict.fromkeys(found))
+            stood.setdefault(key, Participant(device, block))
+            alike.setdefault((kernel, device, *dict.fromkeys(f[:3] for f in found)), stood[key])
+    lines = []
+    for address, pollers in list(words.items())[:rows]:
+        lines += _word(address, pollers, records, identities, names, window)
+    if len(words) > rows:
+        lines.append(f"and {len(words) - rows} other words")
+    lines += without_work
+    fit = len(stood) <= APART
+    participants = list((stood if fit else alike).values())
+    if participants:
+        chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
+        events = decode(chosen, identities)
+        which = "alike" if fit else "at the same places, though for other words,"
+        lines += ["", f"what they did last, of blocks that wait {which} the first:"]
+        lines.append(render(events, participants, names=names, rows=rows))
+    return "\n".join(lines)
+
+
+def _word(
+    address: int,
+    pollers: Sequence[tuple[int, Any]],
+    records: np.ndarray,
+    identities: Mapping[int, Identity],
+    names: Names,
+    window: Window | None,
+) -> list[str]:
+    """Lines on one word that is polled: who waits, who wrote it, and else who wrote near it."""
+    device, first = pollers[0]
+    who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
+    more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
+    holds = "" if first.seen is None or first.mbarrier else f", holds {_value(first.seen)}"
+    lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
+    if first.mbarrier:
+        lines.append(f"  it is an mbarrier: {first.mbarrier}")
+    writes = records[np.isin(records["kind"], (_STORE, _ATOMIC))]
+    here = decode(writes[writes["address"] == address][-1:], identities)
+    if here:
+        e = here[0]
+        by = f"device {e.device} block {index_text(e.block)} thread {index_text(e.thread)}"
+        lines.append(f"  last written by {by}: {_text([e], names)}")
+        return [_cut(line, WIDTH) for line in lines]
+    lines.append("  nobody wrote it in the events that are kept")
+    offsets = writes["address"].astype(np.int64) - address
+    peers = sorted({e.device for e in decode(writes[np.abs(offsets) <= NEAR], identities)})
+    if peers:
+        lines.append(f"  words within {NEAR} bytes of it were written by device {', '.join(map(str, peers))} only")
+    return [_cut(line, WIDTH) for line in lines]
+
+
+def _place_of_wait(blocked: Any) -> str:
+    return f"({short_place(blocked.file, blocked.line)})" if blocked.file else ""

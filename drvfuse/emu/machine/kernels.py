@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that run: how many blocks of each the SMs hold beside those of the others, and where they stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..findings import reports
+from .work import Launch, Op
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+class Kernels:
+    """Those of one machine that run, and those that would if an SM had room for a block of them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.running: list[Op] = []
+        self.crowded: list[Op] = []
+
+    def place(self, op: Op, command: Launch) -> bool:
+        """Start a kernel with as many resident blocks as the SMs of its device have left; False if none fits.
+
+        Raises WindowError without room for the memory of its blocks.
+        """
+        machine = self.machine
+        room = self._room(op, command)
+        if room < (command.blocks if command.cooperative else 1):
+            self.crowded.append(op)
+            return False
+        function = command.function
+        assert function.module is not None
+        op.room = room
+        op.launch = machine.engine.launch(
+            function.image,
+            function.name,
+            device=command.context.device.index,
+            grid=command.grid,
+            block=command.block,
+            smem=command.smem,
+            params=command.params,
+            globals_addr=function.module.globals_address,
+            max_resident=machine.resident_blocks(command),
+            op=op,
+        )
+        op.launch.allow(room)
+        op.launch.gdc_open = op.primary is None
+        self.running.append(op)
+        return True
+
+    def make_room(self) -> list[Op]:
+        """Blocks have ended: more of the kernels that were short of room may become resident.
+
+        Gives back those of which none could, to be placed anew.
+        """
+        for op in self.running:
+            command = op.command
+            assert isinstance(command, Launch)
+            if op.room < min(command.blocks, self.machine.resident_blocks(command)):
+                room = self._room(op, command)
+                if room > op.room:
+                    op.room = room
+                    op.launch.allow(room)
+        again, self.crowded = self.crowded, []
+        return again
+
+    def standstill(self, kind: str, headline: str) -> reports.Report:
+        """Where all of them are, of which none can go on."""
+        machine = self.machine
+        busy = {op.command.context.device.index for op in self.running}
+        active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
+        launches = [
+            (op.command.function.name, op.command.context.device.index, op.launch)
+            for op in self.running
+            if isinstance(op.command, Launch)
+        ]
+        crowded = [
+            (op.command.function.name, op.command.context.device.index)
+            for op in self.crowded
+            if isinstance(op.command, Launch)
+        ]
+        idle = {device: machine.finding(device) for device in sorted(active - busy)}
+        return reports.standstill(kind, headline, launches, crowded, idle)
+
+    def _room(self, op: Op, command: Launch) -> int:
+        """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""
+        machine = self.machine
+        free = 1.0
+        for other in self.running:
+            other_command = other.command
+            if other is not op and other_command.context.device is command.context.device:
+                assert isinstance(other_command, Launch)
+                free -= min(other.room, other.launch.remaining) / machine.resident_blocks(other_command)
+        return int(machine.resident_blocks(command) * max(0.0, free) + 1e-6)

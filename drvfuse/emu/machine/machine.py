@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configured set of emulated GPUs in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import operator
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ... import config
+from ...errors import ArgumentError, ClosedError
+from ..bindings import R
+from ..findings.race import PROFILES, Detector
+from ..findings.reports import Report
+from ..space.window import Window
+from . import interrupts, residency
+from .capture import Capture
+from .failure import Failure
+from .lock import MachineLock
+from .memory import MachineMemory
+from .objects import Context, Device, Event, Function, Object, Pool, Stream
+from .progress import Progress
+from .work import Command, Dim, Launch, Op
+
+if TYPE_CHECKING:
+    from ..findings.counters import Counters, Summary
+    from .engine import Engine, EngineLaunch, EngineModule
+
+log = logging.getLogger("drvfuse.emu")
+
+MAX_DEVICES = 8
+LAUNCHES_KEPT = 4096
+ORPHANS_KEPT = 4096
+Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
+
+_ARCHES = {
+    "sm_80": residency.Limits(2048, 32, 164 << 10, 163 << 10),
+    "sm_86": residency.Limits(1536, 16, 100 << 10, 99 << 10),
+    "sm_89": residency.Limits(1536, 24, 100 << 10, 99 << 10),
+    "sm_90": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_100": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_103": residency.Limits(2048, 32, 228 << 10, 227 << 10),
+    "sm_120": residency.Limits(1536, 24, 100 << 10, 99 << 10),
+}
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A kernel that ended, completed or not, and its counts."""
+
+    kernel: str
+    device: int
+    grid: Dim
+    block: Dim
+    counters: Counters
+
+
+class Machine:
+    """Emulated GPUs whose driver API is `machine.driver` (`EmulatedDriver`).
+
+    devices   how many, 1 to 8
+    arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
+    seed      decides the order in which blocks and warps run and when queued work starts; the same seed and the same
+              calls give the same run, step for step. With 0, what is ready starts at once, in the order of the calls;
+              others draw the order in which work of different streams starts, and hold some of it back. Odd seeds
+              start a programmatic launch as early as allowed, even ones as late as possible.
+    race      the happens-before detector, which reports data races and lets the run go on: True or "hardware" accepts
+              what the hardware orders beyond the PTX model, "strict" does not (`native/race.cuh`)
+    peers     which pairs can reach each other: None or True = all, False = none, a matrix, or `f(from, to) -> bool`
+    sm_count  multiprocessors a device, which bounds how many blocks are resident
+    memory_bytes  device memory of each device
+    check_initialised  a kernel that reads memory nobody has written is a fault; else such memory is zero
+    delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
+              unless a release or fence that covers them, of sufficient scope, comes first: a missing one shows as a
+              wrong result under some seed. Loads are never stale otherwise, so a missing acquire does not show.
+
+    `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
+    Every call takes the machine's lock; nothing runs between calls.
+    `close()` gives the memory back; driver calls then answer CUDA_ERROR_DEINITIALIZED, `declare_polled` and `engine`
+    raise ClosedError, and `reports`, `launches`, `counters()` and `clock()` still tell what was.
+    """
+
+    def __init__(
+        self,
+        devices: int = MAX_DEVICES,
+        arch: str = "sm_90a",
+        seed: int = 0,
+        race: bool | str = False,
+        peers: Peers = None,
+        sm_count: int = 132,
+        memory_bytes: int = 16 << 30,
+        check_initialised: bool = True,
+        delay_stores: bool = False,
+    ) -> None:
+        devices = _integer("devices", devices, 1, MAX_DEVICES)
+        seed = _integer("seed", seed)
+        sm_count = _integer("sm_count", sm_count, 1)
+        memory_bytes = _integer("memory_bytes", memory_bytes, 1)
+        for name, flag in (("check_initialised", check_initialised), ("delay_stores", delay_stores)):
+            if not isinstance(flag, bool):
+                raise ArgumentError(name, repr(flag), "True or False")
+        if not isinstance(race, bool) and race not in PROFILES:
+            raise ArgumentError("race", repr(race), "False, True or one of " + ", ".join(map(repr, PROFILES)))
+        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", str(arch))
+        if match is None or match[1] not in _ARCHES:
+            raise ArgumentError("arch", repr(arch), "one of " + ", ".join(_ARCHES) + ", with or without a suffix")
+        self._reachable = _peer_table(devices, peers)
+        self.arch, self.capability = arch, (int(match[2]), int(match[3]))
+        self.limits = _ARCHES[match[1]]
+        self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
+        self.reports: list[Report] = []
+        self.refusal: Report | None = None  # what the last driver call that failed says of it
+        self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
+        self.pid = os.getpid()
+        self.initialised = False
+        self.closed = False
+        cells = race is not False
+        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells)
+        self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
+        self._loop_limit = config.get("emu_loop_limit")
+        self.host_wait = config.get("emu_host_wait")
+        self.lock = MachineLock()
+        self.threads = Threads()
+        self.handles: dict[int, Object] = {}
+        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
+        self.devices = [Device(i, memory_bytes) for i in range(devices)]
+        for device in self.devices:
+            device.pool = device.default_pool = self.add(Pool(device, is_default=True))
+        self.captures: list[Capture] = []
+        self.images: dict[str, EngineModule] = {}
+        self.memory = MachineMemory(self)
+        self.progress = Progress(self, self.detector)
+
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The engine, made on first use: it has native code to load."""
+        from .engine import Engine
+
+        if self.closed:
+            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores)
+
+    @functools.cached_property
+    def driver(self) -> Any:
+        """The driver API of this machine, with cuda.bindings.driver's names."""
+        from ..driver import EmulatedDriver
+
+        return EmulatedDriver(self)
+
+    def close(self) -> None:
+        """Drop all work and memory. Idempotent."""
+        if not self.closed:
+            with interrupts.held():
+                self.closed = True
+                self.handles.clear()
+                if self.pid == os.getpid():
+                    self.window.close()
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Machine of {len(self.devices)} x {self.arch}, seed {self.seed}{', closed' if self.closed else ''}>"
+
+    def report(self, report: Report) -> None:
+        """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
+        self.reports.append(report)
+        log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
+
+    def finding(self, device: int) -> Report | None:
+        """What ended the work on a device, if a context there is lost."""
+        contexts = (item for item in self.handles.values() if isinstance(item, Context) and item.device.index == device)
+        return next((context.finding for context in contexts if context.finding is not None), None)
+
+    def note(self, command: Command, launch: EngineLaunch) -> None:
+        """Keep what a kernel that ended has asked of memory."""
+        assert isinstance(command, Launch)
+        device = command.context.device.index
+        self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
+
+    def counters(self) -> Summary:
+        """What the kernels that are in `launches` have asked of memory, by kernel and source line."""
+        from ..findings.counters import Summary
+
+        return Summary((record.kernel, record.counters) for record in self.launches)
+
+    def clock(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+
+    def declare_polled(self, memory: Any, nbytes: int | None = None) -> None:
+        """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
+        readiness), until it is freed.
+
+        `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
+        other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
+        """
+        if self.closed:
+            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        try:
+            address = int(getattr(memory, "ptr", memory))
+        except (TypeError, ValueError):
+            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+        nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes
+        if nbytes is None:
+            raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")
+        nbytes = _integer("nbytes", nbytes, 1)
+        with self.lock:
+            if not self.window.covers(address, nbytes):
+                where = f"{nbytes} bytes at 0x{address:x} ({self.window.nearest(address)})"
+                raise ArgumentError("memory", where, "a range of allocated memory of this machine")
+            if self.detector is not None:
+                self.detector.polled(address, nbytes)
+
+    # Handles and the current context ---------------------------------------------------------------------------------
+
+    def add(self, item: Any) -> Any:
+        """Register an object under its handle."""
+        self.handles[item.handle] = item
+        return item
+
+    def remove(self, item: Object) -> None:
+        self.handles.pop(item.handle, None)
+
+    def orphan(self, item: Object, device: Device) -> None:
+        """Remove an object because its context goes; a later use says so."""
+        self.remove(item)
+        self.orphans[item.handle] = device.index
+        while len(self.orphans) > ORPHANS_KEPT:
+            del self.orphans[next(iter(self.orphans))]
+
+    def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
+        """The object of a handle; Failure(code) if it is not a live one of this kind."""
+        number = 0 if value is None else int(value)
+        item = self.handles.get(number)
+        if isinstance(item, kind):
+            return item
+        if number not in self.orphans:
+            raise Failure(code)
+        device = self.orphans[number]
+        name = {Function: "kernel"}.get(kind, kind.__name__.lower())
+        message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
+        if kind is Event:
+            code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+        elif not self.threads.contexts:
+            code = R.CUDA_ERROR_INVALID_CONTEXT
+        raise Failure(code, Report("context", message, device=device))
+
+    def device(self, value: Any) -> Device:
+        index = 0 if value is None else int(value)
+        if not 0 <= index < len(self.devices):
+            raise Failure(R.CUDA_ERROR_INVALID_DEVICE)
+        return self.devices[index]
+
+    def current(self) -> Context:
+        """The calling thread's context. Failure with the error that sticks to it, if one does."""
+        stack = self.threads.contexts
+        if not stack or stack[-1] is None:
+            raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
+        context = stack[-1]
+        self.healthy(context)
+        return context
+
+    @staticmethod
+    def healthy(context: Context) -> None:
+        """Failure if the context was destroyed or had a fault."""
+        if context.destroyed:
+            raise Failure(R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        if context.error is not None:
+            raise Failure(context.error)
+
+    def stream(self, value: Any) -> Stream:
+        """A stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own."""
+        handle = 0 if value is None else int(value)
+        if handle in (0, 1):
+            return self.current().legacy
+        if handle == 2:
+            context = self.current()
+            ident = threading.get_ident()
+            if ident not in context.per_thread:
+                context.per_thread[ident] = stream = self.add(Stream(context))
+                context.streams.add(stream)
+            return context.per_thread[ident]
+        found: Stream = self.get(handle, Stream)
+        self.healthy(found.context)
+        return found
+
+    def can_reach(self, source: Device, target: Device) -> bool:
+        """True if `source` may be given access to memory of `target`."""
+        return self._reachable[source.index][target.index]
+
+    def mask(self, *devices: Device) -> int:
+        bits = 0
+        for device in devices:
+            bits |= 1 << device.index
+        return bits
+
+    # Queueing --------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, stream: Stream, command: Command) -> Op | None:
+        """Queue a command on a stream, or add it to the graph that the stream is captured into (then None)."""
+        if stream.capture is not None:
+            stream.capture.record(stream, command)
+            return None
+        self.refuse_implicit(stream)
+        return self.progress.enqueue(stream, command)
+
+    def refuse_implicit(self, stream: Stream) -> None:
+        """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
+        if stream.is_legacy:
+            for other in stream.context.streams:
+                if other.blocking and other.capture is not None:
+                    other.capture.invalidate()
+                    raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+
+    def refuse_in_capture(self) -> None:
+        """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
+        mode = self.threads.capture_mode
+        if mode == Capture.RELAXED:
+            return
+        ident = threading.get_ident()
+        hit = [
+            c
+            for c in self.captures
+            if (c.thread == ident and c.mode != Capture.RELAXED)
+            or (mode == Capture.GLOBAL and c.mode == Capture.GLOBAL)
+        ]
+        for capture in hit:
+            capture.invalidate()
+        if hit:
+            raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+
+    def context_ops(self, context: Context) -> list[Op]:
+        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
+        also those that are done.
+        """
+        ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
+        return ops if self.detector is not None else [op for op in ops if not op.done]
+
+    def synchronise(self, context: Context) -> None:
+        """Run until everything queued in a context is done; Failure with its error."""
+        self.progress.wait(self.context_ops(context))
+        self.healthy(context)
+
+    def resident_blocks(self, launch: Launch) -> int:
+        """How many blocks of a launch an otherwise empty device holds."""
+        each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
+        return each * self.sm_count
+
+
+class Threads(threading.local):
+    """What belongs to the calling thread: its stack of contexts and its capture mode."""
+
+    _waiting: set[int] = set()
+
+    def __init__(self) -> None:
+        self.contexts: list[Context | None] = []
+        self.capture_mode = 0
+        self.in_host_function = False
+
+    def others(self) -> bool:
+        """True if another thread is alive that is not itself waiting for an emulated device."""
+        mine = threading.get_ident()
+        return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This thread queues nothing for now."""
+        self._waiting.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._waiting.discard(threading.get_ident())
+
+    @contextlib.contextmanager
+    def host_function(self) -> Iterator[None]:
+        """A host function runs in this thread; it may not call the driver."""
+        self.in_host_function = True
+        try:
+            yield
+        finally:
+            self.in_host_function = False
+
+
+def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """An integer of any type, within bounds. Raises ArgumentError."""
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+        if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
+            return number
+    raise ArgumentError(name, repr(value), f"an integer{bounds}")
+
+
+def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:
+    if peers is None or isinstance(peers, bool):
+        value = peers is not False
+        table = [[value] * devices for _ in range(devices)]
+    elif callable(peers):
+        table = [[bool(peers(i, j)) for j in range(devices)] for i in range(devices)]
+    else:
+        try:
+            table = [[bool(x) for x in row] for row in peers]
+        except TypeError:
+            must = f"None, True, False, a matrix of {devices} x {devices}, or a function of two devices"
+            raise ArgumentError("peers", repr(peers), must) from None
+        if len(table) != devices or any(len(row) != devices for row in table):
+            raise ArgumentError("peers", f"a matrix of {len(table)} rows", f"{devices} x {devices}")
+    for i in range(devices):
+        table[i][i] = False
+    return table
+
+
+_default: Machine | None = None
+_default_lock = threading.Lock()
+
+
+def default_machine() -> Machine:
+    """The process-wide machine of 8 devices behind `driver="emu"`, made on first use."""
+    global _default
+    with _default_lock:
+        if _default is None or _default.closed:
+            _default = Machine()
+        return _default

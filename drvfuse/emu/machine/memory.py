@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of one machine: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+
+cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pools                          the owner, and the devices that the pool's access list names
+VMM                            the devices that were given access at that address, the owner not excepted
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..bindings import R
+from ..findings.reports import Report
+from ..space.window import Kind, WindowError
+from .failure import Failure
+from .objects import Context, Device, Memory, Pool
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .work import Command
+
+READ, READ_WRITE = 1, 3  # CUmemAccess_flags
+_LARGEST = 3  # allocations named when memory is out
+_WRONG = {
+    "use_after_free": "which was freed, unmapped or mapped anew since the call that queued it",
+    "no_access": "which no device was given access to (cuMemSetAccess)",
+    "read_only": "which every device may only read (cuMemSetAccess)",
+}
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A live range. `device` is None for host memory; exactly one of context, pool and memory says its regime."""
+
+    base: int
+    nbytes: int
+    device: Device | None
+    context: Context | None = None
+    pool: Pool | None = None
+    memory: Memory | None = None
+    host_flags: int | None = None
+    registered: bool = False
+    freed: bool = False  # a pool free is queued
+    access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
+    number: int = field(default_factory=itertools.count(1).__next__)
+
+
+class MachineMemory:
+    """The live allocations of a machine, by address."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._starts: list[int] = []
+        self._live: dict[int, Allocation] = {}
+
+    # Finding ---------------------------------------------------------------------------------------------------------
+
+    def find(self, address: int) -> Allocation | None:
+        """The live allocation that holds an address."""
+        i = bisect.bisect_right(self._starts, address) - 1
+        if i < 0:
+            return None
+        allocation = self._live[self._starts[i]]
+        return allocation if address < allocation.base + allocation.nbytes else None
+
+    def at(self, address: int) -> Allocation | None:
+        """The live allocation that starts at an address."""
+        return self._live.get(address)
+
+    def owned(self, context: Context) -> list[Allocation]:
+        """What goes when the context goes."""
+        return [a for a in self._live.values() if a.context is context]
+
+    def uncovered(self, address: int, nbytes: int) -> int | None:
+        """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
+        end = address + nbytes
+        while address < end:
+            allocation = self.find(address)
+            if allocation is None or allocation.registered:
+                return address
+            address = allocation.base + allocation.nbytes
+        return None
+
+    def within(self, start: int, nbytes: int) -> list[Allocation]:
+        """The live allocations that touch a range, in order."""
+        i = max(bisect.bisect_right(self._starts, start) - 1, 0)
+        found = []
+        for base in self._starts[i:]:
+            if base >= start + nbytes:
+                break
+            if base + self._live[base].nbytes > start:
+                found.append(self._live[base])
+        return found
+
+    # What queued copies and fills meant ------------------------------------------------------------------------------
+
+    def identify(self, command: Command) -> list[tuple[int, ...]]:
+        """Which allocations each access of a command touches: the same later on only if none has gone or come."""
+        return [tuple(a.number for a in self.within(at.address, at.nbytes)) for at in command.accesses()]
+
+    def refusal(self, command: Command, allocations: list[tuple[int, ...]]) -> Report | None:
+        """What is wrong with running a command now that meant these allocations; None if nothing is."""
+        now = self.identify(command)
+        for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
+            if self._machine.window.contains(at.address, at.nbytes):
+                kind = ""
+                if numbers != then or self.uncovered(at.address, at.nbytes) is not None:
+                    kind = "use_after_free"
+                elif not self._permits(at.address, at.nbytes, READ):
+                    kind = "no_access"
+                elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
+                    kind = "read_only"
+                if kind:
+                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
+                    return Report(kind, text, device=command.context.device.index, address=at.address)
+        return None
+
+    def _permits(self, address: int, nbytes: int, flags: int) -> bool:
+        """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
+        and pools permit all copies, which go through the host if need be.
+        """
+        mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
+        return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
+
+    # Making and dropping ---------------------------------------------------------------------------------------------
+
+    def add(self, allocation: Allocation) -> Allocation:
+        self._live[allocation.base] = allocation
+        bisect.insort(self._starts, allocation.base)
+        return allocation
+
+    def drop(self, allocation: Allocation) -> None:
+        del self._live[allocation.base]
+        self._starts.pop(bisect.bisect_left(self._starts, allocation.base))
+
+    def charge(self, device: Device, nbytes: int) -> None:
+        """Count device memory; Failure if the device has not so much left."""
+        if device.used + nbytes > device.total:
+            raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
+        device.used += nbytes
+
+    def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
+        """The failure of an allocation of a device's memory, or of pinned memory where `device` is None."""
+        where = "pinned host memory" if device is None else f"device {device.index}"
+        text = f"{nbytes} bytes of {where} were asked for; {why}"
+        held = sorted(self._held(device), key=lambda item: -item[0])
+        if held:
+            largest = ", ".join(f"{size} bytes {made}" for size, made in held[:_LARGEST])
+            text += f"; {sum(size for size, _ in held)} bytes are held in {len(held)} pieces, the largest: {largest}"
+        index = None if device is None else device.index
+        return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
+
+    def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
+        """(bytes, what made it) of all memory of a device, or of all pinned memory."""
+        physical = {item for item in self._machine.handles.values() if isinstance(item, Memory)}
+        for a in self._live.values():
+            if a.memory is not None:
+                physical.add(a.memory)
+            elif a.device is device and not a.registered:
+                maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                yield a.nbytes, f"at 0x{a.base:x} of {maker}"
+        yield from ((memory.nbytes, "of cuMemCreate") for memory in physical if memory.device is device)
+
+    def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
+        """Failure unless the whole range is live memory of the window that the device of `user` has access to.
+
+        Memory of cuMemAlloc needs that only with `direct`, as without it the driver finds a way. `what` names the
+        call's part in its report.
+        """
+        what = f"{what} {nbytes} bytes at 0x{address:x}"
+        missing = self.uncovered(address, nbytes)
+        if missing is not None:
+            raise self.stray(what, missing)
+        device = user.device.index
+        for a in self.within(address, nbytes):
+            plain = a.pool is None and a.memory is None
+            if a.device is not None and (direct or not plain) and not self._masks(a)[0] >> device & 1:
+                text = f"{what}, to which device {device} was given no access"
+                raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
+
+    def stray(self, what: str, address: int) -> Failure:
+        """The failure of a call that was given an address which is not what it has to be; a freed one, perhaps."""
+        window = self._machine.window
+        kind = "use_after_free" if window.freed(address) else "out_of_bounds"
+        text = f"{what}: 0x{address:x} is {window.nearest(address)}"
+        return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
+
+    def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
+        """cuMemAlloc, and the variables of modules."""
+        device = context.device
+        mask = self._context_mask(context)
+        return self.add(Allocation(self._take(device, nbytes, mask, kind), nbytes, device, context=context))
+
+    def pool_alloc(self, pool: Pool, nbytes: int) -> Allocation:
+        if pool.maximum and pool.used + nbytes > pool.maximum:
+            why = f"their pool has {pool.maximum - pool.used} of at most {pool.maximum} bytes left"
+            raise self.full(pool.device, nbytes, why)
+        base = self._take(pool.device, nbytes, 0, Kind.DEVICE)
+        allocation = self.add(Allocation(base, nbytes, pool.device, pool=pool))
+        pool.live.add(base)
+        pool.used += nbytes
+        pool.used_high = max(pool.used_high, pool.used)
+        self.refresh(allocation)
+        return allocation
+
+    def pool_free(self, pool: Pool, base: int) -> None:
+        self.free(self._live[base])
+        pool.live.discard(base)
+
+    def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
+        """Pinned memory, which every device may access."""
+        try:
+            base = self._machine.window.host_alloc(nbytes)
+        except WindowError as error:
+            raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+        return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def free(self, allocation: Allocation) -> None:
+        """Drop an allocation and its memory; later accesses fault."""
+        self.drop(allocation)
+        if allocation.registered:
+            return
+        self._machine.window.free(allocation.base)
+        if allocation.device is not None:
+            allocation.device.used -= allocation.nbytes
+        if allocation.pool is not None:
+            allocation.pool.used -= allocation.nbytes
+
+    def _take(self, device: Device, nbytes: int, mask: int, kind: Kind) -> int:
+        self.charge(device, nbytes)
+        try:
+            return self._machine.window.alloc(nbytes, device.index, mask, mask, kind=kind)
+        except WindowError as error:
+            device.used -= nbytes
+            raise self.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+
+    # Access ----------------------------------------------------------------------------------------------------------
+
+    def _context_mask(self, owner: Context) -> int:
+        reaching = [c.device for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
+        return self._machine.mask(owner.device, *reaching)
+
+    def _masks(self, allocation: Allocation) -> tuple[int, int]:
+        """Bits of the devices that may read, and that may write, an allocation of device memory."""
+        access = allocation.access
+        if allocation.pool is not None:
+            access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
+        elif allocation.memory is None:
+            assert allocation.context is not None
+            reaching = self._context_mask(allocation.context)
+            return reaching, reaching
+        read = sum(1 << d for d, flags in access.items() if flags & READ)
+        return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
+
+    def refresh(self, allocation: Allocation) -> None:
+        """Bring the window's access masks of an allocation up to date."""
+        if allocation.device is not None:
+            self._machine.window.set_access(allocation.base, allocation.nbytes, *self._masks(allocation))
+
+    def refresh_context(self, owner: Context) -> None:
+        """The peers of a context changed."""
+        for allocation in self.owned(owner):
+            self.refresh(allocation)
+
+    def refresh_pool(self, pool: Pool) -> None:
+        for base in pool.live:
+            self.refresh(self._live[base])

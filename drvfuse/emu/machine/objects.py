@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the handles of the emulated driver stand for: devices, contexts, streams, events, pools, modules, functions.
+
+A handle is a number that is given out once in the life of the process, so one that was destroyed, or that belongs to
+another machine, is an invalid handle and never somebody else's object.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..findings.reports import Report
+    from .capture import Capture, Node
+    from .engine import EngineModule
+    from .work import Op
+
+_handles = itertools.count(0x5500_0000_1000, 0x40)
+_chains = itertools.count(1)
+
+
+def new_handle() -> int:
+    return next(_handles)
+
+
+def new_chain() -> int:
+    """A number for operations of which each is behind the one before: a stream's, or those of a branch of a graph."""
+    return next(_chains)
+
+
+@dataclass(eq=False)
+class Object:
+    handle: int = field(default_factory=new_handle, init=False)
+
+
+@dataclass(eq=False)
+class Device:
+    """One emulated GPU. `used` counts the bytes of live device memory against `total`."""
+
+    index: int
+    total: int
+    used: int = 0
+    primary: Context | None = None
+    primary_references: int = 0
+    primary_flags: int = 0
+    default_pool: Pool | None = None
+    pool: Pool | None = None
+
+
+@dataclass(eq=False)
+class Context(Object):
+    """A context. `error` is the CUresult that sticks to it after a fault, which `finding` describes; nothing more runs
+    in it then.
+    """
+
+    device: Device
+    flags: int = 0
+    primary: bool = False
+    error: Any = None
+    finding: Report | None = None
+    destroyed: bool = False
+    peers: set[Context] = field(default_factory=set)
+    streams: set[Stream] = field(default_factory=set)
+    modules: set[Module] = field(default_factory=set)
+    events: set[Event] = field(default_factory=set)
+    limits: dict[int, int] = field(default_factory=dict)
+    legacy: Stream = field(init=False)
+    per_thread: dict[int, Stream] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.legacy = Stream(self)
+
+
+@dataclass(eq=False)
+class Stream(Object):
+    """A queue. `tail` holds the operations that the next one has to wait for."""
+
+    context: Context
+    flags: int = 0
+    priority: int = 0
+    tail: list[Op] = field(default_factory=list)
+    last: Op | None = None  # the operation queued last, None once something else (a wait) came after it
+    capture: Capture | None = None
+    capture_tail: list[Node] = field(default_factory=list)
+    destroyed: bool = False
+    chain: int = field(default_factory=new_chain)
+
+    @property
+    def blocking(self) -> bool:
+        """Ordered against the legacy default stream of its context."""
+        return not self.flags & 1
+
+    @property
+    def is_legacy(self) -> bool:
+        return self is self.context.legacy
+
+
+@dataclass(eq=False)
+class Event(Object):
+    """An event. `op` is the marker of its last record, `captured` where it was recorded in a capture."""
+
+    context: Context
+    flags: int = 0
+    op: Op | None = None
+    captured: tuple[Capture, tuple[Node, ...]] | None = None
+
+    @property
+    def timed(self) -> bool:
+        return not self.flags & 2
+
+
+@dataclass(eq=False)
+class Pool(Object):
+    """A memory pool. `access` maps a device to the CUmemAccess_flags it has beside the pool's own device."""
+
+    device: Device
+    is_default: bool = False
+    access: dict[int, int] = field(default_factory=dict)
+    attributes: dict[int, int] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    used: int = 0
+    used_high: int = 0
+    maximum: int = 0
+    destroyed: bool = False
+
+
+@dataclass(eq=False)
+class Module(Object):
+    """PTX loaded into a context; its variables live at `globals_address` on that context's device."""
+
+    context: Context
+    image: EngineModule
+    globals_address: int = 0
+    functions: dict[str, Function] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Library(Object):
+    """PTX loaded for all contexts; a context gets its own module on first use."""
+
+    image: EngineModule
+    modules: dict[Context, Module] = field(default_factory=dict)
+    kernels: dict[str, Function] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Function(Object):
+    """A kernel of a module (CUfunction) or of a library (CUkernel; `module` is None then)."""
+
+    name: str
+    image: EngineModule
+    module: Module | None = None
+    library: Library | None = None
+    attributes: dict[int, int] = field(default_factory=dict)  # those set by the user
+    on_device: dict[int, dict[int, int]] = field(default_factory=dict)  # a library's kernel: device -> attributes
+
+    @property
+    def code(self) -> Any:
+        return self.image.kernels[self.name]
+
+
+@dataclass(eq=False)
+class Memory(Object):
+    """A physical allocation of the VMM functions."""
+
+    device: Device
+    nbytes: int
+    physical: Any
+    references: int = 1
+    mapped: int = 0

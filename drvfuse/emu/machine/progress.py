@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How queued work gets done: in the calls that wait, with all devices advancing together.
+
+Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` until what it waits for
+has happened; every operation that is ready on any device is started, and all running kernels share the engine. The
+order of starts depends on the order of calls and on the seed alone, so the same program runs the same way each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..bindings import R
+from ..findings import reports, timeline
+from ..space.window import Kind, WindowError
+from . import interrupts
+from .backlog import Backlog
+from .kernels import Kernels
+from .objects import Context, Stream
+from .work import Command, Free, HostCall, Launch, Op, Record
+
+if TYPE_CHECKING:
+    from ..findings.race import Detector
+    from .machine import Machine
+
+BUDGET_MS = 50
+GRACE_S = 1.0
+"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
+IDLE_QUERIES = 2000
+"""Queries in a row that find nothing able to move before they let virtual time pass."""
+
+FAULTS = {
+    "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
+    "trap": R.CUDA_ERROR_LAUNCH_FAILED,
+    "assert": R.CUDA_ERROR_ASSERT,
+    "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
+    "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,
+    "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
+    "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_divergence": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_kinds": R.CUDA_ERROR_LAUNCH_FAILED,
+    "barrier_left": R.CUDA_ERROR_LAUNCH_FAILED,
+    "unsupported": R.CUDA_ERROR_LAUNCH_FAILED,
+    "copy_size": R.CUDA_ERROR_LAUNCH_FAILED,
+    "mbarrier": R.CUDA_ERROR_LAUNCH_FAILED,
+}
+"""The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
+
+
+class Progress:
+    """The operations of one machine. The caller holds the machine's lock."""
+
+    def __init__(self, machine: Machine, detector: Detector | None) -> None:
+        self.machine, self.detector = machine, detector
+        self.submitted = 0
+        self._sequence = itertools.count(1)
+        self._backlog = Backlog(machine.seed)
+        self._kernels = Kernels(machine)
+        self._in_host_function = 0
+        self._idle_queries = (0, 0)
+        self._pending = 0
+        self._races: set[Any] = set()  # those reported, by their places
+
+    # Queueing --------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, stream: Stream, command: Command) -> Op:
+        """Queue a command behind what its stream has to wait for. The stream is not being captured."""
+        context = stream.context
+        after = self._behind(stream.tail)
+        last = stream.last
+        ordered: list[Op] = []
+        if stream.is_legacy:
+            ordered = self._behind(op for other in context.streams if other.blocking for op in other.tail)
+        elif stream.blocking:
+            ordered = self._behind(context.legacy.tail)
+        overlaps = False
+        if isinstance(command, Launch) and command.programmatic and last is not None:
+            # for the detector, what it knows must not depend on whether `last` was fast enough to have ended
+            behind = not last.done or (self.detector is not None and all_done(after))
+            overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
+        if overlaps:
+            op = self.submit(command, ordered, chain=stream.chain, primary=last, priority=stream.priority)
+            stream.tail = [*after, op]
+        else:
+            op = self.submit(command, [*after, *ordered], chain=stream.chain, priority=stream.priority)
+            stream.tail = [op]
+        stream.last = op
+        return op
+
+    def _behind(self, ops: Iterable[Op]) -> list[Op]:
+        """Those of some operations that matter to one behind them: for the race detector, also what has ended."""
+        live: list[Op] = []
+        done: list[Op] = []
+        for op in ops:
+            (done if op.done else live).append(op)
+        return live if self.detector is None else [*self.detector.merged(done), *live]
+
+    def submit(
+        self, command: Command, after: Iterable[Op], *, chain: int, primary: Op | None = None, priority: int = 0
+    ) -> Op:
+        """Queue a command behind some operations, and in the programmatic sense behind `primary`. It follows the last
+        command of `chain`.
+        """
+        if isinstance(command, Launch) and command.priority is not None:
+            priority = command.priority
+        number = next(self._sequence)
+        op = Op(command, (priority, self._backlog.draw(), number), number)
+        op.allocations = self.machine.memory.identify(command)
+        after = dict.fromkeys(after)
+        if self.detector is not None:
+            self.detector.queue(op, after, primary, chain)
+        for other in after:
+            if not other.done:
+                other.dependents.append(op)
+                op.waits += 1
+        if primary is not None and not primary.done:
+            op.primary = primary
+            primary.secondaries.append(op)
+        self._pending += 1
+        self.submitted += 1
+        self._backlog.release(op)
+        self.machine.lock.changed()
+        return op
+
+    # Waiting ---------------------------------------------------------------------------------------------------------
+
+    def wait(self, ops: Iterable[Op]) -> None:
+        """Run until these operations are done. What can never be done is ended as a deadlock."""
+        ops = list(ops)
+        waited = [op for op in ops if not op.done]
+
+        def done() -> bool:
+            while waited and waited[-1].done:
+                waited.pop()
+            return not waited
+
+        try:
+            self.run_until(done)
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
+        if self.detector is not None:
+            self.detector.host_learns(ops)
+
+    def _interrupted(self) -> None:
+        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
+        for op in list(self._kernels.running):
+            self._settle(op)
+        if self._kernels.running:
+            self._give_up("interrupted", "Ctrl-C ended what ran")
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        lock, threads = self.machine.lock, self.machine.threads
+        queued, since = -1, 0.0  # when nothing could move for the first time after so much had been queued
+        while not done():
+            interrupts.check()
+            if not self.step() and not done():
+                now = time.monotonic()
+                if queued != self.submitted:
+                    queued, since = self.submitted, now
+                if self._in_host_function:
+                    lock.wait(0.05)
+                elif threads.others() and (now < since + GRACE_S or now < since + self._host_wait()):
+                    with threads.waiting():
+                        lock.wait(0.02)
+                elif not self._advance_clock():
+                    self._deadlock()
+            lock.give_way()
+
+    def _host_wait(self) -> float:
+        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        polled = {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
+        found = [self.machine.window.find(address) for address in polled]
+        return self.machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
+
+    def _advance_clock(self) -> bool:
+        """Let virtual time pass; False if that changes nothing."""
+        if not self._kernels.running:
+            return False
+        with interrupts.taken():
+            return self.machine.engine.advance_clock()
+
+    def poll(self, ops: Iterable[Op]) -> bool:
+        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
+        waited = list(ops)
+        if not all(op.done for op in waited):
+            moved = self.step()
+            count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
+            if count == IDLE_QUERIES and self._advance_clock():
+                count -= 1  # and again at the next
+            self._idle_queries = (self.submitted, count)
+        if not all_done(waited):
+            return False
+        if self.detector is not None:
+            self.detector.host_learns(waited)
+        return True
+
+    def kernels(self, context: Context) -> list[str]:
+        """The kernels of a context that have not ended, in the order in which they were queued."""
+        pending = {*self._kernels.running, *self._kernels.crowded, *self._backlog.all()}
+        rest = list(pending)
+        while rest:
+            op = rest.pop()
+            rest += [other for other in (*op.dependents, *op.secondaries) if other not in pending]
+            pending.update(op.dependents, op.secondaries)
+        ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
+        return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
+
+    def drain(self) -> None:
+        """Run until nothing can move without the host or the clock."""
+        while self.step():
+            self.machine.lock.give_way()
+
+    def step(self) -> bool:
+        """Start what is ready and let the engine run for a moment; False if nothing could move."""
+        for op in self._kernels.make_room():
+            self._backlog.ready(op)
+        moved = self._start_ready()
+        if self._kernels.running:
+            engine = self.machine.engine
+            launches = [op.launch for op in self._kernels.running]
+            with interrupts.taken():
+                engine.run(launches, budget_ms=BUDGET_MS)
+            moved = not engine.idle or moved
+            for op in list(self._kernels.running):
+                if op in self._kernels.running:  # the fault of another may have ended it
+                    moved = self._settle(op) or moved
+        moved = self._start_ready() or moved
+        if not moved and self._backlog.let_go():
+            moved = self._start_ready()
+        self._report_races()
+        return moved
+
+    def _report_races(self) -> None:
+        """Each pair of places once, in whichever order."""
+        if self.detector is None:
+            return
+        engine = self.machine.engine
+        for report, events in self.detector.drain(engine.identities):
+            other = report.other
+            places = other and frozenset((p.kernel, p.file, p.line, p.callers) for p in (other, report))
+            if places not in self._races:
+                self._races.add(places)
+                if other is not None:
+                    text = timeline.of_race(report, engine.history(events), engine.identities, self.machine.window)
+                    report = replace(report, timeline=text)
+                self.machine.report(report)
+
+    # Running ---------------------------------------------------------------------------------------------------------
+
+    def _start_ready(self) -> bool:
+        started = False
+        while self._backlog.wake_early():
+            while op := self._backlog.take():
+                started = self._start(op) or started
+            self._backlog.wake_held()
+        return started
+
+    def _start(self, op: Op) -> bool:
+        command = op.command
+        if self.detector is not None:
+            self.detector.start(op)
+        if command.context.error is not None or command.context.destroyed:
+            self._finish(op)
+        elif isinstance(command, Launch):
+            if not self._place(op, command):
+                return False
+        elif isinstance(command, HostCall):
+            self._call(command)
+            self._finish(op)
+        else:
+            if isinstance(command, Record):
+                command.event.op = op
+            refusal = self.machine.memory.refusal(command, op.allocations)
+            if refusal is None:
+                if self.detector is not None:
+                    self.machine.engine.identify(op)
+                    now = self.machine.engine.event_count
+                    if isinstance(command, Free):
+                        self.detector.free(op, command.address, command.nbytes, now)
+                    else:
+                        self.detector.touch(op, command.touches(), now)
+                command.run(self.machine)
+            self._finish(op)
+            if refusal is not None:
+                self.machine.report(refusal)
+                self.fail(command.context, R.CUDA_ERROR_ILLEGAL_ADDRESS, refusal)
+        return True
+
+    def _place(self, op: Op, command: Launch) -> bool:
+        """Start a kernel; False if no SM has room for it."""
+        try:
+            return self._kernels.place(op, command)
+        except WindowError as error:
+            name, device = command.function.name, command.context.device.index
+            message = f"no room for the shared and local memory of its resident blocks: {error}"
+            report = reports.Report("memory", message, name, device=device)
+            self.machine.report(report)
+            self._finish(op)
+            self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, report)
+            return True
+
+    def _settle(self, op: Op) -> bool:
+        """Take note of what the engine did to a launch; True if it ended."""
+        if not op.launch.running:
+            op.launch.settle()  # an interrupt may have come between its end and this
+        if op.launch.fault is not None:
+            fault = op.launch.fault
+            report = reports.from_fault(fault)
+            self.machine.report(report)
+            self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS), report)
+            return True
+        if op.launch.done:
+            self._finish(op)
+            return True
+        return False
+
+    def fail(self, context: Context, code: Any, finding: reports.Report | None = None) -> None:
+        """Leave an error in a context: its kernels stop, and what is queued in it is passed over."""
+        if context.error is None:
+            context.error, context.finding = code, finding
+        for op in [op for op in self._kernels.running if op.command.context is context]:
+            op.launch.abandon()
+            self._finish(op)
+
+    def _finish(self, op: Op) -> None:
+        op.done = True
+        if self.detector is not None:
+            self.detector.end(op, None if op.launch is None else op.launch.known)
+        op.time = self.machine.clock()
+        self._pending -= 1
+        if op.launch is not None and op in self._kernels.running:
+            self._kernels.running.remove(op)
+            self.machine.note(op.command, op.launch)
+        op.launch = None
+        self._backlog.ended(op)
+
+    def _call(self, command: HostCall) -> None:
+        machine = self.machine
+        self._in_host_function += 1
+        try:
+            with machine.threads.host_function(), machine.lock.released():
+                command.function(command.argument)
+        finally:
+            self._in_host_function -= 1
+            machine.lock.changed()
+
+    def _deadlock(self) -> None:
+        if not self._kernels.running:
+            raise AssertionError(f"{self._pending} operations wait for one another")
+        self._give_up("deadlock", "nothing can go on")
+
+    def _give_up(self, kind: str, headline: str) -> None:
+        """End all running kernels, with a report of where they are."""
+        report = self._kernels.standstill(kind, headline)
+        self.machine.report(report)
+        for context in {op.command.context for op in self._kernels.running}:
+            self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)
+
+
+def all_done(ops: Iterable[Op]) -> bool:
+    return all(op.done for op in ops)

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks behind every memory access of generated code, their counters, and the other functions that it calls.
+#pragma once
+
+#include "delay.cuh"
+#include "race_blocks.cuh"
+
+FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
+    if (l->fault.kind) return;
+    l->fault.kind = kind;
+    l->fault.flags = flags;
+    l->fault.size = size;
+    l->fault.site = site;
+    l->fault.block = t->block->index;
+    l->fault.thread = t->linear;
+    l->fault.addr = addr;
+    l->fault.value = value;
+    l->state = FAULTED;
+}
+
+FN u32 in_window(Launch* l, u64 addr, u32 size) {
+    return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
+}
+
+// A write while probing: remembered until the thread suspends, then compared.
+FAR void note_write(Engine* e, u64 addr, u32 size) {
+    if (e->writes == WRITES) {
+        e->progress++;
+        return;
+    }
+    Write* w = &e->write[e->writes++];
+    w->addr = addr;
+    w->size = size;
+    w->low = low_of(addr, size);
+    w->high = high_of(addr, size);
+}
+
+FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
+    Launch* l = t->launch;
+    if (type == K_SHARED) {
+        Block* b = t->block;
+        u64 off = addr - b->shared_base;
+        if (off < l->shared_bytes && off + size <= l->shared_bytes) return 1;
+        if (l->cluster_size < 2) return 0;
+        off = addr - b->cluster_shared_base;
+        if (off >= l->shared_stride * l->cluster_size) return 0;
+        return off % l->shared_stride + size <= l->shared_bytes;
+    }
+    u64 base = type == K_LOCAL ? t->local_base : l->params;
+    u32 bytes = type == K_LOCAL ? l->local_bytes : l->param_bytes;
+    return addr - base < bytes && addr - base + size <= bytes;
+}
+
+FAR u32 copying_to(Launch* l, u64 addr);
+
+FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    u64 off = addr - l->window_base;
+    u32 kind = F_OUT_OF_BOUNDS;
+    u64 where = addr;
+    if (off < l->window_bytes) {
+        u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
+        u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
+        u32 type = word >> 24 & 0x3F;
+        u32 whole = word >> 24 & K_FULL;
+        u32 start = (u32)(addr & 0xFFFF);
+        if (type == K_FREED) kind = F_FREED;
+        else if (type && start + size <= 0x10000) {
+            u32 inside = 1, written = 1;
+            u64 outside = addr, unwritten = addr;
+            LOOP for (u32 i = 0; i < size; i++) {
+                u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
+                if (!whole && type < K_SHARED && !(s & 1)) {
+                    if (inside) outside = addr + i;
+                    inside = 0;
+                } else if (!(s & 2)) {
+                    if (written) unwritten = addr + i;
+                    written = 0;
+                }
+            }
+            if (!inside) kind = F_OUT_OF_BOUNDS;
+            else if (addr & (size - 1)) kind = F_MISALIGNED;
+            else if (type == K_SHARED) kind = own_range(t, type, addr, size) ? F_UNINITIALISED : F_FOREIGN_SHARED;
+            else if (type == K_LOCAL) kind = F_FOREIGN_LOCAL;
+            else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
+            else if (((word >> l->device) & bits) != bits)
+                kind = (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
+            else kind = F_UNINITIALISED;
+            where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
+        }
+    }
+    fault(l, t, kind, site, where, size, flags, kind == F_UNINITIALISED ? copying_to(l, where) : 0);
+    return 1;
+}
+
+// What the shadow must hold: addressable unless the granule is whole, initialised for what is read. With `marks` it is
+// written now.
+template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
+    Word* s = (Word*)addr;
+    Word every = (Word)0x0101010101010101ull;
+    Word need = kind & K_FULL ? 0 : every;
+    if (read && !(kind & K_INITIALISED)) need |= every * 2;
+    if ((*s & need) != need) return 1;
+    if (marks) *s = every * 3;
+    return 0;
+}
+
+// The engine's Python code knows whether an interrupt waits; the launch ends then.
+FAR u32 interrupted(Thread* t, u32 site) {
+    if (!rt_call(t->launch->engine->print, 0)) return 0;
+    fault(t->launch, t, F_INTERRUPTED, site, 0, 0, 0, 0);
+    return 1;
+}
+
+// A thread has made the accesses that it was given; 0 if it may make more.
+FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Engine* e = t->launch->engine;
+    u64 rest = e->loop_limit - e->tank;
+    if (!rest) {
+        fault(t->launch, t, F_ENDLESS, site, addr, size, flags, e->loop_limit);
+        return 1;
+    }
+    e->fuel = rest < FUEL ? rest : FUEL;
+    e->tank += e->fuel;
+    return interrupted(t, site);
+}
+
+// 1, and a fault, if this thread must not make this access. *found: the access word of its granule. An access to local
+// memory or a parameter may be made, and is none of ours.
+FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
+    Launch* l = t->launch;
+    u64 off = addr - l->window_base;
+    if (off >= l->window_bytes || (addr & (size - 1))) return bad_access(t, addr, size, flags, site);
+    u32 word = *found = *(u32*)(l->access_base + (off >> 16) * 4);
+    u32 write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
+    u32 bits = flags & A_ATOMIC ? 0x101 : write ? 0x100 : 1;
+    if (((word >> l->device) & bits) != bits) return bad_access(t, addr, size, flags, site);
+    u32 kind = word >> 24;
+    u32 type = kind & 0x3F;
+    if (type >= K_SHARED) {
+        if (!own_range(t, type, addr, size)) return bad_access(t, addr, size, flags, site);
+        if (type != K_SHARED) return 0;
+        kind |= K_FULL;
+    }
+    u64 shadow = addr + SHADOW_OFFSET;
+    u32 bad = 0, marks = write && !(flags & A_LATER);
+    if (size == 4) bad = shadow_refuses<u32>(shadow, kind, read, marks);
+    else if (size == 8) bad = shadow_refuses<u64>(shadow, kind, read, marks);
+    else if (size == 2) bad = shadow_refuses<unsigned short>(shadow, kind, read, marks);
+    else if (size == 1) bad = shadow_refuses<u8>(shadow, kind, read, marks);
+    else {
+        LOOP for (u32 i = 0; i < size; i += 8) bad |= shadow_refuses<u64>(shadow + i, kind, read, marks);
+    }
+    return bad ? bad_access(t, addr, size, flags, site) : 0;
+}
+
+FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    u32 word;
+    if (refused(t, addr, size, flags, site, &word)) return 1;
+    u32 type = word >> 24 & 0x3F, write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
+    if (type > K_SHARED) return 0;
+    Engine* e = l->engine;
+    if (!--e->fuel && refuel(t, addr, size, flags, site)) return 1;
+    Site* c = &l->sites[site];
+    u32 owner = l->owner_class[word >> 16 & 0xFF];
+    c->size = size;
+    if (read) c->reads[owner]++;
+    if (write) {
+        c->writes[owner]++;
+        if (!(flags & A_ATOMIC)) {
+            if (!(flags & A_STRONG) && type != K_SHARED) t->polls = 0;
+            e->quiet = 0;
+            if (e->probing) note_write(e, addr, size);
+        }
+    }
+    if (e->delay && (flags & A_STRONG || (write && type != K_SHARED))) delay_access(t, addr, size, flags, type == K_SHARED);
+    if (flags & A_STRONG) {
+        u32 only_reads = !write || (flags & A_SWAP && !swaps(t, addr, size));
+        u32 kind = only_reads ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
+        if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, kind == V_STORE ? 0 : low_of(addr, size), flags);
+    }
+    if (e->race && (!e->idle || write)) race_access(t, addr, size, flags, site);
+    if (flags & A_STRONG) e->fruitless = e->idle = 0;
+    return 0;
+}
+
+// Checks and counts one access of `size` bytes (a power of two up to 32); 0 if it may be made.
+API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) { return access(t, addr, size, flags, site); }
+
+// The same for the commonest plain loads and stores.
+API u32 rt_read4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, 0, site); }
+API u32 rt_read8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, 0, site); }
+API u32 rt_read16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, 0, site); }
+API u32 rt_write4(Thread* t, u64 addr, u32 site) { return access(t, addr, 4, A_WRITE, site); }
+API u32 rt_write8(Thread* t, u64 addr, u32 site) { return access(t, addr, 8, A_WRITE, site); }
+API u32 rt_write16(Thread* t, u64 addr, u32 site) { return access(t, addr, 16, A_WRITE, site); }
+
+// A thread has made LOOP_SLICE more rounds of loops without accesses; 0 if it may make as many again.
+API u32 rt_loop(Thread* t, u32 site) {
+    Engine* e = t->launch->engine;
+    e->rounds += LOOP_SLICE;
+    if (e->rounds < e->loop_limit) return e->rounds % FUEL ? 0 : interrupted(t, site);
+    fault(t->launch, t, F_ENDLESS, site, 0, 0, 0, e->loop_limit);
+    return 1;
+}
+
+API void rt_fence(Thread* t, u32 flags, u32 site) {
+    Launch* l = t->launch;
+    if (l->engine->delay) delay_fence(t, flags);
+    if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
+    if (flags & FENCE_PROXY) return;
+    note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
+    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;
+    if (l->engine->race) race_fence(t, flags >> A_SCOPE & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
+}
+
+// griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
+API void rt_trigger(Thread* t) {
+    Block* b = t->block;
+    if (!b->triggered) {
+        b->triggered = 1;
+        t->launch->triggered++;
+        note(t->launch, b, t->linear, V_TRIGGER, t->site, 0, 0, 0);
+    }
+}
+
+// Virtual time, in nanoseconds (%globaltimer) or as many cycles. It advances by itself only as threads are resumed, so a
+// thread that reads nothing but the clock makes it run, ever faster.
+API u64 rt_clock(Thread* t, u32 kind) {
+    Engine* e = t->launch->engine;
+    e->clock_reads++;
+    if (e->clock_thread == t && e->clock == e->clock_read) {
+        if (e->clock_run < (1 << 20)) e->clock_run *= 2;
+    } else {
+        e->clock_thread = t;
+        e->clock_run = 32;
+    }
+    e->clock += e->clock_run;
+    e->clock_read = e->clock;
+    return e->clock;
+}
+
+// printf: the engine's Python code formats it.
+API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
+    Print call = {t, format, args};
+    return rt_call(t->launch->engine->print, &call);
+}

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From PTX to native code in this process: translate, optimise, emit an object, load it; with the objects kept on disk.
+
+A cache entry holds an object and the description of its kernels. Its key is a hash of the PTX, of what translates it
+(drvfuse's own sources, llvmlite, LLVM) and of the CPU, so entries are never wrong, only unused. Files are written aside
+and renamed, so any number of processes can share a directory.
+
+`python -m drvfuse.emu.native.loader` compiles runtime.cu to runtime.ptx, which is shipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import config
+from ...errors import CompileError, DriverUnavailable
+from .. import abi
+
+if TYPE_CHECKING:
+    from ..translate.module import GlobalVar, KernelCode
+
+log = logging.getLogger("drvfuse")
+
+_HERE = Path(__file__).parent
+_RUNTIME_CU = _HERE / "runtime.cu"
+_RUNTIME_PTX = _HERE / "runtime.ptx"
+_MAGIC = b"drvfuse1"
+_lock = threading.RLock()
+
+# What runtime.cu cannot say: calling a thread's function, and the time.
+_SUPPORT = """
+declare i32 @clock_gettime(i32, ptr)
+define i32 @rt_call(ptr %function, ptr %thread) alwaysinline {
+  %status = call i32 %function(ptr %thread)
+  ret i32 %status
+}
+define i64 @rt_now() {
+  %time = alloca [2 x i64]
+  %code = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %rest = getelementptr i64, ptr %time, i64 1
+  %nanoseconds = load i64, ptr %rest
+  %scaled = mul i64 %seconds, 1000000000
+  %sum = add i64 %scaled, %nanoseconds
+  ret i64 %sum
+}
+"""
+
+
+class NativeModule:
+    """A loaded module: kernels, module variables, and the address of each kernel's code."""
+
+    def __init__(
+        self, kernels: dict[str, KernelCode], variables: tuple[GlobalVar, ...], nbytes: int, code: Any
+    ) -> None:
+        self.kernels = kernels
+        self.globals = variables
+        self.globals_bytes = nbytes
+        self._code = code
+
+    def address(self, symbol: str) -> int:
+        """Address of a function."""
+        found = int(self._code.get_function_address(symbol))
+        if not found:
+            raise KeyError(symbol)
+        return found
+
+
+@functools.cache
+def _llvm() -> Any:
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        raise DriverUnavailable(
+            'the emulated driver needs llvmlite, which is not installed: pip install "drvfuse[emu]"'
+        ) from None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    libm = ctypes.CDLL("libm.so.6")
+    for name in abi.MATH_FUNCTIONS:
+        llvm.add_symbol(name, ctypes.cast(getattr(libm, name), ctypes.c_void_p).value)
+    return llvm
+
+
+@functools.cache
+def _identity() -> bytes:
+    """What besides the PTX decides an object."""
+    llvm = _llvm()
+    import llvmlite
+
+    digest = hashlib.sha256()
+    emulator = _HERE.parent
+    for room in (emulator.parent / "ptx", emulator / "abi", emulator / "translate", _HERE):
+        for path in sorted(room.rglob("*.py")):
+            digest.update(path.read_bytes())
+    cpu = llvm.get_host_cpu_name() + llvm.get_host_cpu_features().flatten()
+    digest.update(f"{llvmlite.__version__} {llvm.llvm_version_info} {llvm.get_process_triple()} {cpu}".encode())
+    return digest.digest()
+
+
+def load(ptx: str) -> NativeModule:
+    """Native code of a PTX module, from the cache or translated now. The process keeps the last ones.
+
+    Raises PtxError for what the translator refuses. Thread-safe.
+    """
+    runtime()
+    with _lock:
+        return _last(ptx)
+
+
+@functools.lru_cache(maxsize=32)
+def _last(ptx: str) -> NativeModule:
+    return _load(ptx, raw=False)
+
+
+@functools.cache
+def runtime() -> NativeModule:
+    """The native runtime (runtime.ptx), loaded once a process; the functions that kernels call are published."""
+    with _lock:
+        module = _load(_RUNTIME_PTX.read_text(), raw=True)
+        for name in abi.RUNTIME_FUNCTIONS:
+            _llvm().add_symbol(name, module.address(name))
+        return module
+
+
+def _load(ptx: str, raw: bool) -> NativeModule:
+    key = hashlib.sha256(_identity() + (b"raw" if raw else b"") + ptx.encode()).hexdigest()
+    entry = _cached(key)
+    if entry is None:
+        entry = _build(ptx, raw)
+        _publish(key, *entry)
+    return _open(*entry)
+
+
+def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
+    from ..translate.module import translate
+
+    translated = translate(ptx, raw=raw)
+    kernels = list(translated.kernels.values())
+    description = {
+        "kernels": [asdict(replace(k, sites=())) for k in kernels],
+        "sites": [asdict(site) for site in kernels[0].sites] if kernels else [],
+        "globals": [{**asdict(g), "init": g.init.hex()} for g in translated.globals],
+        "globals_bytes": translated.globals_bytes,
+    }
+    return description, _compile(translated.ir, _SUPPORT if raw else None)
+
+
+def _compile(ir: str, support: str | None) -> bytes:
+    """Optimise IR for this CPU and emit an object.
+
+    The runtime (with `support`) gets the whole pipeline. A kernel's PTX was optimised by NVRTC, and what it spends its
+    time in is the runtime: it gets the passes that undo what the translator adds, which cost an eighth of that.
+    """
+    llvm = _llvm()
+    try:
+        module = llvm.parse_assembly(ir)
+    except RuntimeError as error:
+        raise CompileError("translated PTX", str(error)) from None
+    if support:
+        module.link_in(llvm.parse_assembly(support))
+    module.verify()
+    machine = _machine()
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    builder = llvm.create_pass_builder(machine, tuning)
+    if support:
+        passes = builder.getModulePassManager()
+    else:
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_instruction_combine_pass()
+    passes.run(module, builder)
+    return bytes(machine.emit_object(module))
+
+
+def _machine() -> Any:
+    llvm = _llvm()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=1,
+        reloc="default",
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def _open(description: dict[str, Any], native: bytes) -> NativeModule:
+    from ..translate.module import GlobalVar, KernelCode, Param, Site
+
+    llvm = _llvm()
+    code = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    code.add_object_file(llvm.ObjectFileRef.from_data(native))
+    code.finalize_object()
+    sites = tuple(Site(**_fields(item)) for item in description["sites"])
+    kernels = {}
+    for item in description["kernels"]:
+        params = tuple(Param(**_fields(p)) for p in item["params"])
+        kernels[item["name"]] = KernelCode(**{**_fields(item), "params": params, "sites": sites})
+    variables = tuple(
+        GlobalVar(**{**_fields(item), "init": bytes.fromhex(item["init"])}) for item in description["globals"]
+    )
+    return NativeModule(kernels, variables, description["globals_bytes"], code)
+
+
+def _fields(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in item.items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+# The cache on disk ---------------------------------------------------------------------------------------------------
+
+
+def _path(key: str) -> Path | None:
+    return Path(config.get("cache_dir")) / "emu" / key[:2] / f"{key[2:]}.bin" if config.get("cache") else None
+
+
+def _cached(key: str) -> tuple[dict[str, Any], bytes] | None:
+    path = _path(key)
+    if path is None:
+        return None
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("cannot read compiled code in %s: %s", path, error)
+        return None
+    if raw[:8] != _MAGIC or hashlib.sha256(raw[40:]).digest() != raw[8:40]:
+        log.warning("cache entry %s is damaged and is rebuilt", path)
+        return None
+    size = int.from_bytes(raw[40:48], "little")
+    return json.loads(raw[48 : 48 + size]), raw[48 + size :]
+
+
+def _publish(key: str, description: dict[str, Any], native: bytes) -> None:
+    path = _path(key)
+    if path is None:
+        return
+    text = json.dumps(description).encode()
+    body = len(text).to_bytes(8, "little") + text + native
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+        os.replace(temporary, path)
+    except OSError as error:
+        log.warning("cannot keep compiled code in %s: %s", path.parent, error)
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+# runtime.ptx ---------------------------------------------------------------------------------------------------------
+
+
+def compile_runtime() -> str:
+    """PTX of runtime.cu, by NVRTC; the shipped runtime.ptx is this text. Raises CompileError."""
+    from cuda.bindings import nvrtc
+
+    options = [b"-arch=compute_90a", b"-std=c++17", b"-rdc=true", b"--device-as-default-execution-space"]
+    headers = sorted(_HERE.glob("*.cuh"))
+    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
+    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", len(headers), texts, names)
+    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        _, size = nvrtc.nvrtcGetProgramLogSize(program)
+        buffer = bytearray(size)
+        nvrtc.nvrtcGetProgramLog(program, buffer)
+        raise CompileError("runtime.cu", buffer.rstrip(b"\0").decode())
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    buffer = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, buffer)
+    nvrtc.nvrtcDestroyProgram(program)
+    return "\n".join(line.rstrip() for line in buffer.rstrip(b"\0").decode().splitlines() if line.strip()) + "\n"
+
+
+if __name__ == "__main__":
+    _RUNTIME_PTX.write_text(compile_runtime())

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barrier objects in shared memory (mbarrier), and bulk copies from global memory that complete their transactions.
+//
+// An mbarrier is a word of 64 bits: arrivals that are still to come in this phase, arrivals of each phase, bytes that are
+// still to come (negative where they came before they were expected), parity of the phase, and that it is one at all. PTX
+// leaves that open. A phase completes when no arrival and no byte is to come. An arrival is a strong atomic that releases
+// at the scope of the block, and a wait a strong load that acquires if it finds the phase complete, so the scheduler and
+// the race detector treat them as such, and a thread that polls one is left alone until the word changes.
+//
+// A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step, at any moment after its issue: with
+// seed 0 not before no thread of its block can run, one copy at a time, oldest first; other seeds draw for each whether
+// that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block run
+// on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes there,
+// without which no phase could complete. What is pending when the block ends is dropped.
+//
+// The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
+// tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread.
+// Both proxies are one here: that it needs a fence.proxy.async is not found. What arrivals of the next phase release is learnt
+// with the phase before it if they come before the wait.
+#pragma once
+
+#include "copy.cuh"
+
+const u64 COUNT_MASK = (1 << 20) - 1, BYTES_MASK = (1 << 21) - 1;
+const u32 AT_EXPECTED = 20, AT_BYTES = 40;  // shifts; the arrivals to come are the lowest bits
+const u64 PARITY = 1ull << 61, USED = 1ull << 62, VALID = 1ull << 63;
+
+const u32 LATEST_TURN = 64;
+
+enum { MB_INIT, MB_INVAL, MB_ARRIVE, MB_EXPECT, MB_TEST };              // abi.py
+enum { E_NONE, E_NO_BARRIER, E_COUNT, E_ARRIVALS, E_BYTES, E_PENDING };  // why F_MBARRIER: faults.py
+
+// What becomes of a word by some arrivals and some bytes that are expected (or have come, if negative).
+FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
+    u32 pending = (u32)(word & COUNT_MASK);
+    s32 left = (s32)((u32)(word >> AT_BYTES & BYTES_MASK) << 11) >> 11;
+    left += bytes;
+    if (!(word & VALID)) *error = E_NO_BARRIER;
+    else if (count > pending) *error = E_ARRIVALS;
+    else if (left > (s32)COUNT_MASK || left < -(s32)COUNT_MASK) *error = E_BYTES;
+    pending -= count;
+    u64 expected = word >> AT_EXPECTED & COUNT_MASK, rest = word & (VALID | USED | PARITY | COUNT_MASK << AT_EXPECTED);
+    if (!pending && !left) return (rest ^ PARITY) | expected;
+    return rest | pending | ((u64)(u32)left & BYTES_MASK) << AT_BYTES;
+}
+
+// An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
+// the phase has completed whose parity `state` has, and `order` is how it acquires then.
+API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
+    Launch* l = t->launch;
+    u32 found, error = E_NONE;
+    if (op == MB_INIT || op == MB_INVAL) {
+        if (access(t, addr, 8, A_WRITE, site)) return 1;
+        if (op == MB_INIT && (!count || count > COUNT_MASK)) error = E_COUNT;
+        *(u64*)addr = op == MB_INIT ? VALID | (u64)count << AT_EXPECTED | count : 0;
+    } else {
+        if (refused(t, addr, 8, 0, site, &found)) return 1;
+        u64 word = *(u64*)addr;
+        u64 after = changed_barrier(word, count, (s32)bytes, &error);
+        if (op == MB_ARRIVE && !count) error = E_COUNT;
+        u32 flags = A_STRONG | (order & ~(3u << A_ORDER)), done = !!((word ^ state) & PARITY);
+        if (op != MB_TEST) flags = A_WRITE | A_ATOMIC | A_STRONG | order;
+        else if (done) flags = A_STRONG | order;
+        if (!error && access(t, addr, 8, flags, site)) return 1;
+        t->op_value = word;
+        t->op_pred = done;
+        if (!error && op != MB_TEST) *(u64*)addr = after | USED;
+    }
+    if (error) fault(l, t, F_MBARRIER, site, addr, 8, error, error == E_BYTES ? bytes : count);
+    return error != E_NONE;
+}
+
+// Bulk copies to shared memory -------------------------------------------------------------------------------------------
+
+FAR void drop_bulk(Launch* l, u32* link) {
+    Copies* pool = l->copy_pool;
+    u32 i = *link;
+    Bulk* c = &pool->bulk[i];
+    if (l->engine->race) release(l->engine->race, c->known);
+    *link = c->next;
+    c->next = pool->bulk_free;
+    pool->bulk_free = i;
+}
+
+FN u32 can_end(Bulk* c) { return (*(u64*)c->mbarrier & (VALID | USED)) != VALID; }
+
+// 1, and a fault, if a bulk copy is not of whole pieces of 16 bytes.
+FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+    u32 kind = size & 15 || !size ? F_COPY_SIZE : (target | source) & 15 ? F_MISALIGNED : F_NONE;
+    u32 reads = kind == F_MISALIGNED && source & 15, bytes = kind == F_MISALIGNED ? 16 : size;
+    if (kind) fault(t->launch, t, kind, site, reads ? source : target, bytes, reads ? 0 : A_WRITE, size);
+    return kind != F_NONE;
+}
+
+FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
+    LOOP for (u32 i = 0; i < size; i += 16)
+        if (refused(t, source + i, 16, 0, site, word)) return 1;
+    return 0;
+}
+
+FAR void end_bulk(Launch* l, Block* b, Bulk* c) {
+    Engine* e = l->engine;
+    Thread* t = thread_at(l, b, c->thread);
+    u32 word, error = E_NONE;
+    if (unreadable_range(t, c->source, c->size, c->site, &word)) return;
+    u64 after = changed_barrier(*(u64*)c->mbarrier, 0, -(s32)c->size, &error);
+    if (error) {
+        fault(l, t, F_MBARRIER, c->site, c->mbarrier, 8, error, c->size);
+        return;
+    }
+    LOOP for (u32 i = 0; i < c->size; i += 8) {
+        *(u64*)(c->target + i) = *(u64*)(c->source + i);
+        *(u64*)(c->target + i + SHADOW_OFFSET) = 0x0303030303030303ull;
+    }
+    *(u64*)c->mbarrier = after;
+    e->progress++;
+    e->quiet = 0;
+    e->work += c->size / 16;
+    if (e->race) race_bulk_end(t, c->mbarrier, c->known);
+}
+
+// The end of a block's turn, in which no thread ran (`idle`) or some did; how many copies have ended.
+FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
+    Engine* e = l->engine;
+    Bulk* pool = l->copy_pool->bulk;
+    if (e->delay) view_block(e->delay, b);
+    u32 ended = 0, waiting = 0;
+    LOOP for (u32* link = &b->bulks; *link && l->state == RUNNING;) {
+        Bulk* c = &pool[*link];
+        if ((c->moment == M_WAIT && c->turns++ < LATEST_TURN) || !can_end(c)) {
+            waiting += can_end(c);
+            link = &c->next;
+            continue;
+        }
+        end_bulk(l, b, c);
+        drop_bulk(l, link);
+        ended++;
+    }
+    if (ended || !waiting || !idle) return ended;
+    u32 skip = e->seed ? (u32)hash(hash(e->seed) + e->pass) % waiting : 0;
+    LOOP for (u32* link = &b->bulks; *link; link = &pool[*link].next) {
+        if (!can_end(&pool[*link]) || skip--) continue;
+        end_bulk(l, b, &pool[*link]);
+        drop_bulk(l, link);
+        break;
+    }
+    return 1;
+}
+
+// cp.async.bulk from global to shared memory; 0, or 1 and a fault.
+API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site) {
+    Launch* l = t->launch;
+    Engine* e = l->engine;
+    Block* b = t->block;
+    Copies* pool = l->copy_pool;
+    u64 off = target - b->shared_base;
+    u32 word = 0;
+    if (uneven(t, target, source, size, site)) return 1;
+    if (off >= l->shared_bytes || off + size > l->shared_bytes) {
+        fault(l, t, F_FOREIGN_SHARED, site, target, size, A_WRITE, size);
+        return 1;
+    }
+    if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
+    if (unreadable_range(t, source, size, site, &word) || refused(t, mbarrier, 8, 0, site, &word)) return 1;
+    u32 full = !pool->bulk_free && pool->bulk_high + 1 == BULKS;
+    if (full || !(*(u64*)mbarrier & VALID)) {
+        fault(l, t, F_MBARRIER, site, mbarrier, 8, full ? E_PENDING : E_NO_BARRIER, BULKS - 1);
+        return 1;
+    }
+    u32 i = pool->bulk_free;
+    if (i) pool->bulk_free = pool->bulk[i].next;
+    else i = ++pool->bulk_high;
+    Site* count = &l->sites[site];
+    u32 owner = l->owner_class[*(u32*)(l->access_base + (source - l->window_base >> 16) * 4) >> 16 & 0xFF];
+    count->size = 16;
+    count->reads[owner] += size / 16;
+    count->writes[3] += size / 16;
+    note(l, b, t->linear, V_COPY, site, target, 0, 0);
+    Bulk* c = &pool->bulk[i];
+    c->source = source;
+    c->target = target;
+    c->mbarrier = mbarrier;
+    c->size = size;
+    c->site = site;
+    c->thread = t->linear;
+    c->next = c->turns = 0;
+    c->moment = e->seed ? (u32)hash(hash(e->seed) + (target ^ e->event_count << 32 ^ (u64)b->index << 20)) & 3 : M_WAIT;
+    if (c->moment == M_MADE) c->moment = M_WAIT;
+    c->known = e->race ? race_bulk(t, target, source, size, site) : 0;
+    u32* link = &b->bulks;
+    LOOP while (*link) link = &pool->bulk[*link].next;
+    *link = i;
+    if (c->moment != M_ISSUE || !can_end(c)) return 0;
+    end_bulk(l, b, c);
+    drop_bulk(l, link);
+    return l->state != RUNNING;
+}
+
+// A block has ended, or is stopped: its shared memory is gone, and with it what was to be read or written there.
+FAR void drop_copies(Launch* l, Block* b) {
+    LOOP while (b->bulks) drop_bulk(l, &b->bulks);
+    LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
+        CopyQueue* q = queue_of(thread_at(l, b, i / 2), i & 1);
+        LOOP while (q->first) drop_first(l->copy_pool, q);
+    }
+}
+
+// For Python: of the pool, which begins as zeroes; and what a launch that ends, or is stopped, has pending is dropped.
+API u64 rt_copy_bytes() { return sizeof(Copies); }
+
+API void rt_copy_end(Launch* l) {
+    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+        Block* b = (Block*)(l->slots + slot * l->slot_stride);
+        if (b->active) drop_copies(l, b);
+    }
+}

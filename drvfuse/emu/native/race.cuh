@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: two accesses of the same bytes, at least one a write, must be ordered by happens-before, or both be
+// strong with scopes that include each other. It judges by the edges that the PTX memory model gives, not by what the
+// schedule made of it, so a race shows in every schedule in which both accesses are made.
+//
+// Edges (what each thread knows is a clock, clock.cuh):
+//
+//     release -> acquire  A strong write publishes at its location what its thread knows (release) or knew at its last
+//                         fence (relaxed), for the scope of both. Atomics keep what was published there before if the
+//                         write that they saw was morally strong; other writes drop it, except what the same thread
+//                         released there. A strong read learns what is published where the scopes of both sides include
+//                         each other: at once (acquire), or at the thread's next fence of a sufficient scope (relaxed).
+//                         The read of a reduction does not, and a compare-and-swap that fails is a read only.
+//     observation         A strong read saw the last strong write of its location, and those which that one continued
+//                         as an atomic: they, and nothing else of their threads, precede all that knows the read.
+//     barriers            of a block (sync, red; arrive contributes, but learns nothing) and of a warp (bar.warp.sync).
+//                         Shuffles and votes order nothing.
+//     operations          A launch knows from its start what the operations know that it waited for, and what the host
+//                         knew when it was queued. With a programmatic dependency it knows the kernel in front of it
+//                         only after griddepcontrol.wait. Its end is a release of all its threads.
+//
+// Unless `strict`, two things count that the model does not have but hardware does: a volatile read acquires, and what
+// other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it.
+//
+// Bulk copies access memory by the async proxy. Of a bulk copy to global memory that reads what its block has written by
+// ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
+// Such a fence on the way from the write to the copy is never missed; one beside that way counts as well.
+//
+// The accesses of each 16 bytes are a list of entries, writes in front, from a cell (a Ref) in a window beside the data. An
+// entry is dropped once a later access is ordered behind it that conflicts with everything that it conflicts with, so no
+// first race is missed. Entries tell bytes apart; reads by lanes of a warp at one time share one.
+#pragma once
+
+#include "clock.cuh"
+
+struct RaceThread {
+    Ref clock;
+    u32 time;
+    // By scope (block, GPU, system): known at the last fence of at least that scope; read, and learnt at the next fence of
+    // at least that scope.
+    Ref fenced[3], held[3];
+};
+
+// A flag of another block that was seen without learning from it, and what it would have told.
+struct Miss {
+    u32 op, block, edge, store_site, load_site;
+    Ref clock;
+};
+
+const u32 MISSES = 8;
+
+struct RaceBlock {
+    u32 sync;  // all its accesses before this time are known to all its threads
+    Ref end;   // known to its threads that have exited
+    Ref proxied;  // known to any of its threads at a fence.proxy.async
+    Ref arrived[16];
+    u32 misses, bulks;
+    Miss miss[MISSES];
+};
+
+struct Entry {
+    u32 op, block, time, lanes;
+    unsigned short bytes;
+    u8 warp : 5, size : 3;  // size: of a strong access (of each of its elements), log2
+    u8 kind;
+    u32 site;
+    Ref next;
+    u32 serial;  // of a strong write: they are counted
+};
+
+// Not an access but the state of a location that was written strongly: the last such write, and
+struct Location : Entry {
+    Ref published;       // list of Published
+    Ref released;        // what the last writer released here, for
+    u32 released_scope;
+    u32 first;           // the write from which on there were only atomics, each of which saw the one before
+    Ref seen;            // list of Seen
+    u32 pad[3];
+};
+
+// A read, or atomic, of a location that saw the writes from `first` to `last`, of which the last was not known to it.
+struct Seen {
+    u32 op, block, warp, lanes, time, first, last;
+    Ref next;
+};
+
+// What strong writes of one device have published at a location, for one scope.
+struct Published {
+    u32 device, scope;
+    Ref clock;
+    u32 op, block;  // of the last; of the only block, if the scope is that
+    Ref last;       // what that block published
+    Ref next;
+    u32 reserved;
+};
+
+static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 276 && sizeof(Entry) == 32, "");
+static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
+
+// Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
+const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
+// Of a cp.async: between its issue and its thread's wait for it, the entry's block has the bit COPYING, so it counts as a
+// thread that nobody has heard of, the issuing one included; then it has the bit N_COPIED. Either way it is not merged.
+const u32 N_ASYNC = 0x80, N_COPIED = 0x10, COPYING = 1 << 25;
+// A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
+// which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
+const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
+const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
+const u32 READERS_LOOKED_AT = 4;
+const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
+const u32 POOL_GROWTH = 16;  // entries
+const u32 NO_SITE = 0xFFFFFFFFu;
+
+// Why two accesses are not ordered.
+enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
+       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
+       X_COPIED, X_BULK, X_COPY_EARLY, X_PROXY };
+
+// The access being judged: of a thread, or of a copy (without `rt`).
+struct Who {
+    Race* r;
+    Launch* l;
+    RaceBlock* rb;
+    RaceThread* rt;
+    u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
+    u32 agent;   // its block, with COPYING or BULK or without
+    u32 number;  // of a bulk copy
+    u32 again;   // a poll that sees what the last one saw
+    Ref clock, common;
+    u64 addr, now;  // events so far
+    u32 size, thread, log;  // log: Entry::size
+};
+
+FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> 4) * 4); }
+FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL]; }
+FN u32 level(u32 scope) { return scope < SCOPE_GPU ? 0 : scope - 1; }
+FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
+FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
+
+// 1 if strong accesses by these two are within each other's scope.
+FN u32 include(u32 same_block, u32 same_device, u32 a, u32 b) {
+    u32 need = same_block ? 0 : same_device ? 1 : 2;
+    return level(a) >= need && level(b) >= need;
+}
+
+FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
+
+// Two accesses that may conflict without being a race.
+FN u32 morally_strong(Who* w, Entry* e) {
+    if (!(e->kind & w->kind & N_STRONG) || e->size != w->log) return 0;
+    u32 local = w->r->ops[e->op].device == w->device;
+    return include(same_block(w, e->op, e->block), local, e->kind >> N_SCOPE & 3, w->scope);
+}
+
+FN u32 ordered(Who* w, Entry* e, u32 lanes) {
+    if (same_block(w, e->op, e->block)) {
+        if (!w->rt || e->time < w->rb->sync) return 1;
+    }
+    return knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1;
+}
+
+FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
+    Race* r = w->r;
+    RaceBlock* b = w->rb;
+    Miss* m = 0;
+    if (!b) return;
+    LOOP for (u32 i = 0; i < MISSES && !m; i++)
+        if (b->miss[i].op == op && b->miss[i].block == block && b->miss[i].edge == edge) m = &b->miss[i];
+    if (!m) {
+        m = &b->miss[b->misses++ % MISSES];
+        m->op = op;
+        m->block = block;
+        m->edge = edge;
+        m->store_site = store_site;
+        m->load_site = w->site;
+    }
+    if (m->clock != what) put(r, &m->clock, retain(r, what));
+}
+
+// What would have ordered the current access behind an entry; its sites, if a flag was seen.
+FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
+    if (e->kind & w->kind & N_STRONG) return e->size == w->log ? X_STRONG_SCOPES : X_STRONG_SIZES;
+    if ((e->block & BULK) == BULK) return X_BULK;
+    if (e->block & COPYING) {
+        u32 own = same_block(w, e->op, e->block & ~COPYING) && e->warp == w->warp && e->lanes == w->bit;
+        return own ? X_COPY_OWN : X_COPY;
+    }
+    if (same_block(w, e->op, e->block) && w->kind & N_ASYNC && w->kind & ~e->kind & N_WRITE && !(e->kind & N_ASYNC))
+        return X_COPY_EARLY;
+    if (same_block(w, e->op, e->block)) return e->kind & N_ASYNC ? X_COPIED : e->warp == w->warp ? X_WARP : X_BARRIER;
+    if (!w->rt) return X_ORDER;
+    // A flag that would have told of it, else any flag of that block.
+    LOOP for (u32 i = 0; i < 2 * MISSES; i++) {
+        Miss* m = &w->rb->miss[i % MISSES];
+        if (!m->op) continue;
+        if (i < MISSES ? knows(w->r, m->clock, e->op, e->block, e->warp, f->other_lanes, e->time) == 1
+                       : m->op == e->op && m->block == e->block) {
+            f->store_op = m->op;
+            f->store_site = m->store_site;
+            f->load_site = m->load_site;
+            return m->edge;
+        }
+    }
+    Op* ops = w->r->ops;
+    if (ops[w->op].primary == e->op || ops[e->op].primary == w->op) return X_GDC_WAIT;
+    if (knows(w->r, w->clock, e->op, e->block, e->warp, e->lanes, e->time) == 2) return X_RELEASED_EARLIER;
+    return e->op == w->op ? X_NONE : X_ORDER;
+}
+
+FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
+    Race* r = w->r;
+    LOOP for (u32 i = 0; i < r->found_count; i++) {
+        Found* f = &r->found[i];
+        if (f->op == w->op && f->site == w->site && f->other_op == e->op && f->other_site == e->site) return;
+    }
+    if (r->found_count == FOUND) return;
+    Found* f = &r->found[r->found_count++];
+    u32 unordered = 0;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
+        if (!ordered(w, e, rest & -rest)) unordered |= rest & -rest;
+    f->other_lanes = unordered ? unordered : lanes;
+    f->store_op = 0;
+    f->store_site = f->load_site = NO_SITE;
+    f->edge = edge ? edge : missing_edge(w, e, f);
+    f->addr = addr;
+    f->events = w->now;
+    f->size = w->size;
+    f->op = w->op;
+    f->block = w->block;
+    f->thread = w->thread;
+    f->site = w->site;
+    f->flags = w->kind;
+    f->other_op = e->op;
+    f->other_block = e->block & ~BULK;
+    f->other_warp = e->warp;
+    if ((e->block & BULK) == BULK) {
+        f->other_warp = e->serial >> 5;
+        f->other_lanes = 1u << (e->serial & 31);
+    }
+    f->other_site = e->site;
+    f->other_flags = e->kind;
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: beginnings and ends of blocks, their barriers, and what Python calls.
+#pragma once
+
+#include "race_touch.cuh"
+
+FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
+    r->stamp++;
+    LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16) {
+        Ref* cell = cell_at(r, a);
+        if (!*cell) continue;
+        *cell &= ~POLLED;
+        LOOP while (*cell) drop(r, pool_at(r, a), cell);
+    }
+}
+
+FAR void race_start_block(Launch* l, Block* b, u32 slot) {
+    Race* r = l->engine->race;
+    RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
+    rb->sync = 1;
+    rb->end = rb->proxied = 0;
+    rb->misses = rb->bulks = 0;
+    LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
+    LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
+    LOOP for (u32 i = 0; i < l->threads; i++) {
+        RaceThread* t = race_thread(b, i);
+        t->clock = retain(r, l->start);
+        t->time = 1;
+        LOOP for (u32 k = 0; k < 3; k++) t->fenced[k] = t->held[k] = 0;
+    }
+    race_clear(r, b->shared_base, l->shared_bytes);
+}
+
+FAR void race_exit(Thread* t) {
+    Race* r = t->launch->engine->race;
+    RaceThread* rt = race_thread(t->block, t->linear);
+    learn(r, &t->block->race->end, rt->clock);
+    put(r, &rt->clock, 0);
+    LOOP for (u32 k = 0; k < 3; k++) {
+        put(r, &rt->fenced[k], 0);
+        put(r, &rt->held[k], 0);
+    }
+}
+
+FAR void race_finish_block(Launch* l, Block* b) {
+    Race* r = l->engine->race;
+    learn(r, &l->end, b->race->end);
+    put(r, &b->race->end, 0);
+    put(r, &b->race->proxied, 0);
+    LOOP for (u32 i = 0; i < 16; i++) put(r, &b->race->arrived[i], 0);
+    LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
+}
+
+FAR void race_gdc_wait(Thread* t) {
+    Launch* l = t->launch;
+    learn(l->engine->race, &race_thread(t->block, t->linear)->clock, l->primary);
+}
+
+// These lanes of a warp meet others: what they know goes to *known; the latest of their times.
+FAR u32 race_meet(Race* r, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, Ref* held, u32 share) {
+    u32 last = 0;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
+        RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
+        if (t->time > last) last = t->time;
+        if (t->clock != *known) learn(r, known, t->clock);
+        if (!share) continue;
+        LOOP for (u32 k = 0; k < 3; k++) {
+            if (t->fenced[k] != fenced[k]) learn(r, &fenced[k], t->fenced[k]);
+            if (t->held[k] != held[k]) learn(r, &held[k], t->held[k]);
+        }
+    }
+    return last;
+}
+
+// And go on together.
+FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref* fenced, Ref* held, u32 share) {
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
+        RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
+        t->time = time;
+        if (t->clock != known) put(r, &t->clock, retain(r, known));
+        if (!share) continue;
+        LOOP for (u32 k = 0; k < 3; k++) {
+            if (t->fenced[k] != fenced[k]) put(r, &t->fenced[k], retain(r, fenced[k]));
+            if (t->held[k] != held[k]) put(r, &t->held[k], retain(r, held[k]));
+        }
+    }
+}
+
+FN void learn_lanes(Race* r, Launch* l, Block* b, Ref* known, u32 w, u32 lanes, u32 time) {
+    put(r, known, with_items(r, *known, l->op, b->index, b->race->sync, w, lanes, time));
+}
+
+FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
+    Race* r = l->engine->race;
+    Ref known = 0, none[3] = {0, 0, 0};
+    u32 time = race_meet(r, b, w, lanes, &known, none, none, 0) + 1;
+    learn_lanes(r, l, b, &known, w, lanes, time);
+    race_part(r, b, w, lanes, time, known, none, none, 0);
+    release(r, known);
+}
+
+// Lanes of a warp have arrived at a barrier and do not wait for it.
+FAR void race_arrive(Launch* l, Block* b, u32 id, u32 w, u32 lanes) {
+    Race* r = l->engine->race;
+    Ref* known = &b->race->arrived[id];
+    Ref none[3] = {0, 0, 0};
+    u32 time = race_meet(r, b, w, lanes, known, none, none, 0) + 1;
+    learn_lanes(r, l, b, known, w, lanes, time);
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1) race_thread(b, w * 32 + FFS(rest) - 1)->time = time;
+}
+
+// The lanes of a warp that wait at a barrier.
+FN u32 waiting_at(Launch* l, Block* b, u32 id, u32 w) {
+    u32 lanes = b->warps[w].barrier & ~b->warps[w].gathered;
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
+        if (thread_at(l, b, w * 32 + FFS(rest) - 1)->op_a != id) lanes &= ~(1u << (FFS(rest) - 1));
+    return lanes;
+}
+
+// Before a barrier's threads go on. `all`: they are all of the block that are left.
+FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
+    Race* r = l->engine->race;
+    RaceBlock* rb = b->race;
+    u32 share = !r->strict, last = 0;
+    Ref known = rb->arrived[id], fenced[3] = {0, 0, 0}, held[3] = {0, 0, 0};
+    rb->arrived[id] = 0;
+    LOOP for (u32 w = 0; w < l->warps; w++) {
+        u32 lanes = waiting_at(l, b, id, w);
+        u32 time = lanes ? race_meet(r, b, w, lanes, &known, fenced, held, share) : 0;
+        if (time > last) last = time;
+    }
+    if (all && b->live == l->threads) {
+        rb->sync = last + 1;
+    } else {
+        LOOP for (u32 w = 0; w < l->warps; w++) {
+            u32 lanes = waiting_at(l, b, id, w);
+            if (lanes) learn_lanes(r, l, b, &known, w, lanes, last + 1);
+        }
+    }
+    LOOP for (u32 w = 0; w < l->warps; w++) {
+        u32 lanes = waiting_at(l, b, id, w);
+        if (lanes) race_part(r, b, w, lanes, last + 1, known, fenced, held, share);
+    }
+    release(r, known);
+    LOOP for (u32 k = 0; k < 3; k++) {
+        release(r, fenced[k]);
+        release(r, held[k]);
+    }
+}
+
+// For Python ----------------------------------------------------------------------------------------------------------------
+
+// A copy or fill accesses a range of the window, knowing `clock`. `write`: 0, 1, or 2 if the memory is freed, which is a
+// write of what has been accessed.
+API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
+    if (r->off) return;
+    Who w;
+    w.r = r;
+    w.l = 0;
+    w.rb = 0;
+    w.rt = 0;
+    w.op = op;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = w.again = 0;
+    w.bit = w.time = 1;
+    w.site = NO_SITE;
+    w.kind = write ? N_WRITE : 0;
+    w.device = r->ops[op].device;
+    w.clock = clock;
+    w.addr = addr;
+    w.size = nbytes > 0xFFFFFFFFull ? 0xFFFFFFFFu : (u32)nbytes;
+    w.now = now;
+    w.common = 0;
+    if (write == 2) {
+        LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16)
+            if (*cell_at(r, a)) touch(&w, a, 0xFFFF);
+        return;
+    }
+    u32 klass;
+    w.common = take(r, sizeof(Entry), &klass);
+    Entry* e = (Entry*)at(r, w.common);
+    e->op = op;
+    e->block = 0;
+    e->time = e->lanes = 1;
+    e->bytes = 0xFFFF;
+    e->warp = 0;
+    e->kind = (u8)(w.kind | N_COMMON);
+    e->site = NO_SITE;
+    e->next = e->serial = e->size = 0;
+    touch_range(&w, addr, addr + nbytes);
+}
+
+// Forget all accesses of a range: it is other memory from now on.
+API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
+
+// Unordered accesses of this range, given in whole lines of 16 bytes, are the protocol.
+API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
+    race_clear(r, addr, nbytes);
+    LOOP for (u64 a = addr; a < addr + nbytes; a += 16) *cell_at(r, a) = POLLED;
+}
+
+// A launch has ended, or been stopped: what its threads knew (a reference).
+API u32 rt_race_settle(Launch* l) {
+    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+        Block* b = (Block*)(l->slots + slot * l->slot_stride);
+        if (!b->active) continue;
+        LOOP for (u32 i = 0; i < l->threads; i++) race_exit(thread_at(l, b, i));
+        race_finish_block(l, b);
+    }
+    Ref end = l->end;
+    l->end = 0;
+    return end ? end : retain(l->engine->race, l->start);
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: asynchronous copies, whose accesses last. What their entries say is in race.cuh.
+#pragma once
+
+#include "race_blocks.cuh"
+
+// A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
+FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending) {
+    Who w;
+    who(&w, t);
+    if (w.r->off || !size) return;
+    w.site = site;
+    w.flags = flags;
+    w.addr = addr;
+    w.size = size;
+    w.scope = w.log = w.acquires = w.releases = 0;
+    w.kind = (flags & A_WRITE ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
+    if (pending) w.agent |= COPYING;
+    touch(&w, addr, line_mask(addr, addr + size));
+}
+
+// Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
+// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site) {
+    Launch* l = t->launch;
+    Race* r = l->engine->race;
+    Ref* cell = cell_at(r, addr);
+    if (r->off || *cell & POLLED) return;
+    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC, mask = line_mask(addr, addr + size);
+    Entry* oldest = 0;
+    Entry* e;
+    LOOP for (Ref ref = *cell; ref; ref = e->next) {
+        e = (Entry*)at(r, ref);
+        if (e->block != (t->block->index | COPYING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
+        if (e->kind == kind && e->site == site && !(e->bytes & ~mask)) oldest = e;
+    }
+    if (!oldest) return;
+    oldest->block = t->block->index;
+    oldest->kind = (u8)(kind | N_COPIED);
+    oldest->time = race_thread(t->block, t->linear)->time;
+}
+
+// A bulk copy begins: what its mbarrier can tell of it (a reference).
+FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+    Who w;
+    who(&w, t);
+    Race* r = w.r;
+    if (r->off) return 0;
+    w.site = site;
+    w.size = size;
+    w.scope = w.log = w.acquires = w.releases = 0;
+    w.agent |= BULK;
+    w.number = w.rb->bulks++;
+    LOOP for (u32 write = 0; write < 2; write++) {
+        w.addr = write ? target : source;
+        w.flags = write ? A_WRITE : 0;
+        w.kind = (write ? N_WRITE : 0) | N_ASYNC;
+        touch_range(&w, w.addr, w.addr + size);
+    }
+    u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
+    return with_items(r, 0, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
+}
+
+// It has ended, and its mbarrier tells of it those who acquire that. The thread that issued it learns nothing.
+FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
+    Who w;
+    who(&w, t);
+    Race* r = w.r;
+    if (r->off) return;
+    Ref* cell = cell_at(r, mbarrier);
+    u32 mask = line_mask(mbarrier, mbarrier + 8);
+    r->stamp++;
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+        Location* v = (Location*)at(r, ref);
+        if (v->kind & N_LOCATION && v->bytes == mask) publish(&w, v, 0, known);
+    }
+}

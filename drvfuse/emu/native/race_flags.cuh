@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: what strong writes publish at a location, and what strong reads of it learn.
+#pragma once
+
+#include "race.cuh"
+
+FAR void drop_published(Race* r, Location* v) {
+    LOOP while (v->published) {
+        Published* p = (Published*)at(r, v->published);
+        Ref next = p->next;
+        release(r, p->clock);
+        release(r, p->last);
+        give(r, v->published, 0);
+        v->published = next;
+    }
+}
+
+FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
+    Race* r = w->r;
+    Published* p = 0;
+    LOOP for (Ref ref = v->published; ref; ref = p->next) {
+        p = (Published*)at(r, ref);
+        if (p->device == w->device && p->scope == scope && (scope || same_block(w, p->op, p->block))) {
+            learn(r, &p->clock, what);
+            if (same_block(w, p->op, p->block)) learn(r, &p->last, what);
+            else put(r, &p->last, retain(r, what));
+            p->op = w->op;
+            p->block = w->block;
+            return;
+        }
+    }
+    u32 klass;
+    Ref ref = take(r, sizeof(Published), &klass);
+    p = (Published*)at(r, ref);
+    p->device = w->device;
+    p->scope = scope;
+    p->clock = retain(r, what);
+    p->last = retain(r, what);
+    p->op = w->op;
+    p->block = w->block;
+    p->next = v->published;
+    v->published = ref;
+}
+
+// What the thread knows, its own accesses up to now included (a new reference).
+FN Ref all_known(Who* w) {
+    return with_items(w->r, w->rt->clock, w->op, w->block, w->rb->sync, w->warp, w->bit, w->rt->time + 1);
+}
+
+// A strong read sees a location that was last written by what is published there.
+FAR void acquire(Who* w, Location* v) {
+    Race* r = w->r;
+    u32 published = same_block(w, v->op, v->block);
+    LOOP for (Ref ref = v->published; ref;) {
+        Published* p = (Published*)at(r, ref);
+        ref = p->next;
+        if (p->op == v->op && p->block == v->block) published = 1;
+        u32 own = same_block(w, p->op, p->block), local = p->device == w->device;
+        u32 need = local ? 1 : 2, theirs = p->scope, ours = level(w->scope);
+        Ref what = theirs >= need && ours >= need ? p->clock : own ? p->last : 0;
+        if (!what) {
+            missed(w, p->op, p->block, theirs < need ? X_STORE_SCOPE : X_LOAD_SCOPE, v->site, p->clock);
+        } else if (w->acquires) {
+            learn(r, &w->rt->clock, what);
+        } else {
+            if (!own) missed(w, p->op, p->block, X_RELAXED_LOAD, v->site, p->clock);
+            if (own) learn(r, &w->rt->held[0], p->last);
+            if (what == p->clock) learn(r, &w->rt->held[need], what);
+        }
+    }
+    if (!published) missed(w, v->op, v->block, X_RELAXED_STORE, v->site, 0);
+    w->clock = w->rt->clock;
+}
+
+// A strong read sees the last write of a location: notes that, unless it is known to it and to all behind it anyway.
+FAR void observe(Who* w, Location* v) {
+    Race* r = w->r;
+    if (!morally_strong(w, v) || ordered(w, v, v->lanes)) return;
+    if (same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit) return;
+    Seen* alike = 0;
+    LOOP for (Ref* link = &v->seen; *link;) {
+        Seen* s = (Seen*)at(r, *link);
+        if (same_block(w, s->op, s->block) && s->warp == w->warp && s->first == v->first) {
+            if (s->last == v->serial && s->lanes & w->bit) return;
+            if (s->time == w->time) {
+                if (s->last == v->serial) alike = s;
+                else s->lanes &= ~w->bit;
+            }
+            if (!s->lanes) {
+                Ref ref = *link;
+                *link = s->next;
+                give(r, ref, 0);
+                continue;
+            }
+        }
+        link = &s->next;
+    }
+    if (alike) {
+        alike->lanes |= w->bit;
+        return;
+    }
+    u32 klass;
+    Ref ref = take(r, sizeof(Seen), &klass);
+    Seen* s = (Seen*)at(r, ref);
+    s->op = w->op;
+    s->block = w->block;
+    s->warp = w->warp;
+    s->lanes = w->bit;
+    s->time = w->time;
+    s->first = v->first;
+    s->last = v->serial;
+    s->next = v->seen;
+    v->seen = ref;
+}
+
+// A write was seen by a read that this thread made, or knows.
+FAR u32 observed(Who* w, Ref* cell, Entry* e) {
+    Race* r = w->r;
+    if (~e->kind & (N_WRITE | N_STRONG)) return 0;
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+        Location* v = (Location*)at(r, ref);
+        if (!(v->kind & N_LOCATION) || !(v->bytes & e->bytes)) continue;
+        LOOP for (Ref next = v->seen; next;) {
+            Seen* s = (Seen*)at(r, next);
+            next = s->next;
+            if (e->serial - s->first > s->last - s->first) continue;
+            if (same_block(w, s->op, s->block) && (s->time < w->rb->sync || (s->warp == w->warp && s->lanes & w->bit)))
+                return 1;
+            LOOP for (u32 rest = s->lanes; rest; rest &= rest - 1)
+                if (knows(r, w->clock, s->op, s->block, s->warp, rest & -rest, s->time) == 1) return 1;
+        }
+    }
+    return 0;
+}
+
+// Forgets what was seen of a location before the write `oldest`.
+FAR void drop_seen(Race* r, Location* v, u32 oldest) {
+    LOOP for (Ref* link = &v->seen; *link;) {
+        Ref ref = *link;
+        Seen* s = (Seen*)at(r, ref);
+        if ((s32)(s->last - oldest) < 0) {
+            *link = s->next;
+            give(r, ref, 0);
+        } else {
+            link = &s->next;
+        }
+    }
+}
+
+// A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
+FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
+    Race* r = w->r;
+    RaceThread* t = w->rt;
+    if (!v) {
+        u32 klass;
+        Ref ref = take(r, sizeof(Location), &klass);
+        v = (Location*)at(r, ref);
+        v->bytes = mask;
+        v->published = v->released = v->seen = v->op = v->block = v->kind = 0;
+        v->next = *cell;
+        *cell = ref;
+    }
+    u32 mine = same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit;
+    if (!mine && v->released) put(r, &v->released, 0);
+    if (!(w->kind & N_ATOMIC) || !morally_strong(w, v)) {
+        v->first = r->serial;
+        drop_published(r, v);
+        if (v->released) publish(w, v, v->released_scope, v->released);
+    }
+    if (v->seen) drop_seen(r, v, oldest);
+    v->op = w->op;
+    v->block = w->block;
+    v->warp = w->warp;
+    v->lanes = w->bit;
+    v->time = w->time;
+    v->size = w->log;
+    v->kind = (u8)(N_LOCATION | N_STRONG | w->scope << N_SCOPE);
+    v->site = w->site;
+    v->serial = r->serial;
+    u32 scope = level(w->scope);
+    LOOP for (u32 k = 0; k <= scope; k++)
+        if (t->fenced[k]) publish(w, v, k, t->fenced[k]);
+    if (w->releases) {
+        Ref all = all_known(w);
+        publish(w, v, scope, all);
+        put(r, &v->released, all);
+        v->released_scope = scope;
+    }
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// The race detector: each access is judged against those of the same bytes that are remembered, and remembered itself.
+#pragma once
+
+#include "race_flags.cuh"
+
+// Entries of neighbours are kept together: lists that are spread over memory are slow to walk.
+FAR void fill_pool(Race* r, Ref* pool) {
+    u32 klass;
+    Ref first = take(r, POOL_GROWTH * sizeof(Entry), &klass);
+    LOOP for (u32 i = 0; i < POOL_GROWTH; i++) *(Ref*)at(r, first + i) = i + 1 < POOL_GROWTH ? first + i + 1 : 0;
+    *pool = first;
+}
+
+FN Ref take_entry(Race* r, Ref* pool) {
+    if (!*pool) fill_pool(r, pool);
+    Ref ref = *pool;
+    *pool = *(Ref*)at(r, ref);
+    return ref;
+}
+
+FAR void drop(Race* r, Ref* pool, Ref* link) {
+    Ref ref = *link;
+    Entry* e = (Entry*)at(r, ref);
+    *link = e->next;
+    if (e->kind & N_LOCATION) {
+        Location* v = (Location*)e;
+        drop_published(r, v);
+        release(r, v->released);
+        LOOP while (v->seen) {
+            Ref seen = v->seen;
+            v->seen = ((Seen*)at(r, seen))->next;
+            give(r, seen, 0);
+        }
+        give(r, ref, 1);
+    } else if (!(e->kind & N_COMMON)) {
+        *(Ref*)e = *pool;
+        *pool = ref;
+    }
+}
+
+// A common entry is about to be changed or linked behind: give this list one of its own.
+FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
+    Ref ref = take_entry(r, pool);
+    Entry* e = (Entry*)at(r, ref);
+    *e = *(Entry*)at(r, *link);
+    e->kind &= ~N_COMMON;
+    *link = ref;
+    return e;
+}
+
+FN u32 covers_strength(Who* w, Entry* e) {
+    if (!(w->kind & N_STRONG)) return 1;
+    return (e->kind & N_STRONG) && e->size == w->log && level(e->kind >> N_SCOPE & 3) >= level(w->scope);
+}
+
+// The read-only path may hold what was there when the launch began.
+FN u32 stale(Who* w, Entry* e) {
+    if (!(w->flags & A_NC) || !(e->kind & N_WRITE)) return 0;
+    if (knows(w->r, w->l->start, e->op, e->block, e->warp, e->lanes, e->time) == 1) return 0;
+    return knows(w->r, w->l->primary, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+}
+
+// A write of the block by the generic proxy, which has to be fenced off from a read by the async one.
+FN u32 unfenced(Who* w, Entry* e) {
+    if (!(w->flags & A_BULK) || !same_block(w, e->op, e->block)) return 0;
+    return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+}
+
+FN void be_bulk(Who* w, Entry* e) {
+    if ((w->agent & BULK) != BULK) return;
+    e->warp = w->number % BULK_KINDS / 32;
+    e->lanes = 1u << w->number % 32;
+    e->time = 1 + w->number / BULK_KINDS;
+    e->serial = w->thread;
+}
+
+FAR void touch(Who* w, u64 addr, u32 mask) {
+    Race* r = w->r;
+    Ref* cell = cell_at(r, addr);
+    if (*cell & POLLED) return;
+    Ref* pool = pool_at(r, addr);
+    u32 write = w->kind & N_WRITE;
+    r->stamp += write;
+    Location* location = 0;
+    if (w->kind & N_STRONG) {
+        u32 read = !write || (w->kind & N_ATOMIC);
+        LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+            Entry* e = (Entry*)at(r, ref);
+            if (!(e->kind & N_LOCATION) || !(e->bytes & mask)) continue;
+            if (e->bytes == mask) location = (Location*)e;
+            else if (read) missed(w, e->op, e->block, X_FLAG_SIZES, e->site, 0);
+        }
+        if (location && read) {
+            if (!(w->flags & A_REDUCTION)) acquire(w, location);
+            observe(w, location);
+        }
+    }
+    Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
+    u32 merged = 0, locations = 0, oldest = r->serial + 1;
+    // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
+    // then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing new: it finds
+    // its warp's entry there, without which a list would grow for as long as nothing happens.
+    r->random = r->random * 1664525 + 1013904223;
+    u32 readers = 0, looks_at_all = write || w->again || r->random >> 26 == 0;
+    LOOP while (*link) {
+        Entry* e = (Entry*)at(r, *link);
+        u32 kind = e->kind, both = e->bytes & mask;
+        if (kind & N_LOCATION) {
+            locations |= both;
+            link = behind = &e->next;
+            continue;
+        }
+        if (!(kind & N_WRITE)) {
+            if (!write && !looks_at_all && ++readers > READERS_LOOKED_AT) break;
+        }
+        u32 same_warp = same_block(w, e->op, e->block) && e->warp == w->warp;
+        u32 others = same_warp ? e->lanes & ~w->bit : e->lanes;
+        u32 known = !others;
+        if (both) {
+            if (write || (kind & N_WRITE)) {
+                if (!known) known = ordered(w, e, others);
+                u64 at_addr = (addr & ~15ull) + FFS(both) - 1;
+                if (!known) {
+                    if (!morally_strong(w, e)) {
+                        if (!observed(w, cell, e)) found(w, e, others, at_addr, 0);
+                        known = 1;
+                    }
+                } else if (stale(w, e)) {
+                    found(w, e, e->lanes, at_addr, X_READ_ONLY_PATH);
+                } else if (unfenced(w, e)) {
+                    found(w, e, e->lanes, at_addr, X_PROXY);
+                }
+            } else if (same_warp) {
+                if (e->time == w->time && kind == w->kind && e->bytes == mask && e->site == w->site) {
+                    e->lanes |= w->bit;
+                    merged = 1;
+                    link = &e->next;
+                    continue;
+                }
+                if (!known && (e->lanes & w->bit) && both == e->bytes && covers_strength(w, e)) e->lanes = others;
+            } else if (e->op != w->op && covers_strength(w, e)) {
+                known = ordered(w, e, others);
+                looks_at_all |= known;
+            }
+            if (known && (write || !(kind & N_WRITE)) && covers_strength(w, e)) {
+                if (both == e->bytes) {
+                    drop(r, pool, link);
+                    continue;
+                }
+                if (kind & N_COMMON) e = unshare(r, pool, link);
+                e->bytes &= ~both;
+            }
+        }
+        if (e->kind & N_COMMON) e = unshare(r, pool, link);
+        link = &e->next;
+        if (e->kind & N_WRITE) {
+            behind = link;
+            if ((e->kind & N_STRONG) && (s32)(e->serial - oldest) < 0) oldest = e->serial;
+        }
+    }
+    if (write && locations) {  // the last write of other locations is not a strong one of theirs any more
+        LOOP for (link = cell; *link;) {
+            Entry* e = (Entry*)at(r, *link);
+            if ((e->kind & N_LOCATION) && e->bytes & mask && e != location) drop(r, pool, link);
+            else link = &e->next;
+        }
+    }
+    if (write && (w->kind & N_STRONG)) r->serial++;
+    if (!merged) {
+        if (!*cell && w->common && mask == 0xFFFF) {
+            *cell = w->common;
+        } else {
+            Ref ref = take_entry(r, pool);
+            Entry* e = (Entry*)at(r, ref);
+            Ref* to = write ? cell : behind;
+            e->op = w->op;
+            e->block = w->agent;
+            e->time = w->time;
+            e->lanes = w->bit;
+            e->bytes = (unsigned short)mask;
+            e->warp = w->warp;
+            e->kind = (u8)w->kind;
+            e->site = w->site;
+            e->next = *to;
+            e->size = w->log;
+            e->serial = r->serial;
+            *to = ref;
+            if (w->agent != w->block) be_bulk(w, e);
+        }
+    }
+    if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
+}
+
+FN u32 line_mask(u64 addr, u64 end) {
+    u64 base = addr & ~15ull;
+    u32 first = (u32)(addr - base), last = end - base >= 16 ? 16 : (u32)(end - base);
+    return (0xFFFFu << first) & (0xFFFFu >> (16 - last)) & 0xFFFF;
+}
+
+FN void touch_range(Who* w, u64 addr, u64 end) {
+    LOOP while (addr < end) {
+        touch(w, addr, line_mask(addr, end));
+        addr = (addr & ~15ull) + 16;
+    }
+}
+
+FN void who(Who* w, Thread* t) {
+    Launch* l = t->launch;
+    Block* b = t->block;
+    w->r = l->engine->race;
+    w->l = l;
+    w->rb = b->race;
+    w->rt = race_thread(b, t->linear);
+    w->op = l->op;
+    w->block = w->agent = b->index;
+    w->warp = t->warp;
+    w->bit = 1u << t->lane;
+    w->time = w->rt->time;
+    w->device = l->device;
+    w->clock = w->rt->clock;
+    w->common = 0;
+    w->now = l->engine->event_count;
+    w->thread = t->linear;
+    w->again = l->engine->fruitless;
+}
+
+// A compare-and-swap that finds what it compares with: else it is a read.
+FN u32 swaps(Thread* t, u64 addr, u32 size) {
+    return low_of(addr, size) == t->op_value && (size < 16 || high_of(addr, size) == t->op_seen);
+}
+
+FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return;
+    u32 order = flags >> A_ORDER & 3, strong = flags & A_STRONG, elements = strong ? flags >> A_ELEMENTS & 3 : 0;
+    u32 writes = flags & (A_WRITE | A_ATOMIC);
+    if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
+    w.site = site;
+    w.flags = flags;
+    w.addr = addr;
+    w.size = size;
+    w.scope = strong ? flags >> A_SCOPE & 3 : 0;
+    w.log = strong ? FFS(size >> elements) - 1 : 0;
+    w.kind = (writes ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) |
+             (strong ? N_STRONG : 0) | w.scope << N_SCOPE;
+    w.acquires = order & ORDER_ACQUIRE;
+    w.releases = order & ORDER_RELEASE;
+    if ((flags & A_VOLATILE) && !w.r->strict) w.acquires = 1;
+    u32 each = size >> elements;
+    LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
+    if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
+}
+
+// A fence of `scope` that orders what came before it (releases) and after it (acquires).
+FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
+    Who w;
+    who(&w, t);
+    Race* r = w.r;
+    if (r->off) return;
+    LOOP for (u32 k = 0; acquires && k <= level(scope); k++) {
+        if (!w.rt->held[k]) continue;
+        learn(r, &w.rt->clock, w.rt->held[k]);
+        put(r, &w.rt->held[k], 0);
+    }
+    if (!releases) return;
+    Ref all = all_known(&w);
+    LOOP for (u32 k = 0; k <= level(scope); k++) put(r, &w.rt->fenced[k], retain(r, all));
+    release(r, all);
+    w.rt->time++;
+}
+
+FAR void race_proxy_fence(Thread* t) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return;
+    Ref all = all_known(&w);
+    learn(w.r, &w.rb->proxied, all);
+    release(w.r, all);
+    w.rt->time++;
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bulk copies from shared to global memory (cp.async.bulk with a bulk_group), and the groups that threads wait for.
+//
+// A thread has a queue of them, apart from that of its cp.async and in pieces of 16 bytes, oldest first, each with the number
+// of its group: how often the thread had committed before. wait_group.read N makes sure that those whose group is not among
+// the N committed last have been read, wait_group N that they have been written too.
+//
+// Why each result shown is one that PTX allows. A piece is read at any moment between its issue and the end of its thread's
+// first wait of either kind for it, and written, by a weak access, at any moment between that and the end of the wait without
+// .read, or of the launch. Nothing but these waits orders the one or the other. Here both moments are drawn for each piece:
+// it is read at its issue or at the wait, and written then or at the wait without .read; with seed 0 always the latter. So
+//
+//   a source that is overwritten before the wait gives the new bytes, in every run with seed 0;
+//   a reader to whom the data is announced without that wait, or behind one with .read, finds what was there before (a
+//     fault where nobody has written yet), in every run with seed 0;
+//   a target that is still read when the copy is issued is overwritten under the reader under other seeds.
+//
+// What nobody has waited for is written when nothing else can run, or LATEST_TURN turns of its block later. A block that has
+// ended keeps its place, and its shared memory, for so long: that the hardware may give that to another block before a
+// thread without a wait has had it read is not shown.
+//
+// Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it may
+// have been freed. Of stores that are delayed (delay.cuh) those of the block and its device to the same place go
+// before. The race detector sees two accesses of each piece that last until their waits, as for cp.async.
+#pragma once
+
+#include "mbarrier.cuh"
+
+enum { S_AT_ONCE, S_APART, S_READ };  // to be written when it is read, or later; read. Written: M_MADE
+
+static_assert(S_READ < M_MADE, "");
+
+FAR u32 write_piece(Thread* t, Copy* c) {
+    Launch* l = t->launch;
+    Engine* e = l->engine;
+    u32 word;
+    if (refused(t, c->target, 16, A_WRITE, c->site, &word)) return 1;
+    if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
+    u64* to = (u64*)c->target;
+    e->progress += to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
+    LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
+    c->moment = M_MADE;
+    t->block->stores--;
+    e->quiet = 0;
+    e->work++;
+    return 0;
+}
+
+FAR u32 read_piece(Thread* t, Copy* c) {
+    u32 at_once = c->moment == S_AT_ONCE;
+    LOOP for (u32 i = 0; i < 2; i++) c->bits[i] = ((u64*)c->source)[i];
+    c->moment = S_READ;
+    return at_once && write_piece(t, c);
+}
+
+FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 site) {
+    Engine* e = t->launch->engine;
+    Copies* pool = t->launch->copy_pool;
+    CopyQueue* q = queue_of(t, 1);
+    u32 i = take_copy(pool), late = !i ? 0 : e->seed ? draw(t, q) : ~0u;
+    Copy alone;
+    Copy* c = i ? &pool->pool[i] : &alone;
+    c->source = source;
+    c->target = target;
+    c->size = c->bytes = 16;
+    c->site = site;
+    c->group = q->commits;
+    c->moment = late & 1 ? S_APART : S_AT_ONCE;
+    c->next = 0;
+    if (e->race) {
+        race_copy(t, source, 16, A_BULK, site, i);
+        race_copy(t, target, 16, A_WRITE, site, i);
+    }
+    if (!t->block->stores++) t->block->store_turns = 0;
+    if (i) {
+        append(pool, q, i);
+        if (!q->unread) q->unread = i;
+    }
+    return !(late & 2) && read_piece(t, c);
+}
+
+// cp.async.bulk from shared to global memory; 0, or 1 and a fault.
+API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+    Launch* l = t->launch;
+    Engine* e = l->engine;
+    u32 word = 0;
+    if (uneven(t, target, source, size, site)) return 1;
+    if (unreadable_range(t, source, size, site, &word)) return 1;
+    LOOP for (u32 i = 0; i < size; i += 16)
+        if (refused(t, target + i, 16, A_WRITE | A_LATER, site, &word)) return 1;
+    Site* count = &l->sites[site];
+    count->size = 16;
+    count->reads[3] += size / 16;
+    count->writes[l->owner_class[word >> 16 & 0xFF]] += size / 16;
+    note(l, t->block, t->linear, V_COPY, site, target, 0, 0);
+    LOOP for (u32 i = 0; i < size; i += 16) {
+        if (!--e->fuel && refuel(t, target + i, 16, A_WRITE, site)) return 1;
+        if (issue_piece(t, target + i, source + i, site)) return 1;
+    }
+    return 0;
+}
+
+API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
+
+// Waits until at most the `newest` groups that were committed last may be pending, or with `read` may not have been read.
+API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
+    Launch* l = t->launch;
+    Copy* pool = l->copy_pool->pool;
+    CopyQueue* q = queue_of(t, 1);
+    u32 group = q->commits > newest ? q->commits - newest : 0, first = read ? q->unread : q->first;
+    if (first && pool[first].group < group) note(l, t->block, t->linear, V_COPY_WAIT, site, 0, newest, 0);
+    LOOP while (q->unread && pool[q->unread].group < group) {
+        Copy* c = &pool[q->unread];
+        if (c->moment < S_READ && read_piece(t, c)) return 1;
+        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site);
+        q->unread = c->next;
+    }
+    LOOP while (!read && q->first && pool[q->first].group < group) {
+        Copy* c = &pool[q->first];
+        if (c->moment == S_READ && write_piece(t, c)) return 1;
+        if (l->engine->race) race_copied(t, c->target, 16, 1, c->site);
+        drop_first(l->copy_pool, q);
+    }
+    return 0;
+}
+
+// Writes all that a block has pending; 1.
+FAR u32 write_stores(Launch* l, Block* b) {
+    Copy* pool = l->copy_pool->pool;
+    b->store_turns = 0;
+    LOOP for (u32 i = 0; i < l->threads && b->stores && l->state == RUNNING; i++) {
+        Thread* t = thread_at(l, b, i);
+        LOOP for (u32 k = queue_of(t, 1)->first; k; k = pool[k].next) {
+            if (pool[k].moment < S_READ && read_piece(t, &pool[k])) break;
+            if (pool[k].moment == S_READ && write_piece(t, &pool[k])) break;
+        }
+    }
+    return 1;
+}
+
+// Nothing else can run; whether anything was pending.
+FAR u32 idle_stores(Launch** launches, u32 n) {
+    u32 wrote = 0;
+    LOOP for (u32 k = 0; k < n; k++) {
+        Launch* l = launches[k];
+        LOOP for (u32 slot = 0; l->copies && l->state == RUNNING && slot < l->high; slot++) {
+            Block* b = (Block*)(l->slots + slot * l->slot_stride);
+            if (b->active && b->stores) wrote += write_stores(l, b);
+        }
+    }
+    return wrote;
+}

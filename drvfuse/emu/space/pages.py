@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address space of this process: reserving the areas of a window, mapping files into them, handing ranges out."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass, field
+
+from ...errors import DrvfuseError
+from .. import abi
+
+
+class WindowError(DrvfuseError):
+    """The window cannot be reserved, or has no room left."""
+
+
+@dataclass
+class Ranges:
+    """Address (or file) space handed out from the front; what was freed is reused only when the rest is used up."""
+
+    start: int
+    end: int
+    next: int = field(init=False)
+    free: list[tuple[int, int]] = field(default_factory=list)  # sorted (start, end), merged
+
+    def __post_init__(self) -> None:
+        self.next = self.start
+
+    def take(self, nbytes: int, alignment: int) -> int | None:
+        start = -(-self.next // alignment) * alignment
+        if start + nbytes <= self.end:
+            if start > self.next:
+                self.give(self.next, start - self.next)
+            self.next = start + nbytes
+            return start
+        for i, (low, high) in enumerate(self.free):
+            start = -(-low // alignment) * alignment
+            if start + nbytes <= high:
+                self.free[i : i + 1] = [r for r in ((low, start), (start + nbytes, high)) if r[0] < r[1]]
+                return start
+        return None
+
+    def give(self, start: int, nbytes: int) -> None:
+        end = start + nbytes
+        i = bisect.bisect_left(self.free, (start, end))
+        if i < len(self.free) and self.free[i][0] == end:
+            end = self.free.pop(i)[1]
+        if i and self.free[i - 1][1] == start:
+            i -= 1
+            start = self.free.pop(i)[0]
+        self.free.insert(i, (start, end))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+_FIXED = 0x10
+_NORESERVE = 0x4000
+_FIXED_NOREPLACE = 0x100000
+_PUNCH_HOLE = 0x02 | 0x01  # with KEEP_SIZE
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+
+
+def _map_at(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
+    got = _libc.mmap(address, nbytes, _READ_WRITE, flags, fd, offset)
+    if got == ctypes.c_void_p(-1).value or got is None:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    if got != address:  # a kernel before 4.17 takes the address of _FIXED_NOREPLACE as a hint
+        _libc.munmap(got, nbytes)
+        raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+def access_address(address: int) -> int:
+    return abi.ACCESS_BASE + ((address - abi.WINDOW_BASE) >> abi.GRANULE_SHIFT) * 4
+
+
+def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
+    """Put part of a file at an address of a reserved area."""
+    _map_at(address, nbytes, mmap.MAP_SHARED | _FIXED | _NORESERVE, fd, offset)
+
+
+def map_empty(address: int, nbytes: int) -> None:
+    """Put fresh zeroed memory at an address of a reserved area."""
+    _map_at(address, nbytes, _ANONYMOUS | _FIXED)
+
+
+def drop(address: int, nbytes: int) -> None:
+    """Give the pages of a range back; it reads as zero again."""
+    _libc.madvise(address, nbytes, mmap.MADV_DONTNEED)
+
+
+def punch(fd: int, offset: int, nbytes: int) -> None:
+    """Give the pages of part of a file back."""
+    _libc.fallocate(fd, _PUNCH_HOLE, offset, nbytes)
+
+
+def round_up(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
+
+
+def cell_address(address: int) -> int:
+    return abi.CELL_BASE + ((address - abi.WINDOW_BASE) >> abi.LINE_SHIFT) * 4
+
+
+def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
+    """The areas of a window at `base`: data, shadow, access words, cells."""
+    words = round_up((nbytes >> abi.GRANULE_SHIFT) * 4, mmap.PAGESIZE)
+    found = (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (access_address(base), words)
+    return (*found, (cell_address(base), nbytes >> abi.LINE_SHIFT << 2)) if cells else found
+
+
+def reserve(asked: int, cells: bool) -> tuple[int, int]:
+    """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may."""
+    refusal, taken = "", False  # not the exception: its traceback would keep the window in a cycle
+    nbytes = asked
+    while nbytes >= 256 << 20:
+        for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
+            done = []
+            try:
+                for address, size in areas(base, nbytes, cells):
+                    _map_at(address, size, _ANONYMOUS | _FIXED_NOREPLACE)
+                    done.append((address, size))
+                return base, nbytes
+            except OSError as error:
+                refusal, taken = str(error), error.errno == errno.EEXIST
+                for address, size in done:
+                    _libc.munmap(address, size)
+                if not taken:
+                    break
+        nbytes //= 2
+    if taken:
+        raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
+    raise WindowError(f"no address space for the emulated driver: {refusal}")
+
+
+def arena(nbytes: int) -> mmap.mmap:
+    """Zeroed memory, of which only what is touched costs anything."""
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+
+
+def unmap(base: int, nbytes: int, cells: bool, *files: int) -> None:
+    for address, size in areas(base, nbytes, cells):
+        _libc.munmap(address, size)
+    for file in files:
+        os.close(file)

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of the emulated machine: reserved addresses of this process, so that a device pointer is the host pointer.
+
+Three parallel areas, all reserved without memory behind them (only touched pages cost anything):
+
+    data     WINDOW_BASE ...                what kernels and copies read and write
+    shadow   data address + SHADOW_OFFSET   one byte a byte: addressable, initialised
+    access   one u32 a 64 KiB granule       devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
+    cells    one u32 a line of 16 bytes     what the race detector knows of it; only if asked for
+
+Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory, each in granules of its own with a gap behind
+it, and addressable exactly up to the size asked for. Physical allocations (`create`) are ranges of two sparse memory
+files, one for data and one for shadow, so that every address they are mapped at sees one memory and one state of
+initialisation; what may be accessed is a property of the address.
+
+A freed address faults, and is given out again only when no fresh address space is left. Nothing here is thread-safe:
+the caller holds the machine's lock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import logging
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from ...errors import ArgumentError
+from .. import abi
+from . import pages
+from .pages import Ranges, WindowError, round_up
+
+GRANULE = 1 << abi.GRANULE_SHIFT
+_LARGEST_GAP = 16 << 20
+_REMEMBERED = 4096  # freed allocations kept for fault messages
+_ALIGNMENT = 256
+
+KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells only what is initialised
+KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
+
+log = logging.getLogger("drvfuse")
+
+
+class Kind(IntEnum):
+    """Low bits of the kind field of an access word."""
+
+    NONE = 0
+    DEVICE = 1  # alloc
+    MAPPED = 2  # a physical allocation, by map
+    HOST = 3
+    GLOBALS = 4  # module variables of one device
+    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
+    LOCAL = 6
+    PARAM = 7
+    FREED = 8
+
+
+_OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARAM: abi.OWNER_LOCAL}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A live or freed range: `[address, address + nbytes)`."""
+
+    address: int
+    nbytes: int
+    device: int | None
+    kind: Kind
+
+    def __str__(self) -> str:
+        owner = "" if self.device is None else f" of device {self.device}"
+        return f"{self.nbytes} bytes at 0x{self.address:x} ({self.kind.name.lower()}{owner})"
+
+
+@dataclass
+class Physical:
+    """Memory without an address. Its pages go when it was released and the last mapping is gone."""
+
+    nbytes: int
+    device: int | None
+    offset: int
+    mappings: int = 0
+    released: bool = False
+
+
+@dataclass
+class _Mapping:
+    nbytes: int
+    physical: Physical
+
+
+class Window:
+    """Reserves `gib` GiB of addresses (and as much again for the shadow).
+
+    Where the process may not reserve so much (`ulimit -v`, strict overcommit), takes half, and half again, down to
+    256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
+    process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
+    Without `check_initialised` all memory counts as written from the start. With `cells`, the race detector sets
+    `forget(address, nbytes)`, which is called for memory that is freed.
+    """
+
+    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True, cells: bool = False) -> None:
+        if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
+            raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
+        asked = gib << 30
+        self.base, self.nbytes = pages.reserve(asked, cells)
+        if self.nbytes < asked:
+            log.warning(
+                "the emulated driver asked for %d GiB of address space and got %d MiB: the process's limit is too low "
+                "(ulimit -v, vm.overcommit_memory). Allocations beyond it will fail; DRVFUSE_EMU_WINDOW_GIB sets it.",
+                gib,
+                self.nbytes >> 20,
+            )
+        self.end = self.base + self.nbytes
+        self._check_initialised = check_initialised
+        self.cells = cells
+        self.forget: Callable[[int, int], None] = lambda address, nbytes: None
+        self.access_address = pages.access_address(self.base)
+        self._addresses = Ranges(self.base + GRANULE, self.end)
+        words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
+        self._access = np.ctypeslib.as_array(words)
+        self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
+        self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
+        files = [self._data_fd, self._shadow_fd]
+        if cells:
+            self._cell_fd = os.memfd_create("drvfuse-cells", os.MFD_CLOEXEC)
+            files.append(self._cell_fd)
+        self._file = Ranges(0, 1 << 42)
+        self._file_size = 0
+        self._live: dict[int, Allocation] = {}
+        self._starts: list[int] = []  # sorted keys of _live
+        self._freed: OrderedDict[int, Allocation] = OrderedDict()
+        self._reservations: dict[int, int] = {}
+        self._mappings: dict[int, _Mapping] = {}
+        self._mapping_starts: list[int] = []
+        self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
+        self._release.atexit = False
+
+    def close(self) -> None:
+        """Give the addresses back. Every pointer into the window is dead afterwards. Idempotent."""
+        self._release()
+
+    def contains(self, address: int, nbytes: int = 1) -> bool:
+        """True if the range lies in the window, allocated or not."""
+        return self.base <= address and address + nbytes <= self.end
+
+    # Plain allocations -----------------------------------------------------------------------------------------------
+
+    def alloc(
+        self,
+        nbytes: int,
+        device: int | None,
+        read_mask: int,
+        write_mask: int,
+        *,
+        kind: Kind = Kind.DEVICE,
+        alignment: int = _ALIGNMENT,
+        initialised: bool = False,
+    ) -> int:
+        """Zeroed memory of exactly `nbytes` addressable bytes, uninitialised unless asked. Masks: one bit a device."""
+        if nbytes <= 0:
+            raise ArgumentError("nbytes", nbytes, "positive")
+        span = round_up(nbytes, GRANULE)
+        gap = min(max(GRANULE, span), _LARGEST_GAP)
+        address = self._addresses.take(span + gap, max(alignment, GRANULE))
+        if address is None:
+            raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        bits = KIND_INITIALISED if initialised or not self._check_initialised else 0
+        whole = nbytes & ~(GRANULE - 1)
+        self._set_access(address, span, device, read_mask, write_mask, kind | bits)
+        self._set_access(address, whole, device, read_mask, write_mask, kind | bits | KIND_FULL)
+        if whole < nbytes:
+            ctypes.memset(address + whole + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, nbytes - whole)
+        self._live[address] = Allocation(address, nbytes, device, kind)
+        bisect.insort(self._starts, address)
+        return address
+
+    def host_alloc(self, nbytes: int, device_mask: int = 0xFF) -> int:
+        """Pinned host memory that every device in the mask may access; it counts as initialised."""
+        return self.alloc(nbytes, None, device_mask, device_mask, kind=Kind.HOST, initialised=True)
+
+    def scratch(self, nbytes: int, kind: Kind) -> int:
+        """Memory that the engine hands out itself in pieces (shared, local, parameters): addressable throughout."""
+        return self.alloc(round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
+
+    def free(self, address: int) -> None:
+        """Free what `alloc`, `host_alloc` or `scratch` returned; its pages go, and accesses fault from now on."""
+        allocation = self._live.pop(address, None)
+        if allocation is None:
+            raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
+        self._starts.pop(bisect.bisect_left(self._starts, address))
+        span = round_up(allocation.nbytes, GRANULE)
+        self.forget(address, span)
+        pages.drop(address, span)
+        pages.drop(address + abi.SHADOW_OFFSET, span)
+        self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
+        self._remember(allocation)
+        self._addresses.give(address, span + min(max(GRANULE, span), _LARGEST_GAP))
+
+    # Physical memory and mappings ------------------------------------------------------------------------------------
+
+    def create(self, nbytes: int, device: int | None) -> Physical:
+        """Physical memory of `nbytes` (a multiple of the granule), reachable through `map` only."""
+        if nbytes <= 0 or nbytes % GRANULE:
+            raise ArgumentError("nbytes", nbytes, f"a positive multiple of {GRANULE}")
+        offset = self._file.take(nbytes, GRANULE)
+        if offset is None:
+            raise WindowError(f"no room for {nbytes} bytes of physical memory")
+        if offset + nbytes > self._file_size:
+            self._file_size = offset + nbytes
+            os.ftruncate(self._data_fd, self._file_size)
+            os.ftruncate(self._shadow_fd, self._file_size)
+            if self.cells:
+                os.ftruncate(self._cell_fd, self._file_size >> abi.LINE_SHIFT << 2)
+        return Physical(nbytes, device, offset)
+
+    def release(self, physical: Physical) -> None:
+        """Drop the handle; the memory stays while it is mapped."""
+        if physical.released:
+            raise ArgumentError("physical", "released already", "a live physical allocation")
+        physical.released = True
+        self._drop(physical)
+
+    def reserve(self, nbytes: int, alignment: int = 0) -> int:
+        """Addresses with nothing behind them, in multiples of the granule."""
+        if nbytes <= 0 or nbytes % GRANULE:
+            raise ArgumentError("nbytes", nbytes, f"a positive multiple of {GRANULE}")
+        address = self._addresses.take(nbytes + GRANULE, max(alignment, GRANULE))
+        if address is None:
+            raise WindowError(f"no room to reserve {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        self._reservations[address] = nbytes
+        return address
+
+    def free_reservation(self, address: int, nbytes: int) -> None:
+        """Give back what `reserve` returned; nothing may be mapped there any more."""
+        if self._reservations.get(address) != nbytes:
+            raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a reservation, with its size")
+        if any(True for _ in self._mapped(address, nbytes)):
+            raise ArgumentError("address", f"0x{address:x}", "a reservation with nothing mapped")
+        del self._reservations[address]
+        self._addresses.give(address, nbytes + GRANULE)
+
+    def map(self, address: int, nbytes: int, physical: Physical, offset: int = 0) -> None:
+        """Map part of a physical allocation inside a reservation. No device may access it before `set_access`."""
+        if nbytes <= 0 or nbytes % GRANULE or offset % GRANULE or offset + nbytes > physical.nbytes:
+            raise ArgumentError(
+                "nbytes, offset", (nbytes, offset), f"multiples of {GRANULE} inside the physical allocation"
+            )
+        if not any(a <= address and address + nbytes <= a + n for a, n in self._reservations.items()):
+            raise ArgumentError("address", f"0x{address:x}", "inside one reservation, with all of its bytes")
+        if any(True for _ in self._mapped(address, nbytes)):
+            raise ArgumentError("address", f"0x{address:x}", "a range with nothing mapped")
+        pages.map_file(address, nbytes, self._data_fd, physical.offset + offset)
+        pages.map_file(address + abi.SHADOW_OFFSET, nbytes, self._shadow_fd, physical.offset + offset)
+        if self.cells:
+            at, size = (physical.offset + offset) >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
+            pages.map_file(pages.cell_address(address), size, self._cell_fd, at)
+        physical.mappings += 1
+        self._mappings[address] = _Mapping(nbytes, physical)
+        bisect.insort(self._mapping_starts, address)
+        bits = 0 if self._check_initialised else KIND_INITIALISED
+        self._set_access(address, nbytes, physical.device, 0, 0, Kind.MAPPED | KIND_FULL | bits)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Unmap every mapping that lies in the range; one that lies in it only partly is refused."""
+        inside = list(self._mapped(address, nbytes))
+        if not inside or any(a < address or a + m.nbytes > address + nbytes for a, m in inside):
+            raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a range of whole mappings")
+        for start, mapping in inside:
+            for area in (start, start + abi.SHADOW_OFFSET):
+                pages.map_empty(area, mapping.nbytes)
+            if self.cells:
+                pages.map_empty(pages.cell_address(start), mapping.nbytes >> abi.LINE_SHIFT << 2)
+            self._set_access(start, mapping.nbytes, mapping.physical.device, 0, 0, Kind.FREED)
+            del self._mappings[start]
+            self._mapping_starts.remove(start)
+            mapping.physical.mappings -= 1
+            self._remember(Allocation(start, mapping.nbytes, mapping.physical.device, Kind.MAPPED))
+            self._drop(mapping.physical)
+
+    def set_access(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
+        """Which devices may read and write the granules of a range, mapped or allocated; replaces the former masks."""
+        words = self._words(address, nbytes)
+        words[:] = (words & np.uint32(0xFFFF0000)) | np.uint32(read_mask | write_mask << 8)
+
+    def access(self, address: int) -> tuple[int, int]:
+        """(read mask, write mask) at an address; (0, 0) outside of anything."""
+        if not self.contains(address):
+            return 0, 0
+        word = int(self._words(address, 1)[0])
+        return word & 0xFF, word >> 8 & 0xFF
+
+    # The host's view -------------------------------------------------------------------------------------------------
+
+    def find(self, address: int) -> Allocation | None:
+        """The allocation or mapping that holds an address."""
+        for starts, live in ((self._starts, self._live), (self._mapping_starts, self._mappings)):
+            i = bisect.bisect_right(starts, address) - 1
+            if i >= 0:
+                item = live[starts[i]]
+                if address < starts[i] + item.nbytes:
+                    if isinstance(item, Allocation):
+                        return item
+                    return Allocation(starts[i], item.nbytes, item.physical.device, Kind.MAPPED)
+        return None
+
+    def freed(self, address: int) -> Allocation | None:
+        """What held an address that nothing holds now, as far as that is remembered."""
+        if self.find(address) is None:
+            for gone in reversed(self._freed.values()):
+                if gone.address <= address < gone.address + gone.nbytes:
+                    return gone
+        return None
+
+    def physical(self, address: int) -> Physical | None:
+        """The physical allocation mapped at an address."""
+        found = next(self._mapped(address, 1), None)
+        return found[1].physical if found else None
+
+    def covers(self, address: int, nbytes: int) -> bool:
+        """True if every byte of the range is allocated or mapped (over neighbouring mappings too)."""
+        end = address + nbytes
+        while address < end:
+            allocation = self.find(address)
+            if allocation is None:
+                return False
+            address = allocation.address + allocation.nbytes
+        return True
+
+    def nearest(self, address: int) -> str:
+        """Which allocation an address lies in, behind or in front of, in words; for fault messages."""
+        holder = self.find(address)
+        if holder is not None:
+            return f"{address - holder.address} bytes into {holder}"
+        gone = self.freed(address)
+        if gone is not None:
+            return f"{address - gone.address} bytes into {gone}, which was freed"
+        known = list(self._live.values()) + [
+            Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
+        ]
+        if not known:
+            return "no device memory: nothing is allocated"
+
+        def distance(a: Allocation) -> int:
+            return a.address - address if address < a.address else address - (a.address + a.nbytes) + 1
+
+        near = min(known, key=distance)
+        if distance(near) > self.nbytes or not self.contains(address):
+            return "outside of device memory"
+        if address < near.address:
+            return f"{near.address - address} bytes in front of {near}"
+        return f"{address - near.address - near.nbytes} bytes behind the end of {near}"
+
+    def view(self, address: int, nbytes: int) -> np.ndarray:
+        """The bytes themselves, as a writable uint8 array. Writing through it does not mark them initialised."""
+        memory = (ctypes.c_uint8 * nbytes).from_address(address)
+        memory.window = self  # type: ignore[attr-defined]
+        return np.ctypeslib.as_array(memory)
+
+    def mark_initialised(self, address: int, nbytes: int) -> None:
+        """The host wrote this range, all of which is allocated."""
+        ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE | abi.SHADOW_INITIALISED, nbytes)
+
+    def mark_uninitialised(self, address: int, nbytes: int) -> None:
+        """Forget that this range, all of which is allocated, was ever written (memory handed out again by a pool)."""
+        ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, nbytes)
+
+    def uninitialised(self, address: int, nbytes: int) -> int | None:
+        """The first byte of the range that nobody wrote, or None."""
+        if (self._words(address, nbytes) >> np.uint32(24) & np.uint32(KIND_INITIALISED)).all():
+            return None
+        missing = self.view(address + abi.SHADOW_OFFSET, nbytes) & abi.SHADOW_INITIALISED == 0
+        first = int(missing.argmax())
+        return address + first if missing[first] else None
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """memmove of device or host memory; what was initialised at the source is so at the destination.
+
+        The caller has checked both ranges (`covers`). An address outside the window is ordinary host memory.
+        """
+        ctypes.memmove(destination, source, nbytes)
+        if not self.contains(destination, nbytes):
+            return
+        if not self.contains(source, nbytes) or self.uninitialised(source, nbytes) is None:
+            self.mark_initialised(destination, nbytes)
+        else:
+            ctypes.memmove(destination + abi.SHADOW_OFFSET, source + abi.SHADOW_OFFSET, nbytes)
+            self.view(destination + abi.SHADOW_OFFSET, nbytes)[:] |= abi.SHADOW_ADDRESSABLE
+
+    def _words(self, address: int, nbytes: int) -> np.ndarray:
+        first = (address - self.base) >> abi.GRANULE_SHIFT
+        last = (address + nbytes - 1 - self.base) >> abi.GRANULE_SHIFT
+        return self._access[first : last + 1]
+
+    def _set_access(
+        self, address: int, nbytes: int, device: int | None, read_mask: int, write_mask: int, kind: int
+    ) -> None:
+        if not nbytes:
+            return
+        owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
+        self._words(address, nbytes)[:] = read_mask | write_mask << 8 | owner << 16 | kind << 24
+
+    def _mapped(self, address: int, nbytes: int) -> Iterator[tuple[int, _Mapping]]:
+        i = max(bisect.bisect_right(self._mapping_starts, address) - 1, 0)
+        for start in self._mapping_starts[i:]:
+            mapping = self._mappings[start]
+            if start >= address + nbytes:
+                return
+            if start + mapping.nbytes > address:
+                yield start, mapping
+
+    def _drop(self, physical: Physical) -> None:
+        if physical.released and physical.mappings == 0:
+            for fd in (self._data_fd, self._shadow_fd):
+                pages.punch(fd, physical.offset, physical.nbytes)
+            if self.cells:
+                at, size = physical.offset >> abi.LINE_SHIFT << 2, physical.nbytes >> abi.LINE_SHIFT << 2
+                pages.punch(self._cell_fd, at, size)
+            self._file.give(physical.offset, physical.nbytes)
+
+    def _remember(self, allocation: Allocation) -> None:
+        self._freed.pop(allocation.address, None)
+        self._freed[allocation.address] = allocation
+        if len(self._freed) > _REMEMBERED:
+            self._freed.popitem(last=False)

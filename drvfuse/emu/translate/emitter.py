@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emission of one function as LLVM IR: blocks, suspends, checked accesses, addresses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...ptx.ir import Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
+from .. import abi
+from .floats import Helpers
+from .flow import Block, Graph, Traits
+from .opcode import RefusedError, decode, width
+from .registers import Registers, signed, storage
+from .special import special
+
+if TYPE_CHECKING:
+    from .module import Unit
+
+EXITED = -1  # status by which a device function says that its thread has exited
+
+
+class Emitter(Registers):
+    """Emits `fn`. `mode`: "kernel" (resumable), "device" (called by kernels: no suspends), "raw" (a C function)."""
+
+    def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
+        super().__init__(fn, helpers)
+        self.unit, self.mode = unit, mode
+        self.fault_used = False
+        self.param_pointers: dict[int, str] = {}
+        self.allocas: list[str] = []
+        self.local_bytes = 0
+        self.local_offset: dict[int, int] = {}
+        self.waits = self.triggers = self.copies = False
+        self.closing: set[tuple[int, int]] = set()
+
+    def runtime(self, name: str, *args: str) -> str | None:
+        result, types = abi.RUNTIME_FUNCTIONS[name]
+        if self.mode == "raw":
+            raise RefusedError("not available in a raw module")
+        self.helpers.declare(name, result, *types)
+        text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in zip(types, args, strict=True))})"
+        if result == "void":
+            self.do(text)
+            return None
+        return self.op(text)
+
+    def word(self, operand: Any, n: int) -> str:
+        """`operand` as an `i<n>`; symbols are addresses in their space."""
+        if isinstance(operand, Sym):
+            value, w = self.symbol_value(operand), 64
+        elif isinstance(operand, Special):
+            value, w = special(self, operand.name)
+        else:
+            return super().word(operand, n)
+        return value if w == n else self.op(f"{'trunc' if w > n else 'zext'} i{w} {value} to i{n}")
+
+    def header(self, base: str, offset: int, type_: str = "i32") -> str:
+        """A field that does not change while the kernel runs."""
+        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {offset}")
+        return self.op(f"load {type_}, ptr {pointer}, !invariant.load !0")
+
+    # Checks ---------------------------------------------------------------------------------------------------------
+    def site(self, ins: Instruction) -> int:
+        return self.unit.site(ins)
+
+    def check(self, address: str, size: int, flags: int, ins: Instruction) -> None:
+        """Ask the runtime whether this thread may access; a refusal leaves with FAULT."""
+        if self.mode == "raw":
+            return
+        plain = flags & ~(0xF << abi.ACC_SPACE_SHIFT)
+        if size in (4, 8, 16) and plain in (0, abi.ACC_WRITE):
+            name = f"rt_{'write' if plain else 'read'}{size}"
+            bad = self.runtime(name, "%t", address, str(self.site(ins)))
+        else:
+            bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
+        self.leave_if(bad)
+
+    def leave_if(self, bad: str | None) -> None:
+        """Leave with FAULT if the runtime has refused: `bad` is not 0."""
+        ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
+        self.fault_used = True
+        self.do(f"br i1 {ok}, label %{label}, label %fault, !prof !1")
+        self.start(label)
+
+    @staticmethod
+    def _accesses(ins: Instruction) -> bool:
+        """Does the runtime check and count it?"""
+        if ins.base == "cp":
+            return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
+        if ins.base not in ("ld", "ldu", "st", "atom", "red"):
+            return False
+        place = next((o for o in ins.operands if isinstance(o, Addr)), None)
+        return ".param" not in ins.opcode or (place is not None and isinstance(place.base, Reg))
+
+    def leave(self, status: int) -> None:
+        """Return `status` from here; a new block follows."""
+        self.do(f"ret i32 {status}")
+        self.start(self.label())
+
+    # Addresses ------------------------------------------------------------------------------------------------------
+    def _variable(self, var: Var, offset: int) -> str:
+        """Address (i64) of a variable in its own space."""
+        if var.space in ("global", "const"):
+            return self.unit.global_address(self, var, offset)
+        if var.space == "shared":
+            if self.mode == "raw":
+                raise RefusedError("shared memory in a raw module")
+            return str(self.unit.shared_offset(var, self.fn) + offset)
+        if var.space == "local":
+            if self.mode == "raw":
+                return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
+            if id(var) not in self.local_offset:
+                raise RefusedError(f"{var.name} is not a variable of this function")
+            return self._shift("%local", self.local_offset[id(var)] + offset)
+        if id(var) in self.param_pointers:
+            return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
+        return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
+
+    def _stack(self, var: Var) -> str:
+        pointer = self.param_pointers.get(id(var))
+        if pointer is None:
+            pointer = f"%v{len(self.allocas)}"
+            if id(var) in self.fn.persistent:
+                self.allocas.append(f"{pointer} = getelementptr i8, ptr %t, i64 {self.slots}")
+                self.slots += -(-var.size // 16) * 16
+            else:
+                self.allocas.append(f"{pointer} = alloca [{max(var.size, 1)} x i8], align {max(var.align, 8)}")
+            self.param_pointers[id(var)] = pointer
+        return pointer
+
+    def _shift(self, base: str, offset: int) -> str:
+        return base if offset == 0 else self.op(f"add i64 {base}, {offset}")
+
+    def symbol_value(self, sym: Sym) -> str:
+        """What `mov` of a symbol gives: an address in the symbol's space."""
+        if sym.var is None:
+            return self.unit.function_address(self, sym)
+        return self._variable(sym.var, sym.offset)
+
+    def address(self, operand: Any, space: str) -> str:
+        """Absolute address (i64) of `[operand]` accessed in `space`."""
+        if not isinstance(operand, Addr):
+            raise RefusedError("an address is expected")
+        base, offset = operand.base, operand.offset
+        if isinstance(base, Sym):
+            if base.var is None:
+                raise RefusedError(f"{base.name} is not defined")
+            if base.var.space == "shared":
+                return self._shift("%shared", self.unit.shared_offset(base.var, self.fn) + base.offset + offset)
+            return self._variable(base.var, base.offset + offset)
+        if isinstance(base, Imm):
+            value = str(signed(base.value + offset, 64))
+        elif width(base.type) == 64:
+            value = self._shift(self.word(base, 64), offset)
+        else:
+            # 32-bit addresses wrap in 32 bits.
+            narrow = self.word(base, 32)
+            if offset:
+                narrow = self.op(f"add i32 {narrow}, {offset}")
+            value = self.op(f"zext i32 {narrow} to i64")
+        if space == "shared":
+            value = self.op(f"add i64 %shared, {value}")
+        return value
+
+    def parameter(self, operand: Any) -> str | None:
+        """A pointer to a `.param` variable that lives on the stack, or None: the operand is elsewhere."""
+        base = operand.base if isinstance(operand, Addr) else None
+        if isinstance(base, Sym) and base.var is not None and id(base.var) in self.param_pointers:
+            offset = base.offset + operand.offset
+            pointer = self.param_pointers[id(base.var)]
+            return pointer if offset == 0 else self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        return None
+
+    # The whole function ---------------------------------------------------------------------------------------------
+    def classify(self, ins: Instruction) -> Traits:
+        action = decode(ins)
+        suspends = action.before is not None
+        if suspends and self.mode == "raw":
+            if not action.rereads:
+                raise ins.error("suspends, which a raw module cannot")
+            suspends = False
+        return Traits(suspends, action.rereads, action.pure and not suspends)
+
+    def emit(self, ins: Instruction, step: str) -> int | None:
+        """Emit one half of an instruction ("before" or "after")."""
+        action = decode(ins)
+        try:
+            if step == "before":
+                assert action.before is not None
+                return action.before(self, ins)
+            if ins.guard:
+                reg, negated = ins.guard
+                self.guard = self.pred(reg)
+                if negated:
+                    self.guard = self.op(f"xor i1 {self.guard}, true")
+            action.after(self, ins)
+        except RefusedError as e:
+            raise ins.error(str(e)) from None
+        except (IndexError, KeyError, TypeError, ValueError, AttributeError, AssertionError) as e:
+            raise ins.error(f"unsupported operands ({e})") from e
+        finally:
+            self.guard = None
+        return None
+
+    def function(self, signature: str, prologue: list[str]) -> str:
+        """The definition's text. `prologue` are entry lines after the allocas."""
+        for var in self.fn.variables:
+            if var.space == "param":
+                self._stack(var)
+            elif self.mode != "raw":
+                self.local_bytes = -(-self.local_bytes // var.align) * var.align
+                self.local_offset[id(var)] = self.local_bytes
+                self.local_bytes += var.size
+        self.frame_bytes = max(self.frame_bytes, self.slots)
+        graph = Graph(self.fn, self.classify)
+        if self.mode != "raw":
+            self.closing = graph.closing_edges(self._accesses)
+        if self.closing:
+            self.allocas.append("%rounds = alloca i32")
+            prologue = [*prologue, f"store i32 {abi.LOOP_SLICE}, ptr %rounds"]
+        resumes = [b for b in graph.blocks if b.resumed]
+        self.place([b.live_in for b in resumes])
+        number = {b.index: i + 1 for i, b in enumerate(resumes)}
+        for block in graph.blocks:
+            self._block(block, number)
+        entry = [f"{signature} {{", "entry:"]
+        entry += [f"  %r{i} = alloca {storage(self.fn.registers[i].type)}" for i in sorted(self.slots_used)]
+        entry += ["  " + a for a in self.allocas]
+        entry += ["  " + p for p in prologue]
+        live = graph.blocks[0].live_in
+        for i in sorted(self.slots_used):
+            if live >> i & 1:  # read before it is written on some path
+                entry.append(f"  store {storage(self.fn.registers[i].type)} zeroinitializer, ptr %r{i}")
+        if resumes:
+            entry.append("  %resume = load i32, ptr %t")
+            cases = " ".join(f"i32 {number[b.index]}, label %B{b.index}" for b in resumes)
+            entry.append(f"  switch i32 %resume, label %B{graph.blocks[0].index} [{cases}]")
+        else:
+            entry.append(f"  br label %B{graph.blocks[0].index}")
+        if self.fault_used:
+            self.out += ["fault:", f"  ret i32 {int(abi.Status.FAULT)}"]
+        return "\n".join([*entry, *self.out, "}"])
+
+    def _block(self, block: Block, number: dict[int, int]) -> None:
+        self.values, self.carry = {}, None
+        self.in_frame = block.in_frame
+        self.only_in_frame = block.live_in if block.resumed else 0
+        self.start(f"B{block.index}")
+        if block.resumed:
+            self.emit(block.resumed, "after")
+        for ins in block.instructions:
+            self.emit(ins, "after")
+        if block.suspended:
+            status = self.emit(block.suspended, "before")
+            target = block.successors[0]
+            self.save(target.live_in)
+            self.do(f"store i32 {number[target.index]}, ptr %t")
+            self.do(f"ret i32 {int(status or 0)}")
+            return
+        condition = None
+        if block.branch:
+            condition = self.pred(block.branch[0])
+            if block.branch[1]:
+                condition = self.op(f"xor i1 {condition}, true")
+        selector = self.word(block.jump.operands[0], 32) if block.jump else None
+        self.flush(block.live_out)
+        closed = {s.index: self.label() for s in block.successors if (block.index, s.index) in self.closing}
+        targets = [closed.get(s.index, f"B{s.index}") for s in block.successors]
+        if selector is not None:
+            cases = " ".join(f"i32 {i}, label %{target}" for i, target in enumerate(targets))
+            dead = self.label()
+            self.do(f"switch i32 {selector}, label %{dead} [{cases}]")
+            self.start(dead)
+            self.do("unreachable")
+        elif condition is not None:
+            self.do(f"br i1 {condition}, label %{targets[0]}, label %{targets[1]}")
+        elif targets:
+            self.do(f"br label %{targets[0]}")
+        elif not self._ended(block):
+            self.finish()
+        for head in block.successors:
+            if (label := closed.pop(head.index, None)) is not None:
+                self._count_round(block, label, head)
+
+    def _count_round(self, block: Block, label: str, head: Block) -> None:
+        """The edge `label` to `head`, which closes a loop without accesses: the runtime bounds its rounds."""
+        some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
+        ins = next(x for x in some if isinstance(x, Instruction))
+        index, ask, more = head.index, self.label(), self.label()
+        self.start(label)
+        left = self.op(f"sub i32 {self.op('load i32, ptr %rounds')}, 1")
+        self.do(f"store i32 {left}, ptr %rounds")
+        self.do(f"br i1 {self.op(f'icmp ne i32 {left}, 0')}, label %B{index}, label %{ask}, !prof !1")
+        self.start(ask)
+        refused = self.runtime("rt_loop", "%t", str(self.site(ins)))
+        self.fault_used = True
+        self.do(f"br i1 {self.op(f'icmp eq i32 {refused}, 0')}, label %{more}, label %fault, !prof !1")
+        self.start(more)
+        self.do(f"store i32 {abi.LOOP_SLICE}, ptr %rounds")
+        self.do(f"br label %B{index}")
+
+    def _ended(self, block: Block) -> bool:
+        return bool(block.instructions) and block.instructions[-1].base in ("ret", "exit", "trap")
+
+    def finish(self) -> None:
+        """Return from the function as `ret` does."""
+        if self.mode == "raw":
+            self.unit.raw_return(self)
+        else:
+            self.do(f"ret i32 {int(abi.Status.EXIT)}")

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control-flow graph of one PTX function and liveness of its registers.
+
+A suspending instruction is cut in two: its block ends with the part before the suspend, and a new block, reached only
+by resuming, begins with the part after it. Liveness into that second block is what the frame must keep. A register has
+one place in the frame, so a suspend need not save what that place holds since an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Not, Pair, Reg, Sym, Tuple, Vec
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """`resumed` starts the block, `suspended` ends it.
+
+    branch: (register, negated) where the successors are (taken, not taken). in_frame: the live registers whose place in
+    the frame holds their value when the block begins.
+    """
+
+    index: int
+    instructions: list[Instruction] = field(default_factory=list)
+    resumed: Instruction | None = None
+    suspended: Instruction | None = None
+    branch: tuple[Reg, bool] | None = None
+    jump: Instruction | None = None  # brx: the successors are its table
+    end: Instruction | None = None  # the branch or jump
+    successors: list[Block] = field(default_factory=list)
+    live_in: int = 0
+    live_out: int = 0
+    defined: int = 0
+    in_frame: int = -1
+
+
+@dataclass(slots=True)
+class Traits:
+    """Of an instruction: does it suspend, does it read its sources again after that, may it run unguarded."""
+
+    suspends: bool
+    rereads: bool
+    pure: bool
+
+
+def _registers(operand: Any) -> list[Reg]:
+    if isinstance(operand, Reg):
+        return [operand]
+    if isinstance(operand, Addr):
+        return _registers(operand.base)
+    if isinstance(operand, (Vec, Tuple)):
+        return [r for item in operand.items for r in _registers(item)]
+    if isinstance(operand, Pair):
+        return _registers(operand.first) + _registers(operand.second)
+    if isinstance(operand, Not):
+        return _registers(operand.reg)
+    return []
+
+
+def _writes_first(ins: Instruction) -> bool:
+    base = ins.base
+    if base in ("bar", "barrier"):
+        return ".red" in ins.opcode
+    if base == "multimem":
+        return ".ld_reduce" in ins.opcode
+    if base == "mbarrier":
+        return any(f".{x}" in ins.opcode for x in ("arrive", "test_wait", "try_wait"))
+    if base == "cp":
+        return False
+    if base == "call":
+        return bool(ins.operands) and isinstance(ins.operands[0], Tuple) and len(ins.operands) > 1
+    return base not in NO_DESTINATION
+
+
+def uses_defs(ins: Instruction) -> tuple[int, int]:
+    """Bit sets (by register index) that the instruction reads and writes; a guarded write also reads."""
+    uses = defs = 0
+    operands = ins.operands
+    if operands and _writes_first(ins):
+        if isinstance(operands[0], Addr):
+            for r in _registers(operands[0]):
+                uses |= 1 << r.index
+        else:
+            for r in _registers(operands[0]):
+                defs |= 1 << r.index
+        operands = operands[1:]
+    for operand in operands:
+        if isinstance(operand, Reg):
+            uses |= 1 << operand.index
+        elif not isinstance(operand, Sym):
+            for r in _registers(operand):
+                uses |= 1 << r.index
+    if ins.guard:
+        uses |= defs | 1 << ins.guard[0].index
+    return uses, defs
+
+
+class Graph:
+    """Blocks of `fn` in order, entry first, without unreachable ones. `traits(instruction)` classifies instructions."""
+
+    def __init__(self, fn: Function, traits: Callable[[Instruction], Traits]):
+        self.fn = fn
+        self.traits = traits
+        self.blocks: list[Block] = []
+        self._build()
+        self._reach()
+        self._liveness()
+        self._frame()
+
+    def _new(self) -> Block:
+        block = Block(len(self.blocks))
+        self.blocks.append(block)
+        return block
+
+    def _build(self) -> None:
+        labels: dict[str, Block] = {}
+        fixups: list[tuple[Block, Instruction, tuple[str, ...], Block | None]] = []
+        block: Block = self._new()
+        open_ = True  # control can fall out of `block`
+        for item in self.fn.body or ():
+            if isinstance(item, str):
+                if block.instructions or block.resumed or not open_ or block.index == 0:
+                    fresh = self._new()
+                    if open_:
+                        block.successors = [fresh]
+                    block, open_ = fresh, True
+                labels[item] = block
+                continue
+            if not open_:
+                block, open_ = self._new(), True
+            base = item.base
+            if base == "bra":
+                target = item.operands[0].name
+                block.end = item
+                if item.guard:
+                    after = self._new()
+                    block.branch = item.guard
+                    fixups.append((block, item, (target,), after))
+                    block = after
+                else:
+                    fixups.append((block, item, (target,), None))
+                    open_ = False
+                continue
+            traits = self.traits(item)
+            after_guard: Block | None = None
+            if item.guard and not traits.pure:
+                inner, after_guard = self._new(), self._new()
+                block.branch = item.guard
+                block.successors = [inner, after_guard]
+                block = inner
+                item = Instruction(item.opcode, item.operands, None, item.line, item.loc, item.text)
+            if base == "brx":
+                names = self.fn.tables.get(item.operands[1].name)
+                if names is None:
+                    raise item.error("the branch table is not defined")
+                block.jump = block.end = item
+                fixups.append((block, item, names, None))
+                open_ = False
+            elif base in ("ret", "exit", "trap"):
+                block.instructions.append(item)
+                open_ = False
+            elif traits.suspends:
+                block.suspended = item
+                resumed = self._new()
+                resumed.resumed = item
+                block.successors = [resumed]
+                block = resumed
+            else:
+                block.instructions.append(item)
+            if after_guard is not None:
+                if open_:
+                    block.successors = [after_guard]
+                block, open_ = after_guard, True
+        for source, item, names, fallthrough in fixups:
+            for name in names:
+                if name not in labels:
+                    raise item.error(f"label {name!r} is not defined")
+                source.successors.append(labels[name])
+            if fallthrough is not None:
+                source.successors.append(fallthrough)
+
+    def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
+        """Edges (by block index) that between them are part of every cycle without a suspend or an access."""
+        free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
+        rest = {b.index for b in free}
+        edges: set[tuple[int, int]] = set()
+        for root in free:
+            if root.index not in rest:
+                continue
+            rest.discard(root.index)
+            open_ = {root.index}
+            path = [(root, iter(root.successors))]
+            while path:
+                block, successors = path[-1]
+                after = next((s for s in successors if s.index in open_ or s.index in rest), None)
+                if after is None:
+                    path.pop()
+                    open_.discard(block.index)
+                elif after.index in open_:
+                    edges.add((block.index, after.index))
+                else:
+                    rest.discard(after.index)
+                    open_.add(after.index)
+                    path.append((after, iter(after.successors)))
+        return edges
+
+    def _reach(self) -> None:
+        seen = {self.blocks[0].index}
+        stack = [self.blocks[0]]
+        while stack:
+            for s in stack.pop().successors:
+                if s.index not in seen:
+                    seen.add(s.index)
+                    stack.append(s)
+        self.blocks = [b for b in self.blocks if b.index in seen]
+
+    def _liveness(self) -> None:
+        summary: dict[int, tuple[int, int]] = {}
+        predecessors: dict[int, list[Block]] = {b.index: [] for b in self.blocks}
+        for block in self.blocks:
+            for s in block.successors:
+                predecessors[s.index].append(block)
+            use = define = 0
+            if block.branch:
+                use |= 1 << block.branch[0].index
+            if block.jump:
+                use |= uses_defs(block.jump)[0]
+            if block.suspended:
+                use |= uses_defs(block.suspended)[0]
+            for ins in reversed(block.instructions):
+                u, d = uses_defs(ins)
+                use = (use & ~d) | u
+                define |= d
+            if block.resumed:
+                u, d = uses_defs(block.resumed)
+                use &= ~d
+                define |= d
+                if self.traits(block.resumed).rereads:
+                    use |= u
+            summary[block.index] = (use, define)
+            block.defined = define
+        work = list(self.blocks)
+        queued = {b.index for b in work}
+        while work:
+            block = work.pop()
+            queued.discard(block.index)
+            out = 0
+            for s in block.successors:
+                out |= s.live_in
+            block.live_out = out
+            use, define = summary[block.index]
+            live = use | (out & ~define)
+            if live != block.live_in:
+                block.live_in = live
+                for p in predecessors[block.index]:
+                    if p.index not in queued:
+                        queued.add(p.index)
+                        work.append(p)
+
+    def _frame(self) -> None:
+        """Forwards, over all paths: a suspend saves what is live behind it, and a definition makes that stale."""
+        self.blocks[0].in_frame = 0
+        for block in self.blocks:
+            if block.resumed:
+                block.in_frame = block.live_in
+        work = list(self.blocks)
+        while work:
+            block = work.pop()
+            held = block.in_frame & ~block.defined
+            for s in block.successors:
+                if not s.resumed and s.in_frame & ~(held & s.live_in):
+                    s.in_frame &= held & s.live_in
+                    work.append(s)
+
+
+def bits(mask: int) -> list[int]:
+    """Indices of the set bits, ascending."""
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
+
+`translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
+emitted by `codegen_emitter.Emitter`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...ptx.ir import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
+from ...ptx.parser import parse
+from .. import abi
+from .emitter import Emitter
+from .floats import Helpers
+from .inline import Inliner, callee_of, variables_of
+from .opcode import RefusedError, decode
+from .opcodes import bits, control, convert, copies, floating, integer, mbarrier, memory, select
+
+OPCODE_MODULES = (
+    bits,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    mbarrier,
+    memory,
+    select,
+)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A kernel parameter: `type` is the PTX type ("u64", "f32", "b8" for aggregates)."""
+
+    name: str
+    type: str
+    size: int
+    align: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an access or a suspend comes from; `inlined` are (file, line) of the inlining calls, innermost first."""
+
+    opcode: str
+    ptx_line: int
+    file: str
+    line: int
+    inlined: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """`symbol` runs one thread over a frame of `frame_bytes`. `sites` are the whole module's, indexed by site number.
+
+    Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
+    """
+
+    name: str
+    symbol: str
+    frame_bytes: int
+    params: tuple[Param, ...]
+    param_bytes: int
+    shared_static: int
+    local_bytes: int
+    max_threads: int
+    reqntid: tuple[int, int, int] | None
+    sites: tuple[Site, ...]
+    has_pdl_wait: bool
+    has_pdl_trigger: bool
+    has_copies: bool
+
+
+@dataclass(frozen=True)
+class GlobalVar:
+    """A `.global` or `.const` variable at `offset` of the globals blob.
+
+    init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
+    is the blob's address plus that.
+    """
+
+    name: str
+    space: str
+    size: int
+    align: int
+    offset: int
+    init: bytes
+    relocations: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Translated:
+    ir: str
+    kernels: dict[str, KernelCode]
+    globals: tuple[GlobalVar, ...]
+    globals_bytes: int
+    target: str
+
+
+def _up(value: int, align: int) -> int:
+    return -(-value // align) * align
+
+
+def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
+    out, offset = [], 0
+    for v in fn.params:
+        offset = _up(offset, v.align)
+        out.append(Param(v.name, v.type, v.size, v.align, offset))
+        offset += v.size
+    return tuple(out), offset
+
+
+class Unit:
+    """One module being translated: what functions ask it for."""
+
+    def __init__(self, module: Module, raw: bool, prefix: str):
+        self.module, self.raw, self.prefix = module, raw, prefix
+        self.helpers = Helpers()
+        self.sites: list[Site] = []
+        self._site_of: dict[int, int] = {}
+        self._kept: list[Instruction] = []  # ids must stay unique
+        self._shared: dict[str, dict[str, int]] = {}
+        self._static: dict[str, int] = {}
+        self._params: dict[str, dict[str, int]] = {}
+        self._used_functions: list[str] = []
+        self.globals: dict[str, GlobalVar] = {}
+        self.globals_bytes = 0
+        self.text: list[str] = []
+        self._layout_globals()
+
+    # Layout ---------------------------------------------------------------------------------------------------------
+    def _layout_globals(self) -> None:
+        offset = 0
+        variables = [v for v in self.module.variables.values() if v.space in ("global", "const") and not v.extern]
+        offsets = {}
+        for v in variables:
+            offset = _up(offset, max(v.align, 1))
+            offsets[v.name] = offset
+            offset += v.size
+        for v in variables:
+            relocations = []
+            for at, name, addend in v.relocations:
+                if name not in offsets:
+                    raise PtxError(v.line, v.name, f"the address of {name!r} in an initial value is not supported")
+                relocations.append((at, offsets[name] + addend))
+            self.globals[v.name] = GlobalVar(
+                v.name, v.space, v.size, v.align, offsets[v.name], v.init, tuple(relocations)
+            )
+        self.globals_bytes = offset
+
+    def _reached(self, fn: Function) -> list[Function]:
+        """The functions that `fn` calls, directly or not."""
+        seen: list[Function] = []
+        stack = [fn]
+        while stack:
+            for item in stack.pop().body or ():
+                callee = callee_of(self.module, item) if isinstance(item, Instruction) else None
+                if callee is not None and callee not in seen:
+                    seen.append(callee)
+                    stack.append(callee)
+        return seen
+
+    def _layout_shared(self, fn: Function) -> None:
+        """Offsets of the shared variables of a kernel: the static ones, then the dynamic ones, all at one place."""
+        wanted = {}
+        for item in fn.body or ():
+            if isinstance(item, Instruction):
+                for v in (v for o in item.operands for v in variables_of(o)):
+                    if v.space == "shared":
+                        wanted[v.name] = v
+        offsets, offset = {}, 0
+        dynamic = [v for v in wanted.values() if v.extern]
+        for v in wanted.values():
+            if not v.extern:
+                offset = _up(offset, max(v.align, 1))
+                offsets[v.name] = offset
+                offset += v.size
+        static = _up(offset, max([16, *(v.align for v in dynamic)])) if offset else 0
+        for v in dynamic:
+            offsets[v.name] = static
+        self._shared[fn.name], self._static[fn.name] = offsets, static
+
+    def shared_offset(self, var: Var, fn: Function) -> int:
+        return self._shared[fn.name][var.name]
+
+    def param_offset(self, fn: Function, var: Var) -> int:
+        table = self._params.setdefault(fn.name, {p.name: p.offset for p in _params(fn)[0]})
+        if var.name not in table:
+            raise RefusedError(f"{var.name} is not a parameter of this function")
+        return table[var.name]
+
+    def param_bytes(self, fn: Function) -> int:
+        return _params(fn)[1]
+
+    def global_address(self, g: Emitter, var: Var, offset: int) -> str:
+        if var.extern:
+            raise RefusedError(f"{var.name} is external")
+        if self.raw:
+            return f'add (i64 ptrtoint (ptr @"{self.prefix}{var.name}" to i64), i64 {offset})'
+        total = self.globals[var.name].offset + offset
+        return g.op(f"add i64 %globals, {total}") if total else "%globals"
+
+    def function_address(self, g: Emitter, sym: Sym) -> str:
+        if not self.raw or sym.name not in self.module.functions:
+            raise RefusedError(
+                f"{sym.name} is not defined" if self.raw else "the address of a function is not supported"
+            )
+        return f'ptrtoint (ptr @"{self._raw_symbol(sym.name)}" to i64)'
+
+    def site(self, ins: Instruction) -> int:
+        index = self._site_of.get(id(ins))
+        if index is None:
+            index = self._site_of[id(ins)] = len(self.sites)
+            self._kept.append(ins)
+            where: Location = self.module.locations[ins.loc]
+            self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined))
+        return index
+
+    # Functions called by kernels ------------------------------------------------------------------------------------
+    def device_function(self, name: str) -> str:
+        fn = self.module.functions.get(name)
+        if fn is None or fn.body is None:
+            raise RefusedError(f"the function {name!r} is not defined in this module")
+        if name not in self._used_functions:
+            self._used_functions.append(name)
+        return f'@"{self.prefix}.{name}"'
+
+    _PROLOGUE = (
+        f"%block.p = getelementptr i8, ptr %t, i64 {abi.T_BLOCK}",
+        "%block = load ptr, ptr %block.p, !invariant.load !0",
+        f"%launch.p = getelementptr i8, ptr %t, i64 {abi.T_LAUNCH}",
+        "%launch = load ptr, ptr %launch.p, !invariant.load !0",
+        f"%shared.p = getelementptr i8, ptr %block, i64 {abi.B_SHARED_BASE}",
+        "%shared = load i64, ptr %shared.p, !invariant.load !0",
+        f"%params.p = getelementptr i8, ptr %launch, i64 {abi.L_PARAMS}",
+        "%params = load i64, ptr %params.p, !invariant.load !0",
+        f"%globals.p = getelementptr i8, ptr %launch, i64 {abi.L_GLOBALS}",
+        "%globals = load i64, ptr %globals.p, !invariant.load !0",
+        f"%local.p = getelementptr i8, ptr %t, i64 {abi.T_LOCAL_BASE}",
+        "%local = load i64, ptr %local.p, !invariant.load !0",
+    )
+
+    def kernels(self) -> dict[str, KernelCode]:
+        emitted: dict[str, Emitter] = {}
+        inliner = Inliner(self.module, lambda ins: decode(ins).before is not None)
+        for fn in self.module.functions.values():
+            if fn.kernel and fn.body is not None:
+                inliner.expand(fn)
+                self._layout_shared(fn)
+                g = Emitter(self, fn, "kernel", self.helpers)
+                self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', list(self._PROLOGUE)))
+                emitted[fn.name] = g
+        # Emitting a function may call further ones.
+        device: dict[str, Emitter] = {}
+        for name in self._used_functions:  # grows meanwhile
+            device[name] = self._device(self.module.functions[name])
+        sites = tuple(self.sites)
+        out = {}
+        for name, g in emitted.items():
+            params, size = _params(g.fn)
+            reached = [device[f.name] for f in self._reached(g.fn) if f.name in device]
+            limit = g.fn.directives.get("maxntid") or g.fn.directives.get("reqntid") or ()
+            threads = 1
+            for x in limit:
+                threads *= x
+            required = g.fn.directives.get("reqntid")
+            out[name] = KernelCode(
+                name,
+                self.prefix + name,
+                g.frame_bytes,
+                params,
+                size,
+                self._static[name],
+                g.local_bytes,
+                threads if limit else 0,
+                (required + (1, 1))[:3] if required else None,  # type: ignore[arg-type]
+                sites,
+                any(e.waits for e in (g, *reached)),
+                any(e.triggers for e in (g, *reached)),
+                any(e.copies for e in (g, *reached)),
+            )
+        return out
+
+    def _device(self, fn: Function) -> Emitter:
+        g = Emitter(self, fn, "device", self.helpers)
+        names = []
+        for i, v in enumerate((*fn.returns, *fn.params)):
+            g.param_pointers[id(v)] = f"%a{i}"
+            names.append(f"ptr %a{i}")
+        signature = f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
+        self.text.append(g.function(signature, list(self._PROLOGUE)))
+        return g
+
+    # Raw modules: C functions ---------------------------------------------------------------------------------------
+    def _raw_symbol(self, name: str) -> str:
+        fn = self.module.functions[name]
+        return name if fn.body is None else self.prefix + name
+
+    @staticmethod
+    def _c_type(v: Var) -> str:
+        if not v.array and v.size in (1, 2, 4, 8):
+            return f"i{8 * v.size}"
+        return f"[{_up(v.size, 8) // 8} x i64]"
+
+    def _raw_type(self, returns: tuple[Var, ...]) -> str:
+        if len(returns) > 1:
+            raise RefusedError("a function returns at most one value")
+        return self._c_type(returns[0]) if returns else "void"
+
+    def raw_return(self, g: Emitter) -> None:
+        if g.fn.returns:
+            v = g.fn.returns[0]
+            t = self._c_type(v)
+            g.do(f"ret {t} {g.op(f'load {t}, ptr {g.param_pointers[id(v)]}')}")
+        else:
+            g.do("ret void")
+
+    def raw_call(
+        self, g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: tuple[Any, ...], prototype: str | None
+    ) -> None:
+        if isinstance(callee, Reg):
+            if prototype is None or prototype not in g.fn.prototypes:
+                raise RefusedError("an indirect call needs a prototype")
+            declared: Any = g.fn.prototypes[prototype]
+            target = g.op(f"inttoptr i64 {g.word(callee, 64)} to ptr")
+        else:
+            declared = self.module.functions.get(callee.name)
+            if declared is None:
+                raise RefusedError(f"the function {callee.name!r} is not declared")
+            target = f'@"{self._raw_symbol(callee.name)}"'
+            if declared.body is None:
+                types = [self._c_type(p) for p in declared.params]
+                self.helpers.declare(callee.name, self._raw_type(declared.returns), *types)
+        typed = []
+        for p, a in zip(declared.params, arguments, strict=True):
+            t = self._c_type(p)
+            typed.append(f"{t} {g.op(f'load {t}, ptr {control.argument_pointer(g, a)}')}")
+        result = self._raw_type(declared.returns)
+        if result == "void":
+            g.do(f"call void {target}({', '.join(typed)})")
+        else:
+            value = g.op(f"call {result} {target}({', '.join(typed)})")
+            g.do(f"store {result} {value}, ptr {control.argument_pointer(g, returns[0])}")
+
+    def raw_functions(self) -> None:
+        for v in self.module.variables.values():
+            if v.space not in ("global", "const"):
+                continue
+            if v.relocations or v.extern:
+                raise PtxError(v.line, v.name, "a raw module's variables must be defined by bytes")
+            data = "".join(f"\\{b:02X}" for b in v.init.ljust(v.size, b"\0"))
+            value = f'c"{data}"' if any(v.init) else "zeroinitializer"
+            self.text.append(
+                f'@"{self.prefix}{v.name}" = internal global [{v.size} x i8] {value}, align {max(v.align, 1)}'
+            )
+        for fn in self.module.functions.values():
+            if fn.body is None:
+                continue
+            if fn.kernel:
+                raise PtxError(fn.line, f".entry {fn.name}", "a raw module has no kernels")
+            g = Emitter(self, fn, "raw", self.helpers)
+            arguments, prologue = [], []
+            for i, v in enumerate((*fn.returns, *fn.params)):
+                pointer = g._stack(v)
+                if v in fn.params:
+                    t = self._c_type(v)
+                    arguments.append(f"{t} %c{i}")
+                    prologue.append(f"store {t} %c{i}, ptr {pointer}")
+            linkage = "" if fn.visible else "internal "
+            signature = (
+                f'define {linkage}{self._raw_type(fn.returns)} @"{self.prefix}{fn.name}"({", ".join(arguments)})'
+            )
+            self.text.append(g.function(signature, prologue))
+
+
+def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
+    """Translate one PTX module to LLVM IR text (opaque pointers, no target triple).
+
+    raw: `.func`s become plain C functions (visible ones exported), without checks or suspends; there are no kernels.
+    prefix: of every symbol that is defined. Raises `PtxError` naming the PTX line of what cannot be translated.
+    """
+    module = parse(ptx)
+    unit = Unit(module, raw, prefix)
+    kernels: dict[str, KernelCode] = {}
+    if raw:
+        unit.raw_functions()
+    else:
+        kernels = unit.kernels()
+    metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
+    ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
+    variables = () if raw else tuple(unit.globals.values())
+    return Translated(ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target)

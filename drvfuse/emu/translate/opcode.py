@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opcode text -> emitter function: every modifier must be consumed, whatever their order, or the opcode is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...ptx.ir import TYPE_BYTES, Instruction
+
+if TYPE_CHECKING:
+    from .emitter import Emitter
+
+Emit = Callable[["Emitter", Instruction], None]
+
+
+class RefusedError(Exception):
+    """A reason why an instruction cannot be translated; the translator adds the line."""
+
+
+@dataclass(slots=True, frozen=True)
+class Action:
+    """How to emit one opcode. `before` suspends (None: it does not), `after` follows the resume (or is all there is).
+
+    rereads: `after` reads the source operands again. pure: it may run with a false guard, its result dropped.
+    `before` returns the status to suspend with.
+    """
+
+    after: Emit
+    before: Callable[[Emitter, Instruction], int] | None = None
+    rereads: bool = False
+    pure: bool = True
+
+
+class Opcode:
+    """The dotted parts of an opcode, taken one by one by a handler."""
+
+    def __init__(self, text: str):
+        self.text = text
+        parts = text.split(".")
+        self.base = parts[0]
+        self.rest = parts[1:]
+
+    def flag(self, *names: str) -> bool:
+        """Consume every one of `names` that is there; was any?"""
+        found = False
+        for name in names:
+            while name in self.rest:
+                self.rest.remove(name)
+                found = True
+        return found
+
+    def pick(self, *names: str, default: str | None = None) -> str:
+        """Consume one of `names`; without it `default`, or a refusal if that is None."""
+        for part in self.rest:
+            if part in names:
+                self.rest.remove(part)
+                return part
+        if default is None:
+            raise RefusedError(f"one of .{' .'.join(names)} is expected")
+        return default
+
+    def types(self, count: int) -> list[str]:
+        found = [p for p in self.rest if p in TYPE_BYTES]
+        if len(found) != count:
+            raise RefusedError(f"{count} type(s) expected, found {len(found)}")
+        for f in found:
+            self.rest.remove(f)
+        return found
+
+    def type(self) -> str:
+        return self.types(1)[0]
+
+    def done(self) -> None:
+        if self.rest:
+            raise RefusedError(f"unsupported modifier .{self.rest[0]} of {self.base!r}")
+
+
+Handler = Callable[[Opcode], Action]
+HANDLERS: dict[str, Handler] = {}
+
+
+def opcode(*bases: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        for base in bases:
+            HANDLERS[base] = handler
+        return handler
+
+    return register
+
+
+def width(type_: str) -> int:
+    """Bits of a PTX type; 1 for pred."""
+    return 1 if type_ == "pred" else TYPE_BYTES[type_] * 8
+
+
+def is_signed(type_: str) -> bool:
+    return type_[0] == "s"
+
+
+def integer_type(op: Opcode, *allowed: str) -> str:
+    """The one type of `op`, which must be `allowed` (by default a signed or unsigned integer of 16 bits or more)."""
+    t = op.type()
+    if t not in (allowed or ("u16", "u32", "u64", "s16", "s32", "s64")):
+        raise RefusedError(f"unsupported type .{t}")
+    return t
+
+
+_cache: dict[str, Action] = {}
+# At most so many operands, and one more with a cache policy.
+_OPERANDS = {
+    name: count
+    for count, names in enumerate(
+        (
+            "ret exit trap brkpt fence membar griddepcontrol",
+            "activemask nanosleep pmevent prefetch prefetchu setmaxnreg",
+            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 isspacep ld ldu lg2 mov neg not popc rcp "
+            "red rsqrt sin sqrt st tanh testp",
+            "add addc and bmsk copysign div match max min mul mul24 or redux rem shl shr sub subc szext vote xor",
+            "atom bar barrier bfe cvt dp2a dp4a fma mad mad24 madc prmt sad selp set setp shf slct",
+            "bfi shfl",
+            "lop3",
+        )
+    )
+    for name in names.split()
+}
+
+
+def decode(ins: Instruction) -> Action:
+    """The action of an instruction's opcode. Raises `PtxError`."""
+    action = _cache.get(ins.opcode)
+    if action is None:
+        op = Opcode(ins.opcode)
+        handler = HANDLERS.get(op.base)
+        if handler is None:
+            raise ins.error("unsupported opcode")
+        try:
+            action = handler(op)
+            op.done()
+        except RefusedError as e:
+            raise ins.error(str(e)) from None
+        _cache[ins.opcode] = action
+    most = _OPERANDS.get(ins.base, len(ins.operands)) + (".L2::cache_hint" in ins.opcode)
+    if len(ins.operands) > most:
+        raise ins.error(f"at most {most} operand(s) expected")
+    return action

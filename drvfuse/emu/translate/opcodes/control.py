@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control flow, calls, barriers and warp-wide operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....ptx.ir import Instruction, Pair, Reg, Sym, Tuple
+from ... import abi
+from ..emitter import EXITED, Emitter
+from ..opcode import Action, Opcode, RefusedError, opcode
+
+
+@opcode("bra", "brx")
+def branch(op: Opcode) -> Action:
+    op.flag("uni", "idx")
+    return Action(lambda g, ins: None, pure=False)
+
+
+@opcode("ret")
+def ret(op: Opcode) -> Action:
+    op.flag("uni")
+    return Action(lambda g, ins: g.finish(), pure=False)
+
+
+@opcode("exit")
+def exit_(op: Opcode) -> Action:
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if g.mode == "raw":
+            raise RefusedError("not available in a raw module")
+        g.do(f"ret i32 {int(abi.Status.EXIT) if g.mode == 'kernel' else EXITED}")
+
+    return Action(emit, pure=False)
+
+
+@opcode("trap", "brkpt")
+def trap(op: Opcode) -> Action:
+    kind = abi.Trap.TRAP if op.base == "trap" else abi.Trap.BREAKPOINT
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if g.mode == "raw":
+            g.helpers.declare("llvm.trap", "void")
+            g.do("call void @llvm.trap()")
+            if kind == abi.Trap.TRAP:
+                g.do("unreachable")
+            return
+        g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.do(f"ret i32 {int(abi.Status.TRAP)}")
+        if kind != abi.Trap.TRAP:
+            g.start(g.label())
+
+    return Action(emit, pure=False)
+
+
+@opcode("pmevent", "setmaxnreg")
+def nothing(op: Opcode) -> Action:
+    op.flag("mask", "inc", "dec", "sync", "aligned", "u32")
+    return Action(lambda g, ins: None)
+
+
+# Calls --------------------------------------------------------------------------------------------------------------
+@opcode("call")
+def call(op: Opcode) -> Action:
+    op.flag("uni")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        operands = list(ins.operands)
+        returns: tuple[Any, ...] = ()
+        if isinstance(operands[0], Tuple):
+            returns = operands.pop(0).items
+        callee = operands.pop(0)
+        arguments: tuple[Any, ...] = operands.pop(0).items if operands and isinstance(operands[0], Tuple) else ()
+        prototype = operands[0].name if operands else None
+        if g.mode == "raw":
+            g.unit.raw_call(g, callee, returns, arguments, prototype)
+        elif isinstance(callee, Sym) and callee.name in ("vprintf", "__assertfail"):
+            _system_call(g, ins, callee.name, returns, arguments)
+        else:
+            _device_call(g, callee, returns, arguments)
+
+    return Action(emit, pure=False)
+
+
+def argument_pointer(g: Emitter, operand: Any) -> str:
+    """A pointer to an argument's bytes."""
+    if isinstance(operand, Sym) and operand.var is not None and operand.var.space == "param":
+        pointer = g.param_pointers.get(id(operand.var))
+        if pointer is None:
+            raise RefusedError(f"{operand.name} is not a parameter variable of this function")
+        return pointer
+    slot = f"%v{len(g.allocas)}"
+    g.allocas.append(f"{slot} = alloca i64, align 8")
+    if isinstance(operand, Reg):
+        n = {"f32": 32, "f64": 64}.get(operand.type) or int(operand.type[1:])
+        g.do(f"store i{n} {g.word(operand, n)}, ptr {slot}")
+    else:
+        g.do(f"store i64 {g.word(operand, 64)}, ptr {slot}")
+    return slot
+
+
+def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+    if not isinstance(callee, Sym):
+        raise RefusedError("indirect calls are not supported")
+    name = g.unit.device_function(callee.name)
+    if any(isinstance(r, Reg) for r in returns):
+        raise RefusedError("a returned value must go to a .param variable")
+    pointers = [f"ptr {argument_pointer(g, x)}" for x in (*returns, *arguments)]
+    status = g.op(f"call i32 {name}({', '.join(['ptr %t', *pointers])})")
+    back, out = g.label(), g.label()
+    g.do(f"br i1 {g.op(f'icmp eq i32 {status}, 0')}, label %{back}, label %{out}")
+    g.start(out)
+    if g.mode == "kernel":  # the callee's `exit` ends the thread
+        status = g.op(f"select i1 {g.op(f'icmp eq i32 {status}, {EXITED}')}, i32 {int(abi.Status.EXIT)}, i32 {status}")
+    g.do(f"ret i32 {status}")
+    g.start(back)
+
+
+def _system_call(g: Emitter, ins: Instruction, name: str, returns: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+    pointers = [argument_pointer(g, a) for a in arguments]
+    if name == "vprintf":
+        fmt, args = (g.op(f"load i64, ptr {p}") for p in pointers)
+        result = g.runtime("rt_vprintf", "%t", fmt, args)
+        if returns:
+            g.do(f"store i32 {result}, ptr {argument_pointer(g, returns[0])}")
+        return
+    message, file, line, function = pointers[:4]
+    g.put(abi.T_OP_VALUE, f"i64 {g.op(f'load i64, ptr {message}')}")
+    g.put(abi.T_OP_ADDR, f"i64 {g.op(f'load i64, ptr {file}')}")
+    g.put(abi.T_OP_A, f"i32 {g.op(f'load i32, ptr {line}')}")
+    g.put(abi.T_OP_SEEN, f"i64 {g.op(f'load i64, ptr {function}')}")
+    g.put(abi.T_OP_KIND, f"i32 {int(abi.Trap.ASSERT)}")
+    g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+    g.leave(int(abi.Status.TRAP))
+
+
+# Block barriers -----------------------------------------------------------------------------------------------------
+@opcode("bar", "barrier")
+def barrier(op: Opcode) -> Action:
+    if op.flag("warp"):
+        op.pick("sync")
+        return _warp(abi.WarpOp.WARP_SYNC, 0, lambda g, ins: None)
+    if op.flag("cluster"):
+        raise RefusedError("thread block clusters are not supported yet")
+    op.flag("cta")
+    aligned = op.flag("aligned") or op.base == "bar"
+    verb = op.pick("sync", "arrive", "red")
+    kind = {"sync": abi.Barrier.SYNC, "arrive": abi.Barrier.ARRIVE}.get(verb)
+    if kind is None:
+        which = op.pick("popc", "and", "or")
+        op.pick("u32" if which == "popc" else "pred")
+        kind = {"popc": abi.Barrier.RED_POPC, "and": abi.Barrier.RED_AND, "or": abi.Barrier.RED_OR}[which]
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        operands = list(ins.operands)
+        if verb == "red":
+            g.put(abi.T_OP_C, f"i32 {g.op(f'zext i1 {g.pred(operands.pop())} to i32')}")
+            operands.pop(0)
+        g.put(abi.T_OP_A, f"i32 {g.word(operands[0], 32)}")
+        g.put(abi.T_OP_B, f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
+        g.put(abi.T_OP_KIND, f"i32 {int(kind) | (0 if aligned else abi.BARRIER_UNALIGNED)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.BARRIER)
+
+    def after(g: Emitter, ins: Instruction) -> None:
+        if verb == "red":
+            r = g.get(abi.T_OP_RESULT, "i32")
+            if kind == abi.Barrier.RED_POPC:
+                g.set_int(ins.operands[0], r, 32)
+            else:
+                g.set_pred(ins.operands[0], g.op(f"icmp ne i32 {r}, 0"))
+
+    return Action(after, before=before, pure=False)
+
+
+@opcode("griddepcontrol")
+def griddepcontrol(op: Opcode) -> Action:
+    if op.pick("wait", "launch_dependents") == "wait":
+
+        def before(g: Emitter, ins: Instruction) -> int:
+            g.waits = True
+            g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+            return int(abi.Status.GDC_WAIT)
+
+        return Action(lambda g, ins: None, before=before, pure=False)
+
+    def trigger(g: Emitter, ins: Instruction) -> None:
+        g.triggers = True
+        g.runtime("rt_trigger", "%t")
+
+    return Action(trigger, pure=False)
+
+
+@opcode("nanosleep")
+def nanosleep(op: Opcode) -> Action:
+    op.pick("u32")
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[0], 32)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.SLEEP)
+
+    return Action(lambda g, ins: None, before=before, pure=False)
+
+
+# Warp-wide operations -----------------------------------------------------------------------------------------------
+def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> Action:
+    """`operands(g, ins)` stores op_a..; the member mask is operand `mask_at`; `after` reads the results."""
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        operands(g, ins)
+        g.put(abi.T_OP_MASK, f"i32 {g.word(ins.operands[mask_at], 32)}")
+        g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.WARPOP)
+
+    return Action(after or (lambda g, ins: None), before=before, pure=False)
+
+
+def _result(g: Emitter, ins: Instruction) -> None:
+    """op_result to the destination, op_pred to the second of `d|p`."""
+    d = ins.operands[0]
+    value = g.get(abi.T_OP_RESULT, "i32")
+    if isinstance(d, Pair):
+        p = g.get(abi.T_OP_PRED, "i32")
+        g.set_pred(d.second, g.op(f"icmp ne i32 {p}, 0"))
+        d = d.first
+    g.set_int(d, value, 32)
+
+
+@opcode("shfl")
+def shfl(op: Opcode) -> Action:
+    if not op.flag("sync"):
+        raise RefusedError("the modifier .sync is expected")
+    kind = {
+        "up": abi.WarpOp.SHFL_UP,
+        "down": abi.WarpOp.SHFL_DOWN,
+        "bfly": abi.WarpOp.SHFL_BFLY,
+        "idx": abi.WarpOp.SHFL_IDX,
+    }[op.pick("up", "down", "bfly", "idx")]
+    op.pick("b32")
+
+    def operands(g: Emitter, ins: Instruction) -> None:
+        for offset, operand in zip((abi.T_OP_A, abi.T_OP_B, abi.T_OP_C), ins.operands[1:4], strict=True):
+            g.put(offset, f"i32 {g.word(operand, 32)}")
+
+    return _warp(kind, 4, operands, _result)
+
+
+@opcode("vote")
+def vote(op: Opcode) -> Action:
+    if not op.flag("sync"):
+        raise RefusedError("the modifier .sync is expected")
+    verb = op.pick("all", "any", "uni", "ballot")
+    op.pick("b32" if verb == "ballot" else "pred")
+    kind = abi.WarpOp[f"VOTE_{verb.upper()}"]
+
+    def operands(g: Emitter, ins: Instruction) -> None:
+        g.put(abi.T_OP_A, f"i32 {g.op(f'zext i1 {g.pred(ins.operands[1])} to i32')}")
+
+    def after(g: Emitter, ins: Instruction) -> None:
+        if verb == "ballot":
+            _result(g, ins)
+        else:
+            r = g.get(abi.T_OP_RESULT, "i32")
+            g.set_pred(ins.operands[0], g.op(f"icmp ne i32 {r}, 0"))
+
+    return _warp(kind, 2, operands, after)
+
+
+@opcode("match")
+def match(op: Opcode) -> Action:
+    op.pick("sync")
+    verb = op.pick("any", "all")
+    n = int(op.pick("b32", "b64")[1:])
+
+    def operands(g: Emitter, ins: Instruction) -> None:
+        x = g.word(ins.operands[1], n)
+        g.put(abi.T_OP_VALUE, f"i64 {x if n == 64 else g.op(f'zext i32 {x} to i64')}")
+
+    return _warp(abi.WarpOp[f"MATCH_{verb.upper()}"], 2, operands, _result)
+
+
+@opcode("redux")
+def redux(op: Opcode) -> Action:
+    op.pick("sync")
+    verb = op.pick("add", "min", "max", "and", "or", "xor")
+    t = op.pick("u32", "s32") if verb in ("add", "min", "max") else op.pick("b32")
+    name = f"REDUX_{verb.upper()}" + (f"_{t[0].upper()}" if verb in ("min", "max") else "")
+
+    def operands(g: Emitter, ins: Instruction) -> None:
+        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[1], 32)}")
+
+    return _warp(abi.WarpOp[name], 2, operands, _result)
+
+
+@opcode("elect")
+def elect(op: Opcode) -> Action:
+    op.pick("sync")
+    return _warp(abi.WarpOp.ELECT, 1, lambda g, ins: None, _result)
+
+
+@opcode("activemask")
+def activemask(op: Opcode) -> Action:
+    op.pick("b32")
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        g.put(abi.T_OP_KIND, f"i32 {int(abi.WarpOp.ACTIVEMASK)}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.WARPOP)
+
+    return Action(_result, before=before, pure=False)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous copies from global to shared memory and back, and waits for them. The runtime makes them
+(`native/copy.cuh`, `native/store.cuh`)."""
+
+from __future__ import annotations
+
+from ....ptx.ir import Imm, Instruction, Reg
+from ..emitter import Emitter
+from ..opcode import Action, Opcode, RefusedError, opcode
+from .mbarrier import bulk_load
+from .memory import drop_hints
+
+_UNSUPPORTED = {"mbarrier": "cp.async.mbarrier", "reduce": "cp.reduce.async", "tensor": "cp.async.bulk.tensor"}
+
+
+@opcode("cp")
+def cp(op: Opcode) -> Action:
+    op.pick("async")
+    for part, name in _UNSUPPORTED.items():
+        if part in op.rest:
+            raise RefusedError(f"{name} is not supported yet")
+    if op.rest[:1] == ["bulk"]:
+        return _bulk(op)
+    if op.flag("commit_group"):
+        return Action(_commit, pure=False)
+    if op.flag("wait_group"):
+        return Action(_wait_group, pure=False)
+    if op.flag("wait_all"):
+        return Action(_wait_all, pure=False)
+    sizes = {"ca": (4, 8, 16), "cg": (16,)}[op.pick("ca", "cg")]
+    op.pick("shared", "shared::cta")
+    op.pick("global")
+    has_policy = "L2::cache_hint" in op.rest
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        target, source, size, *rest = ins.operands[:-1] if has_policy else ins.operands
+        if not isinstance(size, Imm) or size.value not in sizes or len(rest) > 1:
+            raise RefusedError(f"the size must be {' or '.join(map(str, sizes))}, with at most one operand behind it")
+        count = str(size.value)
+        if rest and isinstance(rest[0], Reg) and rest[0].type == "pred":  # ignore-src
+            count = g.op(f"select i1 {g.pred(rest[0])}, i32 0, i32 {count}")
+        elif rest:
+            count = g.word(rest[0], 32)
+        g.copies = True
+        where = g.address(target, "shared"), g.address(source, "global")
+        g.leave_if(g.runtime("rt_copy", "%t", *where, str(size.value), count, str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
+def _bulk(op: Opcode) -> Action:
+    op.pick("bulk")
+    if "prefetch" in op.rest:
+        return _prefetch(op)
+    if op.flag("commit_group"):
+        return Action(_bulk_commit, pure=False)
+    if op.flag("wait_group"):
+        return _bulk_wait(int(op.flag("read")))
+    return _bulk_store(op) if "bulk_group" in op.rest else bulk_load(op)
+
+
+def _bulk_store(op: Opcode) -> Action:
+    if op.rest[0] != "global":
+        raise RefusedError("a bulk_group copies from .shared::cta to .global")
+    op.pick("global")
+    op.pick("shared", "shared::cta")
+    op.pick("bulk_group")
+    has_policy = "L2::cache_hint" in op.rest
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        target, source, size = ins.operands[:-1] if has_policy else ins.operands
+        g.copies = True
+        where = g.address(target, "global"), g.address(source, "shared"), g.word(size, 32)
+        g.leave_if(g.runtime("rt_bulk_store", "%t", *where, str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
+def _bulk_commit(g: Emitter, ins: Instruction) -> None:
+    g.copies = True
+    g.runtime("rt_bulk_commit", "%t")
+
+
+def _bulk_wait(read: int) -> Action:
+    def emit(g: Emitter, ins: Instruction) -> None:
+        g.copies = True
+        g.leave_if(g.runtime("rt_bulk_wait", "%t", str(_newest(ins)), str(read), str(g.site(ins))))
+
+    return Action(emit, pure=False)
+
+
+def _prefetch(op: Opcode) -> Action:
+    for part in ("prefetch", "L2", "global"):
+        op.pick(part)
+    operands = 2 + ("L2::cache_hint" in op.rest)
+    drop_hints(op)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if len(ins.operands) != operands:
+            raise RefusedError(f"{operands} operands are expected")
+
+    return Action(emit)
+
+
+def _commit(g: Emitter, ins: Instruction) -> None:
+    g.copies = True
+    g.leave_if(g.runtime("rt_copy_commit", "%t"))
+
+
+def _wait(g: Emitter, ins: Instruction, newest: int) -> None:
+    g.copies = True
+    g.leave_if(g.runtime("rt_copy_wait", "%t", str(newest), str(g.site(ins))))
+
+
+def _newest(ins: Instruction) -> int:
+    (newest,) = ins.operands
+    if not isinstance(newest, Imm) or newest.value < 0:
+        raise RefusedError("a constant number of groups is expected")
+    return newest.value
+
+
+def _wait_group(g: Emitter, ins: Instruction) -> None:
+    _wait(g, ins, _newest(ins))
+
+
+def _wait_all(g: Emitter, ins: Instruction) -> None:
+    _commit(g, ins)
+    _wait(g, ins, 0)

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads, stores, atomics, fences and address conversion.
+
+Every access asks the runtime first; strong loads and atomics suspend before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....ptx.ir import SINK, Addr, Instruction, Reg, Vec
+from ... import abi
+from ..emitter import Emitter
+from ..opcode import Action, Opcode, RefusedError, is_signed, opcode, width
+from . import floating as real
+
+_SPACES = {
+    "global": abi.Space.GLOBAL,
+    "shared": abi.Space.SHARED,
+    "shared::cta": abi.Space.SHARED,
+    "local": abi.Space.LOCAL,
+    "const": abi.Space.CONST,
+    "param": abi.Space.PARAM,
+    "param::entry": abi.Space.PARAM,
+    "param::func": abi.Space.PARAM,
+}
+SCOPES = {"cta": abi.Scope.CTA, "cluster": abi.Scope.CLUSTER, "gpu": abi.Scope.GPU, "sys": abi.Scope.SYS}
+ORDERS = {
+    "relaxed": abi.Order.RELAXED,
+    "acquire": abi.Order.ACQUIRE,
+    "release": abi.Order.RELEASE,
+    "acq_rel": abi.Order.ACQ_REL,
+}
+
+
+def _space(op: Opcode) -> tuple[str, int]:
+    """(name, flag bits) of the state space; "" is generic."""
+    name = op.pick(*_SPACES, default="")
+    flags = int(_SPACES[name]) << abi.ACC_SPACE_SHIFT if name else 0
+    return name.split("::")[0], flags
+
+
+def drop_hints(op: Opcode) -> None:
+    """Cache hints change nothing here."""
+    op.flag("ca", "cg", "cs", "lu", "cv", "wb", "wt")
+    op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
+
+
+def _scope_flags(op: Opcode, default: str | None = None) -> int:
+    return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.ACC_SCOPE_SHIFT
+
+
+def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
+    """(space, rt_access flags, strong) of a load or store."""
+    if op.flag("volatile"):
+        flags = abi.ACC_STRONG | abi.ACC_VOLATILE | int(abi.Scope.SYS) << abi.ACC_SCOPE_SHIFT
+    elif op.flag("mmio"):
+        op.pick("relaxed")
+        op.pick("sys")
+        flags = abi.ACC_STRONG | int(abi.Scope.SYS) << abi.ACC_SCOPE_SHIFT
+    else:
+        order = op.pick(*orders, "weak", default="weak")
+        flags = 0
+        if order != "weak":
+            flags = abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
+    if op.flag("nc"):
+        flags |= abi.ACC_NC
+    drop_hints(op)
+    space, bits = _space(op)
+    return space, flags | bits, bool(flags & abi.ACC_STRONG)
+
+
+def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
+    """The half before a strong access: say where, then yield."""
+
+    def before(g: Emitter, ins: Instruction) -> int:
+        operand = next(o for o in ins.operands if isinstance(o, Addr))
+        g.put(abi.T_OP_ADDR, f"i64 {g.address(operand, space)}")
+        g.put(abi.T_OP_SIZE, f"i32 {size}")
+        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        return int(abi.Status.YIELD)
+
+    return before
+
+
+def _seen(g: Emitter, value: str, n: int) -> None:
+    if g.mode == "raw":
+        return
+    if n != 64:
+        value = g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
+    g.put(abi.T_OP_SEEN, f"i64 {value}")
+
+
+def _compared(g: Emitter, value: str, n: int) -> None:
+    """Tell the runtime with what a compare-and-swap compares."""
+    if g.mode == "raw":
+        return
+    if n == 128:
+        high = g.op(f"lshr i128 {value}, 64")
+        g.put(abi.T_OP_SEEN, f"i64 {g.op(f'trunc i128 {high} to i64')}")
+    low = value if n == 64 else g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
+    g.put(abi.T_OP_VALUE, f"i64 {low}")
+
+
+def _pointer(g: Emitter, address: str, offset: int = 0) -> str:
+    if offset:
+        address = g.op(f"add i64 {address}, {offset}")
+    return g.op(f"inttoptr i64 {address} to ptr")
+
+
+def _element_type(op: Opcode) -> tuple[str, int]:
+    """(type, number of elements)."""
+    count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
+    t = op.type()
+    if t == "pred" or t in ("f16x2", "bf16x2", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "tf32"):
+        raise RefusedError(f"unsupported type .{t}")
+    if width(t) * count > 256:
+        raise RefusedError("the vector is too wide")
+    return t, count
+
+
+def _elements_flag(count: int, strong: bool) -> int:
+    return (count.bit_length() - 1) << abi.ACC_ELEMENTS_SHIFT if strong else 0
+
+
+def _elements(operand: Any, count: int) -> tuple[Any, ...]:
+    items = operand.items if isinstance(operand, Vec) else (operand,)
+    if len(items) != count:
+        raise RefusedError(f"{count} element(s) expected")
+    return tuple(items)
+
+
+def _place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Instruction) -> Callable[[int], str]:
+    """Checks an access; a function from byte offset to the pointer of an element."""
+    pointer = g.parameter(operand) if space == "param" else None
+    if pointer is not None:
+        return lambda offset: g.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
+    address = g.address(operand, space)
+    if space != "param" or isinstance(operand.base, Reg):
+        g.check(address, size, flags, ins)
+    return lambda offset: _pointer(g, address, offset)
+
+
+@opcode("ld", "ldu")
+def ld(op: Opcode) -> Action:
+    space, flags, strong = _access(op, "relaxed", "acquire")
+    t, count = _element_type(op)
+    n = width(t)
+    flags |= _elements_flag(count, strong)
+
+    def after(g: Emitter, ins: Instruction) -> None:
+        items = _elements(ins.operands[0], count)
+        at = _place(g, ins.operands[1], space, n // 8 * count, flags, ins)
+        ll = {"f32": "float", "f64": "double"}.get(t, f"i{n}")
+        loaded = [g.op(f"load {ll}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}") for i in range(count)]
+        if strong:
+            first = loaded[0] if ll[0] == "i" else g.op(f"bitcast {ll} {loaded[0]} to i{n}")
+            _seen(g, first, n)
+        for item, value in zip(items, loaded, strict=True):
+            if ll[0] == "i":
+                g.set_int(item, value, n, is_signed(t))
+            else:
+                g.set_real(item, value, t, arithmetic=False)
+
+    if strong:
+        return Action(after, before=announce(space, n // 8 * count), rereads=True, pure=False)
+    return Action(after, pure=False)
+
+
+@opcode("st")
+def st(op: Opcode) -> Action:
+    space, flags, strong = _access(op, "relaxed", "release")
+    t, count = _element_type(op)
+    n = width(t)
+    flags |= _elements_flag(count, strong)
+
+    def after(g: Emitter, ins: Instruction) -> None:
+        items = _elements(ins.operands[1], count)
+        values = [g.word(item, n) for item in items]
+        at = _place(g, ins.operands[0], space, n // 8 * count, flags | abi.ACC_WRITE, ins)
+        for i, value in enumerate(values):
+            g.do(f"store i{n} {value}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}")
+
+    return Action(after, pure=False)
+
+
+# Atomics ------------------------------------------------------------------------------------------------------------
+def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
+    """The sum's bits. `flushing` (i1): in global memory subnormal operands and results count as zero."""
+
+    def maybe_flushed(x: str) -> str:
+        return g.op(f"select i1 {flushing}, float {real.flush(g, x)}, float {x}")
+
+    x, y = (maybe_flushed(g.op(f"bitcast i32 {bits} to float")) for bits in (old, value))
+    total = maybe_flushed(g.op(f"fadd float {x}, {y}"))
+    return g.op(
+        f"select i1 {g.op(f'fcmp uno float {total}, 0.0')}, i32 2147483647, i32 {g.op(f'bitcast float {total} to i32')}"
+    )
+
+
+def _in_shared(g: Emitter, address: str) -> str:
+    static = g.header("launch", abi.L_SHARED_STATIC)
+    total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', abi.L_SMEM_DYNAMIC))} to i64")
+    return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")
+
+
+def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]], str]:
+    """(old bits, operand bits) -> new bits."""
+    n = width(t)
+    ll = f"i{n}"
+    noftz = op.flag("noftz")
+    if t in real.KINDS:
+        if verb == "exch" or verb not in ("add", "min", "max") or (verb != "add" and t in ("f32", "f64")):
+            raise RefusedError(f"unsupported atomic .{verb}.{t}")
+        if (t in real.HALVES) != noftz:
+            raise RefusedError(
+                "the modifier .noftz is expected for half types" if not noftz else "unsupported modifier .noftz"
+            )
+
+        def real_update(g: Emitter, old: str, v: list[str]) -> str:
+            if t == "f32":
+                return _add_f32(g, old, *v)
+            if t == "f64":
+                x, y = (g.op(f"bitcast i64 {bits} to double") for bits in (old, v[0]))
+                return g.op(f"bitcast double {g.op(f'fadd double {x}, {y}')} to i64")
+            compute = real.half_operation(t, verb)
+            if n == 16:
+                return compute(g, [old, v[0]])
+            parts = []
+            for shift in (0, 16):
+                pair = [g.op(f"trunc i32 {g.op(f'lshr i32 {x}, {shift}')} to i16") for x in (old, v[0])]
+                parts.append(g.op(f"zext i16 {compute(g, pair)} to i32"))
+            return g.op(f"or i32 {g.op(f'shl i32 {parts[1]}, 16')}, {parts[0]}")
+
+        return real_update
+    s = "s" if is_signed(t) else "u"
+    allowed = {
+        "cas": ("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
+        "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64"),
+        "and": ("b32", "b64"),
+        "or": ("b32", "b64"),
+        "xor": ("b32", "b64"),
+        "add": ("u32", "s32", "u64", "s64"),
+        "min": ("u32", "s32", "u64", "s64"),
+        "max": ("u32", "s32", "u64", "s64"),
+        "inc": ("u32",),
+        "dec": ("u32",),
+    }
+    if t not in allowed[verb] or noftz:
+        raise RefusedError(f"unsupported atomic .{verb}.{t}")
+
+    def update(g: Emitter, old: str, v: list[str]) -> str:
+        if verb == "cas":
+            return g.op(f"select i1 {g.op(f'icmp eq {ll} {old}, {v[0]}')}, {ll} {v[1]}, {ll} {old}")
+        if verb == "exch":
+            return v[0]
+        if verb in ("and", "or", "xor", "add"):
+            return g.op(f"{verb} {ll} {old}, {v[0]}")
+        if verb in ("min", "max"):
+            return g.intrinsic(f"llvm.{s}{verb}", ll, old, v[0])
+        if verb == "inc":
+            return g.op(f"select i1 {g.op(f'icmp uge i32 {old}, {v[0]}')}, i32 0, i32 {g.op(f'add i32 {old}, 1')}")
+        zero = g.op(f"icmp eq i32 {old}, 0")
+        wrap = g.op(f"or i1 {zero}, {g.op(f'icmp ugt i32 {old}, {v[0]}')}")
+        return g.op(f"select i1 {wrap}, i32 {v[0]}, i32 {g.op(f'sub i32 {old}, 1')}")
+
+    return update
+
+
+@opcode("atom", "red")
+def atom(op: Opcode) -> Action:
+    returns = op.base == "atom"
+    order = op.pick(*(ORDERS if returns else ("relaxed", "release")), default="relaxed")
+    flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT
+    flags |= 0 if returns else abi.ACC_REDUCTION
+    flags |= _scope_flags(op, "gpu")
+    drop_hints(op)
+    space, bits = _space(op)
+    flags |= bits
+    verb = op.pick("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
+    count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
+    t = op.type()
+    n = width(t)
+    flags |= _elements_flag(count, True) | (abi.ACC_SWAP if verb == "cas" else 0)
+    update = _update(op, verb, t)
+    if space not in ("", "global", "shared") or not returns and verb in ("cas", "exch"):
+        raise RefusedError("unsupported atomic")
+
+    def after(g: Emitter, ins: Instruction) -> None:
+        dst = _elements(ins.operands[0], count) if returns else (SINK,) * count
+        address, *sources = ins.operands[1 if returns else 0 :]
+        columns = [[g.word(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
+        if verb == "cas":
+            _compared(g, columns[0][0], n)
+        at = _place(g, address, space, n // 8 * count, flags, ins)
+        olds = []
+        extra = []
+        if t == "f32" and verb == "add":
+            if space:
+                extra = ["true" if space == "global" else "false"]
+            else:
+                extra = [g.op(f"xor i1 {_in_shared(g, g.op(f'ptrtoint ptr {at(0)} to i64'))}, true")]
+        for i in range(count):
+            pointer = at(i * n // 8)
+            old = g.op(f"load i{n}, ptr {pointer}, align {min(n // 8, 16)}")
+            new = update(g, old, [*(c[i] for c in columns), *extra])
+            g.do(f"store i{n} {new}, ptr {pointer}, align {min(n // 8, 16)}")
+            olds.append(old)
+        _seen(g, olds[0], n)
+        for item, old in zip(dst, olds, strict=True):
+            g.set_int(item, old, n)
+
+    return Action(after, before=announce(space, n // 8 * count), rereads=True, pure=False)
+
+
+# Fences -------------------------------------------------------------------------------------------------------------
+@opcode("fence", "membar")
+def fence(op: Opcode) -> Action:
+    if op.flag("mbarrier_init"):
+        op.pick("release")
+        op.pick("cluster")
+        flags = int(abi.Scope.CLUSTER) << abi.ACC_SCOPE_SHIFT | int(ORDERS["release"]) << abi.ACC_ORDER_SHIFT
+    elif op.flag("proxy"):
+        is_async = op.pick("alias", "async") == "async"
+        only_global = op.flag("global")
+        op.flag("shared::cta", "shared::cluster")
+        flags = abi.FENCE_PROXY | (abi.FENCE_ASYNC if is_async and not only_global else 0)
+    elif op.base == "membar":
+        scope = {"cta": abi.Scope.CTA, "gl": abi.Scope.GPU, "sys": abi.Scope.SYS}[op.pick("cta", "gl", "sys")]
+        flags = abi.FENCE_SC | int(scope) << abi.ACC_SCOPE_SHIFT
+    else:
+        order = op.pick("sc", "acq_rel", "acquire", "release", default="acq_rel")
+        flags = _scope_flags(op) | (abi.FENCE_SC if order == "sc" else 0)
+        flags |= int(ORDERS["acq_rel" if order == "sc" else order]) << abi.ACC_ORDER_SHIFT
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        if g.mode != "raw":
+            g.runtime("rt_fence", "%t", str(flags), str(g.site(ins)))
+
+    return Action(emit, pure=False)
+
+
+# Addresses ----------------------------------------------------------------------------------------------------------
+@opcode("cvta")
+def cvta(op: Opcode) -> Action:
+    """Only shared memory has addresses of its own: offsets in the block's."""
+    to_space = op.flag("to")
+    space = op.pick(*_SPACES, "shared::cluster").split("::")[0]
+    op.pick("u64")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a = ins.operands
+        x = g.word(a, 64)
+        if space == "shared":
+            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %shared")
+        g.set_int(d, x, 64)
+
+    return Action(emit)
+
+
+@opcode("isspacep")
+def isspacep(op: Opcode) -> Action:
+    space = op.pick(*_SPACES, "shared::cluster").split("::")[0]
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a = ins.operands
+        x = g.word(a, 64)
+        if g.mode == "raw":
+            g.set_pred(d, "true" if space == "global" else "false")
+            return
+
+        def inside(base: str, size: str) -> str:
+            return g.op(f"icmp ult i64 {g.op(f'sub i64 {x}, {base}')}, {size}")
+
+        if space == "shared":
+            r = _in_shared(g, x)
+        elif space == "local":
+            r = inside("%local", str(g.local_bytes))
+        elif space == "param":
+            r = inside("%params", str(g.unit.param_bytes(g.fn)))
+        elif space == "const":
+            r = "false"
+        else:
+            either = g.op(f"or i1 {_in_shared(g, x)}, {inside('%local', str(g.local_bytes))}")
+            r = g.op(f"xor i1 {either}, true")
+        g.set_pred(d, r)
+
+    return Action(emit)
+
+
+@opcode("prefetch", "prefetchu", "applypriority", "discard")
+def hint(op: Opcode) -> Action:
+    op.flag("global", "local", "L1", "L2", "tensormap")
+    drop_hints(op)
+    return Action(lambda g, ins: None)
+
+
+@opcode("createpolicy")
+def createpolicy(op: Opcode) -> Action:
+    op.flag("fractional", "range", "global")
+    drop_hints(op)
+    op.pick("b64")
+    return Action(lambda g, ins: g.set_int(ins.operands[0], "0", 64))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons, selections and moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....ptx.ir import SINK, Instruction, Reg, Special, Vec
+from ..emitter import Emitter
+from ..opcode import Action, Opcode, RefusedError, is_signed, opcode, width
+from ..special import special
+from . import floating as real
+
+
+@opcode("selp")
+def selp(op: Opcode) -> Action:
+    t = op.type()
+    n = width(t)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b, c = ins.operands
+        p = g.pred(c)
+        if t in ("f32", "f64"):
+            ll = "float" if t == "f32" else "double"
+            raw = g.raw_nan(a) or g.raw_nan(b)
+            if not raw:
+                g.set_real(d, g.op(f"select i1 {p}, {ll} {g.real(a, t)}, {ll} {g.real(b, t)}"), t, arithmetic=False)
+                return
+        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.word(a, n)}, i{n} {g.word(b, n)}"), n)
+
+    return Action(emit)
+
+
+@opcode("slct")
+def slct(op: Opcode) -> Action:
+    ftz = op.flag("ftz")
+    t, tc = op.types(2)
+    n = width(t)
+    if tc not in ("s32", "f32"):
+        raise RefusedError(f"unsupported type .{tc}")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b, c = ins.operands
+        if tc == "s32":
+            p = g.op(f"icmp sge i32 {g.word(c, 32)}, 0")
+        else:
+            x = g.real(c, "f32")
+            if ftz:
+                x = g.call(g.helpers.flush("f32"), "float", f"float {x}")
+            p = g.op(f"fcmp oge float {x}, 0.0")
+        g.set_int(d, g.op(f"select i1 {p}, i{n} {g.word(a, n)}, i{n} {g.word(b, n)}"), n)
+
+    return Action(emit)
+
+
+_COMPARE = {"eq": "eq", "ne": "ne", "lt": "{}lt", "le": "{}le", "gt": "{}gt", "ge": "{}ge"}
+_UNSIGNED = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
+
+
+@opcode("setp", "set")
+def compare(op: Opcode) -> Action:
+    sets_predicate = op.base == "setp"
+    verb = op.pick(
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "lo",
+        "ls",
+        "hi",
+        "hs",
+        "equ",
+        "neu",
+        "ltu",
+        "leu",
+        "gtu",
+        "geu",
+        "num",
+        "nan",
+    )
+    boolean = op.pick("and", "or", "xor", default="")
+    ftz = op.flag("ftz")
+    kinds = op.types(1 if sets_predicate else 2)
+    t = kinds[-1]
+    if t in real.KINDS:
+        test = real.comparison(verb, t, ftz)
+    else:
+        n = width(t)
+        if t == "pred" or verb not in _COMPARE and (verb not in _UNSIGNED or is_signed(t)) or ftz:
+            raise RefusedError("unsupported comparison")
+        if t[0] == "b" and verb not in ("eq", "ne"):
+            raise RefusedError("bits compare only by .eq and .ne")
+        code = _UNSIGNED.get(verb) or _COMPARE[verb].format("s" if is_signed(t) else "u")
+
+        def test(g: Emitter, a: Any, b: Any) -> list[str]:
+            return [g.op(f"icmp {code} i{n} {g.word(a, n)}, {g.word(b, n)}")]
+
+    if (
+        not sets_predicate
+        and kinds[0] not in ("u32", "s32", "f32")
+        and (t not in real.HALVES or kinds[0] not in real.HALVES + ("u16", "s16"))
+    ):
+        raise RefusedError(f"unsupported type .{kinds[0]}")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b = ins.operands[:3]
+        results = test(g, a, b)
+        if sets_predicate:
+            second = getattr(d, "second", None)
+            first = d.first if second is not None else d
+            if len(results) == 2:  # packed: one predicate a half
+                outs = [(first, results[0]), (second if second is not None else SINK, results[1])]
+            else:
+                outs = [(first, results[0])]
+                if second is not None:
+                    outs.append((second, g.op(f"xor i1 {results[0]}, true")))
+            if boolean:
+                c = g.pred(ins.operands[3])
+                outs = [(o, g.op(f"{boolean} i1 {r}, {c}")) for o, r in outs]
+            # Both values are computed before either destination changes.
+            for o, r in outs:
+                g.set_pred(o, r)
+            return
+        if boolean:
+            c = g.pred(ins.operands[3])
+            results = [g.op(f"{boolean} i1 {r}, {c}") for r in results]
+        real.set_mask(g, d, results, kinds[0])
+
+    return Action(emit)
+
+
+@opcode("mov")
+def mov(op: Opcode) -> Action:
+    t = op.type()
+    n = width(t)
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a = ins.operands
+        if t == "pred":
+            g.set_pred(d, g.pred(a))
+        elif isinstance(d, Vec):
+            part = n // len(d.items)
+            x = g.word(a, n)
+            values = []
+            for i in range(len(d.items)):
+                v = x if i == 0 else g.op(f"lshr i{n} {x}, {i * part}")
+                values.append(g.op(f"trunc i{n} {v} to i{part}"))
+            for item, v in zip(d.items, values, strict=True):
+                g.set_int(item, v, part)
+        elif isinstance(a, Vec):
+            part = n // len(a.items)
+            total = ""
+            for i, item in enumerate(a.items):
+                v = g.op(f"zext i{part} {g.word(item, part)} to i{n}")
+                v = v if i == 0 else g.op(f"shl i{n} {v}, {i * part}")
+                total = v if i == 0 else g.op(f"or i{n} {total}, {v}")
+            g.set_int(d, total, n)
+        elif isinstance(a, Special):
+            v, w = special(g, a.name)
+            if w > n:
+                v = g.op(f"trunc i{w} {v} to i{n}")
+            elif w < n:
+                v = g.op(f"zext i{w} {v} to i{n}")
+            g.set_int(d, v, n)
+        elif isinstance(a, Reg) and isinstance(d, Reg) and width(a.type) == n:
+            g.copy(d, a, n)
+        else:
+            g.set_int(d, g.word(a, n), n)
+
+    return Action(emit)

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registers of one function while it is emitted.
+
+Inside a block a register is an SSA value, kept in its integer or its float form. It reaches other blocks through a
+stack slot (which LLVM promotes) and the other side of a suspend through the thread's frame: it is loaded from there
+where it is needed, and stored there only if it has changed. The NaN of fp32 arithmetic is made canonical only where its
+bits can be seen: in the integer form, in memory, in another block.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from ...ptx.ir import SINK, Function, Imm, Not, Reg
+from .. import abi
+from .floats import Helpers
+from .flow import bits
+from .opcode import RefusedError, width
+
+
+@dataclass(slots=True)
+class _Value:
+    integer: str | None
+    real: str | None
+    kind: str  # "f32"/"f64" of `real`
+    dirty: bool
+    raw_nan: bool  # `real` is an fp32 result whose NaN is not canonical yet
+
+
+def storage(type_: str) -> str:
+    """LLVM type of a register's slot."""
+    return {"pred": "i1", "f32": "float", "f64": "double"}.get(type_) or f"i{width(type_)}"
+
+
+def f32_constant(pattern: int) -> str:
+    if (pattern >> 23) & 0xFF == 0xFF:
+        return f"0x{(pattern >> 31) << 63 | 0x7FF << 52 | (pattern & 0x7FFFFF) << 29:016X}"
+    return f"0x{struct.unpack('<Q', struct.pack('<d', struct.unpack('<f', struct.pack('<I', pattern))[0]))[0]:016X}"
+
+
+def signed(value: int, bits_: int) -> int:
+    value &= (1 << bits_) - 1
+    return value - (1 << bits_) if value >> (bits_ - 1) and bits_ > 1 else value
+
+
+class Registers:
+    """Text being emitted, and the values of `fn`'s registers at this point of it."""
+
+    def __init__(self, fn: Function, helpers: Helpers):
+        self.fn, self.helpers = fn, helpers
+        self.out: list[str] = []
+        self.counter = 0
+        self.values: dict[int, _Value] = {}
+        self.guard: str | None = None
+        self.carry: str | None = None
+        self.slots_used: set[int] = set()
+        self.slots = self.frame_bytes = abi.T_SLOTS
+        self.frame_place: dict[int, int] = {}
+        self.in_frame = 0  # registers whose place in the frame holds their value
+        self.only_in_frame = 0  # of those, the ones whose stack slot does not
+
+    # Text -----------------------------------------------------------------------------------------------------------
+    def op(self, text: str) -> str:
+        """Emit an instruction with a result; its name."""
+        self.counter += 1
+        name = f"%x{self.counter}"
+        self.out.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        self.out.append("  " + text)
+
+    def label(self) -> str:
+        self.counter += 1
+        return f"L{self.counter}"
+
+    def start(self, label: str) -> None:
+        self.out.append(f"{label}:")
+
+    def call(self, name: str, result: str, *typed: str) -> str:
+        """Call a declared function: `typed` are "type value"."""
+        return self.op(f"call {result} {name}({', '.join(typed)})")
+
+    def intrinsic(self, name: str, type_: str, *args: str) -> str:
+        """An LLVM intrinsic over one type: name "llvm.umin", type "i32"."""
+        suffix = {"float": "f32", "double": "f64"}.get(type_, type_)
+        full = self.helpers.declare(f"{name}.{suffix}", type_, *([type_] * len(args)))
+        return self.op(f"call {type_} {full}({', '.join(f'{type_} {a}' for a in args)})")
+
+    # Registers ------------------------------------------------------------------------------------------------------
+    def _entry(self, reg: Reg) -> _Value:
+        value = self.values.get(reg.index)
+        if value is None:
+            t = storage(reg.type)
+            dirty = bool(self.only_in_frame >> reg.index & 1)
+            if dirty:
+                name = self._from_frame(reg)
+            else:
+                self.slots_used.add(reg.index)
+                name = self.op(f"load {t}, ptr %r{reg.index}")
+            if t in ("float", "double"):
+                value = _Value(None, name, "f32" if t == "float" else "f64", dirty, False)
+            else:
+                value = _Value(name, None, "", dirty, False)
+            self.values[reg.index] = value
+        return value
+
+    def _define(self, reg: Reg, value: _Value) -> None:
+        self.values[reg.index] = value
+        self.in_frame &= ~(1 << reg.index)
+
+    def _canonical(self, value: _Value) -> str:
+        if value.raw_nan:
+            # On integers: LLVM drops a select between NaNs.
+            nan = self.op(f"fcmp uno float {value.real}, 0.0")
+            bits_ = self.op(f"bitcast float {value.real} to i32")
+            value.integer = self.op(f"select i1 {nan}, i32 2147483647, i32 {bits_}")
+            value.real = self.op(f"bitcast i32 {value.integer} to float")
+            value.raw_nan = False
+        assert value.real is not None
+        return value.real
+
+    def _integer(self, value: _Value) -> str:
+        if value.raw_nan:
+            self._canonical(value)
+        if value.integer is None:
+            real = value.real
+            types = ("float", "i32") if value.kind == "f32" else ("double", "i64")
+            value.integer = self.op(f"bitcast {types[0]} {real} to {types[1]}")
+        return value.integer
+
+    def word(self, operand: Any, n: int) -> str:
+        """`operand` as an `i<n>`; a wider register is truncated."""
+        if isinstance(operand, Reg):
+            w = width(operand.type)
+            if operand.type == "pred":
+                raise RefusedError(f"{operand.name} is a predicate")
+            v = self._integer(self._entry(operand))
+            if w == n:
+                return v
+            if w > n:
+                return self.op(f"trunc i{w} {v} to i{n}")
+            raise RefusedError(f"{operand.name} is narrower than {n} bits")
+        if isinstance(operand, Imm):
+            if operand.kind == "int":
+                return str(signed(operand.value, n))
+            if operand.kind == "dec":
+                packed = struct.pack("<f" if n == 32 else "<d", operand.value) if n in (32, 64) else None
+                if packed is None:
+                    raise RefusedError("unsupported floating-point immediate")
+                return str(signed(int.from_bytes(packed, "little"), n))
+            if n == 64 and operand.kind == "f32":
+                real = struct.unpack("<f", struct.pack("<I", operand.value))[0]
+                return str(signed(int.from_bytes(struct.pack("<d", real), "little"), 64))
+            return str(signed(operand.value, n))
+        raise RefusedError("a register or an immediate is expected")
+
+    def real(self, operand: Any, kind: str) -> str:
+        """`operand` as float ("f32") or double ("f64")."""
+        n = 32 if kind == "f32" else 64
+        ll = "float" if kind == "f32" else "double"
+        if isinstance(operand, Reg):
+            if width(operand.type) != n:
+                raise RefusedError(f"{operand.name} is not {n} bits wide")
+            value = self._entry(operand)
+            if value.real is None:
+                value.real = self.op(f"bitcast i{n} {value.integer} to {ll}")
+                value.kind = kind
+            return value.real
+        if isinstance(operand, Imm) and operand.kind != "int":
+            pattern = int(self.word(operand, n)) & ((1 << n) - 1)
+            return f32_constant(pattern) if kind == "f32" else f"0x{pattern:016X}"
+        return self.op(f"bitcast i{n} {self.word(operand, n)} to {ll}")
+
+    def raw_nan(self, operand: Any) -> bool:
+        """Does the operand's float form have a NaN that is not canonical yet?"""
+        return isinstance(operand, Reg) and operand.index in self.values and self.values[operand.index].raw_nan
+
+    def carry_in(self) -> str:
+        if self.carry is None:
+            raise RefusedError("the carry is not set in this basic block")
+        return self.carry
+
+    def pred(self, operand: Any) -> str:
+        if isinstance(operand, Not):
+            return self.op(f"xor i1 {self.pred(operand.reg)}, true")
+        if isinstance(operand, Imm) and operand.kind == "int":
+            return "true" if operand.value else "false"
+        if isinstance(operand, Reg) and operand.type == "pred":
+            return self._entry(operand).integer or "false"
+        raise RefusedError("a predicate is expected")
+
+    def set_int(self, dst: Any, value: str, n: int, sign: bool = False) -> None:
+        """Write an `i<n>` to a register; a wider one is extended."""
+        if dst is SINK:
+            return
+        if not isinstance(dst, Reg):
+            raise RefusedError("a destination register is expected")
+        w = width(dst.type)
+        if w < n or dst.type == "pred":
+            raise RefusedError(f"{dst.name} cannot hold {n} bits")
+        if w > n:
+            value = self.op(f"{'sext' if sign else 'zext'} i{n} {value} to i{w}")
+        if self.guard:
+            value = self.op(f"select i1 {self.guard}, i{w} {value}, i{w} {self._integer(self._entry(dst))}")
+        self._define(dst, _Value(value, None, "", True, False))
+
+    def set_real(self, dst: Any, value: str, kind: str, arithmetic: bool = True) -> None:
+        """Write a float or double; `arithmetic`: a NaN becomes canonical (fp32)."""
+        if dst is SINK:
+            return
+        ll = "float" if kind == "f32" else "double"
+        if not isinstance(dst, Reg) or width(dst.type) != (32 if kind == "f32" else 64):
+            raise RefusedError("a destination register of the operation's width is expected")
+        raw = arithmetic and kind == "f32"
+        if self.guard:
+            new = _Value(None, value, kind, True, raw)
+            value = self._canonical(new)
+            raw = False
+            if self._entry(dst).raw_nan:
+                self._canonical(self._entry(dst))
+            value = self.op(f"select i1 {self.guard}, {ll} {value}, {ll} {self.real(dst, kind)}")
+        self._define(dst, _Value(None, value, kind, True, raw))
+
+    def set_pred(self, dst: Any, value: str) -> None:
+        if dst is SINK:
+            return
+        if not isinstance(dst, Reg) or dst.type != "pred":
+            raise RefusedError("a destination predicate is expected")
+        if self.guard:
+            value = self.op(f"select i1 {self.guard}, i1 {value}, i1 {self.pred(dst)}")
+        self._define(dst, _Value(value, None, "", True, False))
+
+    def copy(self, dst: Any, src: Any, n: int) -> None:
+        """Move without a change of bits, in whatever form `src` is."""
+        if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
+            e = self._entry(src)
+            self._define(dst, _Value(e.integer, e.real, e.kind, True, e.raw_nan))
+        else:
+            self.set_int(dst, self.word(src, n), n)
+
+    def _stored(self, reg: Reg) -> tuple[str, str]:
+        """(LLVM type, value) of a register as its slot holds it."""
+        t = storage(reg.type)
+        value = self._entry(reg)
+        if t == "float" or t == "double":
+            if value.real is None:
+                value.real = self.op(f"bitcast i{width(reg.type)} {value.integer} to {t}")
+                value.kind = reg.type
+            return t, self._canonical(value)
+        return t, self._integer(value) if t != "i1" else (value.integer or "false")
+
+    def flush(self, live: int) -> None:
+        """Before a branch: what is live behind it goes to its stack slot."""
+        for index in bits(live & self.only_in_frame):
+            self._entry(self.fn.registers[index])
+        for index, value in list(self.values.items()):
+            if value.dirty and live >> index & 1:
+                self.slots_used.add(index)
+                t, v = self._stored(self.fn.registers[index])
+                self.do(f"store {t} {v}, ptr %r{index}")
+
+    # Frame ----------------------------------------------------------------------------------------------------------
+    def field(self, offset: int) -> str:
+        return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
+
+    def put(self, offset: int, typed: str) -> None:
+        """Store "type value" to the frame's header."""
+        self.do(f"store {typed}, ptr {self.field(offset)}")
+
+    def get(self, offset: int, type_: str) -> str:
+        return self.op(f"load {type_}, ptr {self.field(offset)}")
+
+    def place(self, kept: list[int]) -> None:
+        """Give each register that a suspend keeps its place in the frame: one of its own among those kept together."""
+        suspends: dict[int, int] = {}
+        for number, live in enumerate(kept):
+            for index in bits(live):
+                suspends[index] = suspends.get(index, 0) | 1 << number
+        places: list[tuple[int, int]] = []  # offset, and the suspends at which it is taken
+        # Widest first: a later one fits wherever an earlier one did.
+        for index in sorted(suspends, key=lambda i: (-width(self.fn.registers[i].type), i)):
+            free = (k for k, (_, taken) in enumerate(places) if not taken & suspends[index])
+            k = next(free, len(places))
+            if k == len(places):
+                places.append((self.frame_bytes, 0))
+                self.frame_bytes += max(1, width(self.fn.registers[index].type) // 8)
+            offset, taken = places[k]
+            places[k] = offset, taken | suspends[index]
+            self.frame_place[index] = offset
+        self.frame_bytes = -(-self.frame_bytes // 16) * 16
+
+    def save(self, live: int) -> None:
+        """Before a suspend."""
+        for index in bits(live & ~self.in_frame):
+            t, v = self._stored(self.fn.registers[index])
+            if t == "i1":
+                t, v = "i8", self.op(f"zext i1 {v} to i8")
+            self.put(self.frame_place[index], f"{t} {v}")
+
+    def _from_frame(self, reg: Reg) -> str:
+        offset, t = self.frame_place[reg.index], storage(reg.type)
+        return self.op(f"trunc i8 {self.get(offset, 'i8')} to i1") if t == "i1" else self.get(offset, t)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that every collective has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError, Unsupported
+
+
+class PDLLevel(IntEnum):
+    """When a collective lets the next kernel in its stream start (programmatic dependent launch).
+
+    With any level but OFF the collective itself is launched so that it may start before the kernel in front of it has
+    finished; it reads nothing that kernel may write, the workspace and an epilogue's arrays included, before its
+    `griddepcontrol.wait`. The one exception are the gammas of `allreduce_rmsnorm_fp8`, weights that are fetched before
+    the wait: between a kernel that writes them and the collective there must be a launch without PDL, a wait for an
+    event or a synchronisation. The kernel behind it, if launched with PDL, may start
+
+    - OFF, ON, OVERLAP_AT_END: once every block has come to its end (the trigger is the last thing a block does). Only
+      the dependent's own wait makes results visible;
+    - OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
+      wait. It holds multiprocessors while the collective waits for its peers, which no block budget counts: where two
+      groups share devices, their calls of this level can starve each other until `spin_timeout`. Order them by events,
+      or use ON.
+
+    NO_WAIT_OVERLAP_AT_END would skip the wait; drvfuse's own collectives refuse it.
+    """
+
+    OFF = 0
+    ON = 1
+    OVERLAP_AT_END = 1
+    OVERLAP_AT_BEGINNING = 2
+    NO_WAIT_OVERLAP_AT_END = 3
+
+
+MULTIMEM_VETOES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+"""Environment variables, and the value by which each forbids multicast at a site."""
+
+
+def pdl_level(value: Any) -> PDLLevel:
+    """The level, or ArgumentError; Unsupported for the level that no op can honour."""
+    try:
+        level = PDLLevel(value)
+    except ValueError:
+        raise ArgumentError(
+            "pdl_level", repr(value), "one of " + ", ".join(f"PDLLevel.{x.name}" for x in PDLLevel)
+        ) from None
+    if level is PDLLevel.NO_WAIT_OVERLAP_AT_END:
+        raise Unsupported(
+            "pdl_level NO_WAIT_OVERLAP_AT_END: without the wait the op would read its operands or its workspace "
+            "while the kernel in front still changes them; use OVERLAP_AT_BEGINNING"
+        )
+    return level
+
+
+def refuse_multimem(asked: bool) -> None:
+    """Raise Unsupported if multicast was asked for, naming the site's vetoes that are set."""
+    if not asked:
+        return
+    import os
+
+    vetoes = [f"{name}={value}" for name, value in MULTIMEM_VETOES.items() if os.environ.get(name) == value]
+    reason = f"this site forbids multicast ({', '.join(vetoes)})" if vetoes else "multicast kernels are not implemented"
+    raise Unsupported(f"use_multimem=True: {reason}; pass use_multimem=False")
+
+
+def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
+    """`value` if it is one of the allowed names, else ArgumentError."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ArgumentError(argument, repr(value), "one of " + ", ".join(map(repr, allowed)))
+    return value
+
+
+def block_limit(value: Any, budget: int) -> int:
+    """`max_num_blocks`: None for the group's budget, else an integer from 1 to it."""
+    if value is None:
+        return budget
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= budget:
+        raise ArgumentError("max_num_blocks", repr(value), f"an integer from 1 to {budget}, the group's max_blocks")
+    return int(value)
+
+
+def real(argument: str, value: Any, *, least: float = -math.inf, finite: bool = True) -> float:
+    """`value` rounded to float32: a number, not NaN, at least `least`, and finite where asked."""
+    expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (", finite" if finite else "")
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ArgumentError(argument, repr(value), expected)
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))
+    if math.isnan(rounded) or rounded < least or (finite and math.isinf(rounded)):
+        raise ArgumentError(argument, repr(value), expected)
+    return rounded

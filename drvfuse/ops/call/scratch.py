@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workspaces of the ops on one device, and what becomes of a wait in them that was given up.
+
+A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
+one launch at a time. A kernel that gives up waiting says so in pinned host memory, which every call reads first, as do
+`Graph.launch()` of a graph that holds a call and `check_device`.
+
+Workspaces of drvfuse's own are kept for the streams of a device that called last, by handle, and live at most as long
+as the `Device`. Their memory is reused after the work that uses it, and a graph keeps those of its calls. A handle that
+the driver gives to a new stream brings the workspace with it: the new stream's work waits for the old one's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ... import config
+from ...errors import ArgumentError, CaptureError, GridTimeout
+from ...runtime import interop
+from ...runtime.array import Array
+from ...runtime.device import Device
+from ...runtime.driver import Driver
+from ...runtime.pinned import PinnedBuffer
+from ...runtime.stream import Stream
+
+STATE_BYTES = 16
+HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/sync/grid_barrier.cuh
+_ALIGNMENT = 16
+_SLOTS = 64
+_STREAMS = 32  # that have a workspace of drvfuse's own, for each kind
+_REPORT = np.dtype(
+    {
+        "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<u4", "<u8", "<u4"],
+        "offsets": [0, 4, 8, 12, 16, 24, 32],
+        "itemsize": 64,
+    }
+)
+
+
+class ScratchParams(ctypes.Structure):
+    """`struct Scratch` of cu/sync/scratch.cuh."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("state", "report", "timeout_ns"))
+
+
+class Workspace:
+    """The workspace of a call: `array`, and `params` for its kernel."""
+
+    def __init__(self, reports: _Reports, device: Device, array: Array, owned: bool) -> None:
+        self.array, self.ptr, self.nbytes = array, array.ptr, array.nbytes
+        self._reports, self._index, self._owned = reports, device.index, owned
+        self._stale = False
+        self._user: Stream | None = None
+
+    @property
+    def params(self) -> ScratchParams:
+        timeout = int(config.get("spin_timeout") * 1e9)
+        return ScratchParams(state=self.ptr, report=self._reports.address(self.ptr), timeout_ns=timeout)
+
+    def check(self) -> None:
+        """Raise GridTimeout if a launch gave up, once; an own workspace is then zeroed before its next launch."""
+        try:
+            self._reports.check(self._index, self.ptr)
+        except GridTimeout:
+            self._stale = self._owned
+            raise
+
+    def admit(self, stream: Stream) -> None:
+        """Before each launch on `stream`. Raises GridTimeout if an earlier one gave up, once; zeroes an own one after.
+
+        CaptureError where it must be zeroed and `stream` is being captured.
+        """
+        self.check()
+        if self._stale:
+            if stream.capture_id() is not None:
+                raise CaptureError("the op's workspace must be zeroed after a time-out, outside the capture")
+            with stream.device.use():
+                stream.device.driver.cuMemsetD8Async(self.ptr, 0, self.nbytes, stream.handle)
+            self._stale = False
+
+    def hand_over(self, stream: Stream) -> None:
+        """Work queued on `stream` from now on comes after that of an earlier stream, if that had the same handle."""
+        earlier, self._user = self._user, stream
+        if earlier is None:
+            stream.follow(self.array.stream)  # where its memory was cleared
+        elif earlier is not stream and stream.capture_id() is None:
+            event = earlier.last_event() if earlier.closed else stream.device.marks.get(stream.handle)
+            if event is not None:
+                stream.wait(event)
+
+
+class _Reports:
+    """Report blocks of a device's workspaces. A few share one: then only the last report is seen."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
+        self._blocks = self._pinned.view(_REPORT)
+        self._magic = self._blocks["magic"]
+
+    def address(self, workspace: int) -> int:
+        return self._pinned.ptr + self._slot(workspace) * _REPORT.itemsize
+
+    def check(self, device: int, workspace: int | None = None) -> None:
+        """Raise what was reported, of one workspace or of any, and forget it. Reads host memory only."""
+        slots = np.flatnonzero(self._magic).tolist() if workspace is None else [self._slot(workspace)]
+        for slot in slots:
+            report = self._blocks[slot]
+            if not report["magic"] or (workspace is not None and int(report["state"]) != workspace):
+                continue
+            fields = [int(report[name]) for name in ("reason", "block", "peer", "expected", "seen")]
+            report["magic"] = 0
+            raise GridTimeout(device, *fields)
+
+    @staticmethod
+    def _slot(workspace: int) -> int:
+        return workspace // 512 % _SLOTS
+
+
+class _Scratch:
+    """The workspaces of one device: `own` by stream and kind, the last used last, and all that callers brought."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.reports = _Reports(driver)
+        self.own: dict[tuple[int, str], Workspace] = {}
+        self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
+
+
+def _of(device: Device) -> _Scratch:
+    found: _Scratch | None = device.__dict__.get("_scratch")
+    if found is None:
+        found = device.__dict__["_scratch"] = _Scratch(device.driver)
+    return found
+
+
+def acquire(device: Device, stream: Stream, given: Any, nbytes: int, kind: str = "") -> Workspace:
+    """The workspace of a call on `stream`: the caller's, else one cached for this stream, which grows as needed.
+
+    Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
+
+    The caller zeroes his own before its first use and after a GridTimeout; it is a uint8 array. A cached one is not for
+    two streams. Raises GridTimeout, once, if an earlier launch with it gave up; CaptureError if a cached one has to
+    grow or to be zeroed in a capture.
+    """
+    scratch = _of(device)
+    if given is not None:
+        array = _checked(device, given, nbytes)
+        space = scratch.known.get(array.ptr)
+        if space is None or space.array is not array:
+            space = scratch.known[array.ptr] = Workspace(scratch.reports, device, array, False)
+    else:
+        space = _own(scratch, device, stream, nbytes, kind)
+    space.admit(stream)
+    return space
+
+
+def _own(scratch: _Scratch, device: Device, stream: Stream, nbytes: int, kind: str) -> Workspace:
+    key = stream.handle, kind
+    space = scratch.own.get(key)
+    if space is None or space.nbytes < nbytes:
+        if stream.capture_id() is not None:
+            or_else = "" if kind else ", or pass workspace if it takes one"
+            raise CaptureError(
+                "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
+                f"with arrays of these shapes{or_else}"
+            )
+        home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
+        space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
+    scratch.own.pop(key, None)
+    scratch.own[key] = space
+    mine = [other for other in scratch.own if other[1] == kind]
+    if len(mine) > _STREAMS:
+        del scratch.own[mine[0]]
+    space.hand_over(stream)
+    return space
+
+
+def check_device(device: Device) -> None:
+    """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no call has said so yet.
+
+    Reads host memory only, so a launch that still runs is not seen: synchronise first.
+    """
+    scratch = _of(device)
+    for space in (*scratch.own.values(), *scratch.known.values()):
+        space.check()
+    scratch.reports.check(device.index)
+
+
+def _checked(device: Device, given: Any, nbytes: int) -> Array:
+    array, _ = interop.as_array(given, driver=device.driver, argument="workspace", writable=True)
+    if array.dtype.name != "uint8":
+        raise ArgumentError("workspace.dtype", str(array.dtype), "uint8")
+    if array.nbytes < nbytes:
+        raise ArgumentError("workspace", f"of {array.nbytes} bytes", f"of at least {nbytes} bytes")
+    if array.ptr % _ALIGNMENT:
+        raise ArgumentError("workspace", f"at address {array.ptr:#x}", f"aligned to {_ALIGNMENT} bytes")
+    if array.device is not device:
+        raise ArgumentError("workspace", f"on device {array.device.index}", f"on device {device.index}")
+    return array

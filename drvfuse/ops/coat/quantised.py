@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FP8 ops take: a tensor with group scales, the group's size, weights of columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import dtypes
+from ...errors import ArgumentError
+from ...runtime.driver import Driver
+from ..call import operands
+from ..call.operands import Operand
+
+WEIGHTS = ("bfloat16", "float32")
+GROUPS = (16, 32, 64, 128)
+
+
+def group_size(QB: Any) -> int:
+    """`QB`, or ArgumentError."""
+    if isinstance(QB, bool) or QB not in GROUPS:
+        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, GROUPS)))
+    return int(QB)
+
+
+def matrix_shape(operand: Operand) -> tuple[int, ...]:
+    """The operand's shape, [M, N] or [B, S, N], or ArgumentError."""
+    shape = operand.shape
+    if len(shape) not in (2, 3) or not shape[-1]:
+        raise ArgumentError(operand.name, f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
+    return shape
+
+
+def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
+    """x in FP8 and its group scales, checked against one another, and x's shape."""
+    group_size(QB)
+    xs = operands.rows("x", x, driver, dtypes.FP8)
+    shape = matrix_shape(xs)
+    scales = operands.rows("s_x", s_x, driver, ["bfloat16"])
+    wanted = (*shape[:-1], -(-shape[-1] // QB))
+    if scales.shape != wanted:
+        raise ArgumentError("s_x", f"of shape {scales.shape}", f"of shape {wanted}, ceil(N / QB) scales a row")
+    return xs, scales, shape
+
+
+def column_weights(driver: Driver, w: Any, columns: int) -> Operand:
+    """w, one for each column of what is normalised."""
+    weight = operands.whole("w", w, driver, WEIGHTS)
+    operands.require_shape(weight, (columns,), "one for each column of x")
+    return weight

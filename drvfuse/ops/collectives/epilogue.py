@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element-wise epilogues: a CUDA C++ expression applied to the fp32 sum before it is rounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...dtypes import DType
+from ...errors import ArgumentError
+
+IN_SCOPE = ("x", "i", "row", "col", "rank")
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_FORBIDDEN = re.compile(r"[;{}#\\\n\r]|//|/\*")
+_KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr
+    const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern false
+    float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq
+    private protected public register reinterpret_cast return short signed sizeof static static_assert
+    static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned
+    using virtual void volatile wchar_t while xor xor_eq""".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar parameter of a fixed type. Made by `float32` and `int32`."""
+
+    dtype: DType
+    value: float | int
+
+
+def float32(value: float) -> Scalar:
+    """A float32 parameter, rounded to nearest."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise ArgumentError("float32", repr(value), "a number")
+    with np.errstate(over="ignore"):
+        return Scalar(dtypes.get("float32"), float(np.float32(value)))
+
+
+def int32(value: int) -> Scalar:
+    """An int32 parameter; ArgumentError if it does not fit."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**31) <= value < 2**31:
+        raise ArgumentError("int32", repr(value), "an integer from -2**31 to 2**31 - 1")
+    return Scalar(dtypes.get("int32"), int(value))
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """A parameter with a copy on every rank, equal by contract: unlike a plain list, it does not differ by rank."""
+
+    copies: tuple[Any, ...]
+
+    def __init__(self, copies: Any) -> None:
+        object.__setattr__(self, "copies", tuple(copies))
+
+
+class Epilogue:
+    """An element-wise epilogue, `Epilogue("x * scale + bias[col]", scale=float32(0.5), bias=array)`.
+
+    `expression` is a CUDA C++ expression. In scope: `x`, the fp32 sum over the ranks, not yet rounded; `i`, the flat
+    index of the element; `row` and `col`, its index along the last dimension and that of the rest; `rank`. Its value
+    is converted to fp32 and rounded once to the output's dtype. Kernels are compiled without contraction of `a * b + c`
+    to fma.
+
+    A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the
+    dtype is a floating one. Give a list, one entry a local rank, where it differs by rank; `Replicated([...])` for a
+    copy on each rank of the same values; a bare array is read by every rank where it lies, so it may be overwritten or
+    freed only after the call is complete on all ranks, not just on the rank that holds it. Nothing checks indices, and
+    an array parameter must not overlap what the collective writes.
+
+    An epilogue that differs by rank (a list, or `rank` in the expression) needs algo "one_stage" or "naive":
+    "two_stage" computes each element on one rank alone.
+
+    Only the expression and the parameters' types enter the kernel, so `with_` never recompiles.
+    """
+
+    def __init__(self, expression: str, /, **parameters: Any) -> None:
+        if not isinstance(expression, str) or not expression.strip():
+            raise ArgumentError("epilogue", repr(expression), "a CUDA C++ expression")
+        found = _FORBIDDEN.search(expression)
+        if found:
+            raise ArgumentError("epilogue", repr(expression), f"one C++ expression without {found.group()!r}")
+        for name, value in parameters.items():
+            _check_name(name)
+            if isinstance(value, (list, Replicated)):
+                if not (value.copies if isinstance(value, Replicated) else value):
+                    raise ArgumentError(f"epilogue parameter {name}", "empty", "one value a local rank")
+            elif isinstance(value, (bool, int, float, np.number)):
+                raise ArgumentError(
+                    f"epilogue parameter {name}", repr(value), "float32(value), int32(value) or an array"
+                )
+        self.expression = expression
+        self.parameters: Mapping[str, Any] = MappingProxyType(dict(parameters))
+
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether ranks may compute different values from the same sum."""
+        uses_rank = re.search(r"\brank\b", self.expression) is not None
+        return uses_rank or any(isinstance(value, list) for value in self.parameters.values())
+
+    def with_(self, **parameters: Any) -> Epilogue:
+        """A copy with some parameters replaced. ArgumentError for a name that the epilogue does not have."""
+        for name in parameters:
+            if name not in self.parameters:
+                raise ArgumentError(f"epilogue parameter {name}", "unknown", f"one of {list(self.parameters)}")
+        return Epilogue(self.expression, **{**self.parameters, **parameters})
+
+    def __repr__(self) -> str:
+        return f"Epilogue({self.expression!r}, {', '.join(self.parameters)})"
+
+
+def _check_name(name: str) -> None:
+    reserved = name in IN_SCOPE or name in _KEYWORDS or "__" in name
+    if reserved or not _IDENTIFIER.fullmatch(name):
+        raise ArgumentError(
+            f"epilogue parameter {name}", "a reserved name", f"a C++ identifier other than {', '.join(IN_SCOPE)}"
+        )

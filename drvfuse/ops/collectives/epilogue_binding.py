@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An epilogue on a group: its C++ text, and its parameters as one structure a rank."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...dtypes import DType
+from ...errors import ArgumentError
+from ...runtime import interop
+from ..call import validate
+from ..call.validate import RankArray
+from .epilogue import Epilogue, Replicated, Scalar
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+
+_SCALARS = {"float32": ctypes.c_float, "int32": ctypes.c_int32}
+
+
+@dataclass(frozen=True)
+class BoundEpilogue:
+    """`text` defines `EpilogueParams` and `epilogue` for the kernel and depends on expression and types alone.
+
+    `structures[i]` is rank i's `EpilogueParams`, `operands[i]` the arrays that it points to.
+    """
+
+    epilogue: Epilogue
+    text: str
+    structures: list[ctypes.Structure]
+    operands: list[list[RankArray]]
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    dtype: DType
+    is_array: bool
+    values: list[float | int]
+    operands: list[RankArray]
+
+    @property
+    def cxx(self) -> str:
+        return f"const {self.dtype.cxx}*" if self.is_array else self.dtype.cxx
+
+
+def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
+    """Check the parameters against the group and fill a structure a rank. Raises ArgumentError naming the parameter."""
+    if not isinstance(epilogue, Epilogue):
+        raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
+    parameters = {name: _parameter(group, name, value) for name, value in epilogue.parameters.items()}
+    kind = _structure(parameters)
+    structures = [
+        kind(**{name: parameter.values[position] for name, parameter in parameters.items()})
+        for position in range(len(group))
+    ]
+    operands = [[p.operands[position] for p in parameters.values() if p.is_array] for position in range(len(group))]
+    return BoundEpilogue(epilogue, _text(epilogue.expression, parameters), structures, operands)
+
+
+def _parameter(group: Group, name: str, value: Any) -> _Parameter:
+    argument = f"epilogue parameter {name}"
+    entries = list(value.copies) if isinstance(value, Replicated) else value if isinstance(value, list) else None
+    if entries is not None and len(entries) != len(group):
+        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value a local rank")
+    if entries is None:
+        entries = [value] * len(group)
+        names = [argument] * len(group)
+    else:
+        names = [f"{argument}[{position}]" for position in range(len(group))]
+    if all(isinstance(entry, Scalar) for entry in entries):
+        found, operands = [(entry.dtype, entry.value) for entry in entries], []
+    else:
+        operands = [_array(group, p, n, entry) for p, (n, entry) in enumerate(zip(names, entries, strict=True))]
+        found = [(operand.array.dtype, operand.array.ptr) for operand in operands]
+    dtype = found[0][0]
+    for entry_name, (other, _) in zip(names, found, strict=True):
+        if other != dtype:
+            raise ArgumentError(entry_name, f"of dtype {other}", f"of dtype {dtype}, that of {names[0]}")
+    return _Parameter(dtype, bool(operands), [number for _, number in found], operands)
+
+
+def _array(group: Group, position: int, name: str, value: Any) -> RankArray:
+    if isinstance(value, Scalar):
+        raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
+    operand = validate.rank_array(group, name, value, alignment=None)
+    device = group.ranks[position].device
+    if not operand.array.size:
+        raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
+    if not interop.readable_by(operand.array.ptr, operand.array.nbytes, device):
+        raise ArgumentError(
+            name,
+            f"on device {operand.array.device.index}, which device {device.index} cannot read",
+            f"readable on device {device.index}: pass a list with an array a rank, or Replicated([...])",
+        )
+    return operand
+
+
+def _structure(parameters: Mapping[str, _Parameter]) -> type[ctypes.Structure]:
+    fields: list[Any] = [
+        (name, ctypes.c_uint64 if p.is_array else _SCALARS[p.dtype.name]) for name, p in parameters.items()
+    ]
+    return type("EpilogueParams", (ctypes.Structure,), {"_fields_": fields or [("unused", ctypes.c_int32)]})
+
+
+def _text(expression: str, parameters: Mapping[str, _Parameter]) -> str:
+    fields = "".join(f" {p.cxx} {name};" for name, p in parameters.items()) or " int unused;"
+    local = "".join(f"    const auto {name} = drvfuse_params.{name};\n" for name in parameters)
+    return (
+        f"struct EpilogueParams {{{fields} }};\n"
+        "__device__ __forceinline__ float epilogue(float x, i64 i, i64 row, i64 col, int rank,\n"
+        "                                          const EpilogueParams& drvfuse_params) {\n"
+        f"{local}"
+        "    return static_cast<float>(\n"
+        '#line 1 "epilogue"\n'
+        f"{expression}\n"
+        "    );\n"
+        "}"
+    )

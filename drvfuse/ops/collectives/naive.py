@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
+
+It needs no peer access, but in a graph capture. Chunk by chunk every rank copies the others' inputs into its own
+workspace, waits until all have copied, and sums. That wait makes in-place calls right, and it frees every input at the
+rank's completion: no peer reads an input after its rank's kernel has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...comm.workspace import PAYLOAD_OFFSET
+from ...errors import ArgumentError, Unsupported
+from ...runtime.interop import copyable_by
+from ...runtime.kernel import Launch
+from ...runtime.stream import Event
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.stream import Stream
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a call: the bytes [offset, offset + nbytes) of each input, and the kernel that sums them on each rank."""
+
+    offset: int
+    nbytes: int
+    launches: Sequence[Launch]
+
+
+def slot_bytes(group: Group, unit: int) -> int:
+    """Bytes of an input that a chunk may have, a multiple of `unit`: the payload has a slot for every other rank.
+
+    A slot begins at a multiple of 16 bytes. Raises ArgumentError if not one unit fits.
+    """
+    available = group.workspace.payload_bytes // max(group.size - 1, 1) // 16 * 16
+    if available < unit:
+        needed = -(-unit // 16) * 16 * (group.size - 1)
+        raise ArgumentError("workspace_bytes", group.workspace.payload_bytes, f"at least {needed} for this call")
+    return available // unit * unit
+
+
+def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
+    """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
+    base = group.workspace.pointers[position] + PAYLOAD_OFFSET
+    slot = -(-slot // 16) * 16
+    return [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
+
+
+class Naive:
+    """Copies and kernels of a naive call."""
+
+    def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
+        """`inputs` are the addresses of the ranks' inputs, `slot` what `slot_bytes` gave."""
+        self._group = group
+        self._inputs = tuple(inputs)
+        self._chunks = chunks
+        self.launches = [[chunk.launches[position] for chunk in chunks] for position in range(len(group))]
+        self._slots = [sources(group, position, 0, slot) for position in range(group.size)]
+        self._ready = [Event(rank.device) for rank in group]
+        self._copied = [Event(rank.device) for rank in group]
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        """All ranks, and all streams outside a capture or all in one: its events cannot cross the border.
+
+        In a capture the devices must have access to each other's inputs, as `copyable_by` says.
+        """
+        if alone:
+            raise Unsupported('algo="naive" launches all local ranks together; call launch() without rank=')
+        if len(set(captures)) > 1:
+            raise Unsupported(
+                'algo="naive" in a graph capture needs the streams of all local ranks in that one capture: '
+                "copies of one rank are ordered against the others by events"
+            )
+        if captures[0] is not None:
+            self._require_access()
+
+    def _require_access(self) -> None:
+        nbytes = self._chunks[-1].offset + self._chunks[-1].nbytes
+        for peer, source in enumerate(self._inputs):
+            for position, rank in enumerate(self._group):
+                if peer != position and not copyable_by(source, nbytes, rank.device):
+                    raise Unsupported(
+                        f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
+                        f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
+                    )
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        raise NotImplementedError("check() has refused it")
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        captured = streams[0].capture_id() is not None
+        self._meet(self._ready, streams)
+        for chunk in self._chunks:
+            for position, stream in enumerate(streams):
+                self._copy(chunk, position, stream, captured)
+            self._meet(self._copied, streams)
+            for launch, stream in zip(chunk.launches, streams, strict=True):
+                launch(stream)
+
+    def _meet(self, events: Sequence[Event], streams: Sequence[Stream]) -> None:
+        for event, stream in zip(events, streams, strict=True):
+            event.record(stream)
+        for position, stream in enumerate(streams):
+            for peer, event in enumerate(events):
+                if peer != position:
+                    stream.wait(event)
+
+    def _copy(self, chunk: Chunk, position: int, stream: Stream, captured: bool) -> None:
+        device = self._group.ranks[position].device
+        with device.use():
+            for peer, source in enumerate(self._inputs):
+                if peer == position:
+                    continue
+                to, what = self._slots[position][peer], source + chunk.offset
+                if captured:  # where cuMemcpyPeerAsync is refused
+                    device.driver.cuMemcpyDtoDAsync(to, what, chunk.nbytes, stream.handle)
+                else:  # any memory of the peer; the other one takes only what this device has access to
+                    holder = self._group.ranks[peer].device
+                    device.driver.cuMemcpyPeerAsync(
+                        to, device.context, what, holder.context, chunk.nbytes, stream.handle
+                    )

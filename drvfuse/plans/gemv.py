@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How cu/gemv/gemv_partial_norm.cu cuts its work: warps, packs, rows and stages under way, and the rows of each block.
+
+Nothing here changes a bit of the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PACK_BYTES = 16
+GROUP = 32
+GROUP_BYTES = PACK_BYTES * GROUP
+PRODUCT_WARPS = 16  # at most
+TEAM_WARPS = 8  # for a copied row, at best: two teams hide more of each other's latencies
+RESIDENT = 32  # values of act that a lane keeps in registers, at most
+NORM_WARPS = 8  # of all rows of act, at most
+ROUND_COLUMNS = 4096  # that the finish waits for at a time, at most
+STAGES = 4  # that are under way, at most
+
+# Where copies are faster than loads, and how much is copied and loaded at a time, as timed on an H200.
+COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
+COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
+COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
+LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
+DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
+
+
+def groups_of_row(k: int, itemsize: int) -> int:
+    """Groups of 32 packs of a row of `k` weights of `itemsize` bytes, the last one perhaps short."""
+    return -(-k * itemsize // GROUP_BYTES)
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << most.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block: warps that share a row, teams of them, packs of a row that a lane has at a time, rows of a stage, stages
+    of a row, whether stages are copied to shared memory or loaded to registers, stages under way, warps that add (0: a
+    warp has whole rows and adds them itself), and places for stages."""
+
+    warps_a_row: int
+    teams: int
+    packs: int
+    step: int
+    chunks: int
+    copied: bool
+    stages: int
+    sum_warps: int
+    slots: int
+
+    def shared_bytes(self, m: int) -> int:
+        """Shared memory of the copied weights and of the group sums."""
+        groups = self.slots * self.step * self.warps_a_row * self.packs
+        return self.copied * groups * GROUP_BYTES + -(-4 * groups * m // PACK_BYTES) * PACK_BYTES
+
+    def norm_warps(self, m: int) -> int:
+        """Warps that finish a row of act."""
+        warps = NORM_WARPS
+        while warps * m > NORM_WARPS:
+            warps //= 2
+        return warps
+
+    def norm_batch(self, m: int, n_normed: int) -> int:
+        """Packs of four normed columns that a lane waits for at a time."""
+        return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
+
+    def norm_held(self, m: int, n_normed: int) -> bool:
+        """Whether each lane waits once only."""
+        return self._norm_columns(m, self.norm_batch(m, n_normed)) >= n_normed
+
+    def _norm_columns(self, m: int, batch: int) -> int:
+        return 4 * GROUP * batch * self.norm_warps(m)
+
+    def threads(self, m: int) -> int:
+        """Of a block: warps that multiply, those that add, and those that finish."""
+        return 32 * (self.warps_a_row * self.teams + self.sum_warps + m * self.norm_warps(m))
+
+    @staticmethod
+    def of(m: int, groups: int, width: int, rows: int, can_copy: bool) -> Shape:
+        """For `groups` a row of the weight, `width` weights a pack, and `rows` of it for a block."""
+        copied = can_copy and groups * GROUP_BYTES >= COPIED_ROW_BYTES and rows >= COPIED_ROWS
+        if not copied and m == 1 and groups <= LOADED_PACKS and groups * width <= RESIDENT and rows <= DIRECT_ROWS:
+            return Shape._direct(groups, rows)
+        choices = [p for p in (1, 2, 4) if copied and m == 1 and groups <= p * TEAM_WARPS and p * width <= RESIDENT]
+        choices += [p for p in (1, 2, 4) if groups <= p * PRODUCT_WARPS]
+        packs = choices[0] if choices else 4
+        warps_a_row = min(PRODUCT_WARPS, -(-groups // packs))
+        chunks = -(-groups // (packs * warps_a_row))
+        least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2  # pairs share what they need of act
+        row_bytes = warps_a_row * packs * GROUP_BYTES
+        step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs
+        step = max(least, min(step, 8 // packs, -(-rows * warps_a_row // PRODUCT_WARPS)))
+        step += step % least
+        most = min(STAGES, COPIED_BYTES // (step * row_bytes)) if copied else STAGES
+        stages = min(_power_of_two(max(1, most)), _power_of_two(2 * -(-rows // step) * chunks - 1))
+        teams = _power_of_two(min(stages, PRODUCT_WARPS // warps_a_row))
+        sum_warps = 1 if chunks > 1 else min(stages, COPIED_SUM_WARPS if copied else LOADED_SUM_WARPS)
+        slots = stages + max(teams, sum_warps)
+        return Shape(warps_a_row, teams, packs, step, chunks, copied, stages, sum_warps, slots)
+
+    @staticmethod
+    def _direct(groups: int, rows: int) -> Shape:
+        """One in which a warp has whole rows, and adds and publishes them itself."""
+        packs = _power_of_two(2 * groups - 1)
+        step = min(LOADED_PACKS // packs, -(-rows // PRODUCT_WARPS))
+        return Shape(1, min(PRODUCT_WARPS, -(-rows // step)), packs, step, 1, False, 1, 0, 1)
+
+    @property
+    def sum_lanes(self) -> int:
+        """Lanes that add the groups of a row."""
+        lanes = 1
+        while lanes < min(GROUP, self.warps_a_row * self.packs):
+            lanes *= 2
+        return lanes
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Blocks, and how many rows each has; the fields but the first are those of `struct GemvParams`."""
+
+    grid: int
+    rows_share: int
+    rows_more: int
+    normed_share: int
+    normed_more: int
+
+    @staticmethod
+    def of(n: int, n_normed: int, most: int) -> Shares:
+        """Of at most `most` blocks; block b has rows b, b + grid, ..."""
+        grid = min(most, n)
+        return Shares(grid, *divmod(n, grid), *divmod(n_normed, grid))
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a block has."""
+        return self.rows_share + (self.rows_more > 0)
+
+    @property
+    def polled_from(self) -> int:
+        """Rows that the last block has published when it begins to poll: its normed ones, or a round's share less."""
+        if self.normed_share * self.grid <= ROUND_COLUMNS:
+            return self.normed_share
+        return max(0, self.normed_share - ROUND_COLUMNS // self.grid)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parsed PTX module: functions with instructions, variables with initial bytes, source positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import DrvfuseError
+
+TYPE_BYTES = {
+    f"{kind}{bits}": bits // 8
+    for kind, widths in {
+        "b": (8, 16, 32, 64, 128),
+        "u": (8, 16, 32, 64),
+        "s": (8, 16, 32, 64),
+        "f": (16, 32, 64),
+    }.items()
+    for bits in widths
+} | {"f16x2": 4, "bf16": 2, "bf16x2": 4, "e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "tf32": 4, "pred": 1}
+
+# Opcodes that write no register; the others write their first operand.
+NO_DESTINATION = frozenset(
+    {
+        *("st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "membar", "fence"),
+        *("prefetch", "prefetchu", "griddepcontrol", "nanosleep", "pmevent", "discard", "applypriority", "setmaxnreg"),
+    }
+)
+
+
+class PtxError(DrvfuseError):
+    """PTX that cannot be translated: `line` (1-based) of the PTX text, `text` of the instruction, `reason`."""
+
+    def __init__(self, line: int, text: str, reason: str):
+        self.line, self.text, self.reason = line, " ".join(text.split()), reason
+        super().__init__(f"PTX line {line}: {reason}: {self.text!r}")
+
+
+@dataclass(slots=True, eq=False)
+class Reg:
+    name: str
+    type: str
+    index: int
+
+
+@dataclass(slots=True, frozen=True)
+class Imm:
+    """An immediate of `kind` "int", "f32" or "f64" (bits of a 0f/0d literal), or "dec" (`value` is a float)."""
+
+    value: Any
+    kind: str
+
+
+@dataclass(slots=True, eq=False)
+class Var:
+    """A variable or parameter: `init` are its first bytes, `relocations` are (offset, symbol, addend)."""
+
+    name: str
+    space: str
+    type: str
+    size: int
+    align: int
+    init: bytes = b""
+    relocations: list[tuple[int, str, int]] = field(default_factory=list)
+    extern: bool = False
+    array: bool = False
+    line: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Sym:
+    """The address of a variable (or of a function: `var` is None) plus an offset."""
+
+    name: str
+    var: Var | None
+    offset: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Special:
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class Addr:
+    base: Any  # Reg, Sym or Imm
+    offset: int
+
+
+@dataclass(slots=True, frozen=True)
+class Vec:
+    items: tuple[Any, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Pair:
+    """`d|p`."""
+
+    first: Any
+    second: Any
+
+
+@dataclass(slots=True, frozen=True)
+class Not:
+    reg: Any
+
+
+@dataclass(slots=True, frozen=True)
+class Tuple:
+    items: tuple[Any, ...]
+
+
+class Sink:
+    """`_`: a destination nobody reads."""
+
+
+SINK = Sink()
+
+
+@dataclass(slots=True, eq=False)
+class Instruction:
+    opcode: str
+    operands: tuple[Any, ...]
+    guard: tuple[Reg, bool] | None  # register, negated
+    line: int
+    loc: int  # index into Module.locations
+    text: str
+
+    def error(self, reason: str) -> PtxError:
+        return PtxError(self.line, self.text, reason)
+
+    @property
+    def base(self) -> str:
+        return self.opcode.split(".", 1)[0]
+
+
+@dataclass(slots=True, frozen=True)
+class Prototype:
+    returns: tuple[Var, ...]
+    params: tuple[Var, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` by label.
+
+    `persistent` are ids of `.param` variables that must outlive a suspend.
+    """
+
+    name: str
+    kernel: bool
+    visible: bool
+    line: int
+    returns: tuple[Var, ...] = ()
+    params: tuple[Var, ...] = ()
+    body: list[Any] | None = None
+    registers: list[Reg] = field(default_factory=list)
+    variables: list[Var] = field(default_factory=list)
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    prototypes: dict[str, Prototype] = field(default_factory=dict)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    persistent: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, frozen=True)
+class Location:
+    """A source position; `inlined` are the (file, line) of the calls it is inlined at, innermost first."""
+
+    file: str
+    line: int
+    inlined: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    target: str
+    functions: dict[str, Function]
+    variables: dict[str, Var]
+    locations: list[Location]

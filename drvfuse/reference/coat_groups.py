@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FP8 ops with group scales as results in numpy, with every rounding of the kernels and in their order.
+
+The approximate instructions are correctly rounded here, as the emulated driver has them. A GPU's may differ by an ulp
+or two: with its own as `Arithmetic`, all bits of the results are the GPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
+from .collectives import Floats, round_to
+
+
+class Arithmetic(NamedTuple):
+    """`div.full` and `rcp.approx.ftz` on fp32 arrays."""
+
+    divide: Callable[[Any, Any], Floats] = np.divide
+    reciprocal: Callable[[Any], Floats] = np.reciprocal
+
+
+class Quantised(NamedTuple):
+    """FP8 values, and their group scales in bfloat16."""
+
+    values: npt.NDArray[Any]
+    scales: npt.NDArray[Any]
+
+
+class Sum(NamedTuple):
+    """The sum in bfloat16, and quantised."""
+
+    total: npt.NDArray[Any]
+    x: npt.NDArray[Any]
+    s_x: npt.NDArray[Any]
+
+
+class Normalised(NamedTuple):
+    """`fp8_rmsnorm_pg2pg_forward`'s results."""
+
+    qy: npt.NDArray[Any]
+    s_y: npt.NDArray[Any]
+    rstd: Floats
+
+
+EXACT = Arithmetic()
+
+
+def quantise_groups(values: Floats, fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
+    """fp32 values [..., columns] over the scales of their groups, which are unrounded there and stored in bfloat16."""
+    *leading, columns = values.shape
+    target = dtypes.fp8(fp8)
+    groups = -(-columns // QB)
+    limit = np.float32(target.fp8_max or 0)
+    padded = np.full((*leading, groups * QB), np.nan, np.float32)
+    padded[..., :columns] = values
+    grouped = padded.reshape(*leading, groups, QB)
+    with np.errstate(all="ignore"):
+        most = np.fmax.reduce(np.abs(grouped), axis=-1)
+        scales = arithmetic.divide(most + SCALE_FLOOR, limit)
+        inverse = arithmetic.reciprocal(scales)
+        quotients = (grouped * inverse[..., None]).reshape(padded.shape)[..., :columns]
+    return Quantised(round_to(quotients, target), round_to(scales, "bfloat16"))
+
+
+def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
+    """The residual add of two bfloat16 arrays; `fp8` as the op's `fp8type`."""
+    with np.errstate(all="ignore"):
+        total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)
+    return Sum(round_to(total, "bfloat16"), *quantise_groups(total, fp8, QB, arithmetic))
+
+
+def fp8_rmsnorm_pg2pg_forward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    w: npt.NDArray[Any],
+    QB: int,
+    eps: float,
+    *,
+    rstd: Floats | None = None,
+    arithmetic: Arithmetic = EXACT,
+) -> Normalised:
+    """RMSNorm with group scales in and out. `rstd` as a GPU has it, or computed."""
+    values = dequantise(x, s_x, QB)
+    if rstd is None:
+        rstd = row_rstd(x, s_x, QB, eps)
+    with np.errstate(all="ignore"):
+        y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
+    qy, s_y = quantise_groups(y.reshape(x.shape), x.dtype, QB, arithmetic)
+    return Normalised(qy, s_y, rstd)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COAT's FP8 LayerNorm in numpy, with every rounding of the kernels and in their order.
+
+As in `reference_fp8`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..plans.coat_backward import BackwardShape
+from .coat_rmsnorm import (
+    add_gradients,
+    backward_mean,
+    column_sums,
+    dequantise,
+    fused,
+    pack_scales,
+    packs_of,
+    quantise,
+    scale_of,
+    segment_tree,
+    transpose,
+)
+from .collectives import Floats, round_to
+
+
+class Forward(NamedTuple):
+    """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
+
+    qy: npt.NDArray[Any]
+    s_y: npt.NDArray[Any]
+    qy_t: npt.NDArray[Any]
+    mean: Floats
+    rstd: Floats
+
+
+def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
+    """The mean of each row, in the kernel's order of additions."""
+    columns = x.shape[-1]
+    packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
+    scales = pack_scales(s_x, QB, columns, packs.shape[1])
+    with np.errstate(all="ignore"):
+        return segment_tree(_in_order(packs) * scales) / np.float32(columns)
+
+
+def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, mean: Floats) -> Floats:
+    """1 / sqrt(variance + eps) of each row, in the kernel's order of additions."""
+    values = dequantise(x, s_x, QB)
+    with np.errstate(all="ignore"):
+        away = values - mean[:, None]
+        variance = segment_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
+        return (np.float32(1) / np.sqrt(variance + np.float32(eps))).astype(np.float32)
+
+
+def _in_order(packs: Floats) -> Floats:
+    sums = np.zeros(packs.shape[:-1], np.float32)
+    for k in range(packs.shape[-1]):
+        sums += packs[..., k]
+    return sums
+
+
+def fp8_layernorm_forward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    w: npt.NDArray[Any] | None,
+    b: npt.NDArray[Any] | None,
+    QB: int,
+    eps: float,
+    transpose_output_2d: bool = False,
+    *,
+    mean: Floats | None = None,
+    rstd: Floats | None = None,
+    reciprocal: Any = None,
+) -> Forward:
+    """The forward, with w and b or with neither. s_y is NaN if all y of some row are; other NaN do not enter it."""
+    values = dequantise(x, s_x, QB)
+    mean = row_mean(x, s_x, QB) if mean is None else mean
+    rstd = row_rstd(x, s_x, QB, eps, mean) if rstd is None else rstd
+    with np.errstate(all="ignore"):
+        y = (values - mean[:, None]) * rstd[:, None]
+        if w is not None and b is not None:
+            y = y * np.asarray(w).astype(np.float32) + np.asarray(b).astype(np.float32)
+        empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
+        numbers = np.abs(y[~np.isnan(y)])
+        maximum = np.float32(np.nan) if empty else numbers.max(initial=np.float32(0))
+        s_y = scale_of(maximum, x.dtype)
+        qy = quantise(y, s_y, x.dtype, reciprocal).reshape(x.shape)
+    return Forward(qy, s_y, transpose(qy, transpose_output_2d), mean, rstd)
+
+
+def fp8_layernorm_backward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
+    w: npt.NDArray[Any] | None,
+    m: Floats,
+    v: Floats,
+    QB: int,
+) -> tuple[npt.NDArray[Any], ...]:
+    """(dx, dw, db), or (dx,) without a weight; sums in the order of `reference_fp8.fp8_rmsnorm_backward`."""
+    values = dequantise(x, s_x, QB)
+    shape = BackwardShape.of(*values.shape)
+    total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
+    gradient = total_g.astype(np.float32).reshape(values.shape)
+    mean, rstd = (np.asarray(saved, np.float32)[:, None] for saved in (m, v))
+    with np.errstate(all="ignore"):
+        xhat = (values - mean) * rstd
+        wdy = gradient if w is None else np.asarray(w).astype(np.float32) * gradient
+        c1, c2 = (np.broadcast_to(backward_mean(terms, shape), xhat.shape) for terms in (xhat * wdy, wdy))
+        dx = round_to((wdy - fused(xhat, c1, c2)) * rstd, "bfloat16").reshape(x.shape)
+    if w is None:
+        return (dx,)
+    ones = np.ones_like(gradient)
+    return dx, *(round_to(column_sums(gradient, factor, shape), w.dtype) for factor in (xhat, ones))

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COAT's FP8 RMSNorm in numpy, with every rounding of the kernels and in their order.
+
+Real value = stored FP8 x group scale. The approximate instructions (`sqrt.approx`, `div.full`, `rcp.approx`) are taken
+as correctly rounded, as the emulated driver has them; a GPU's may differ by an ulp or two, so `rstd` and `reciprocal`
+can be given as the GPU has them, and then all other bits are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..plans.coat_backward import BackwardShape
+from .collectives import Floats, _butterfly, bits, round_to
+
+PACK = 16
+SEGMENT = 32 * PACK
+SEGMENTS = 8
+SCALE_FLOOR = np.float32(1e-10)
+
+
+class Forward(NamedTuple):
+    """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
+
+    qy: npt.NDArray[Any]
+    s_y: npt.NDArray[Any]
+    qy_t: npt.NDArray[Any]
+    rstd: Floats
+
+
+def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
+    """x times its group scales, [rows, columns], in fp32."""
+    columns = x.shape[-1]
+    values = np.asarray(x).astype(np.float32).reshape(-1, columns)
+    scales = np.asarray(s_x).astype(np.float32).reshape(values.shape[0], -(-columns // QB))
+    with np.errstate(all="ignore"):
+        return values * np.repeat(scales, QB, axis=1)[:, :columns]
+
+
+def packs_of(values: Floats) -> Floats:
+    """Rows as packs [rows, packs, 16], ended with packs of zeros up to a multiple of 4096 columns."""
+    rows, columns = values.shape
+    packs = -(-columns // (SEGMENTS * SEGMENT)) * SEGMENTS * SEGMENT // PACK
+    padded = np.zeros((rows, packs * PACK), np.float32)
+    padded[:, :columns] = values
+    return padded.reshape(rows, packs, PACK)
+
+
+def pack_scales(s_x: npt.NDArray[Any], QB: int, columns: int, packs: int) -> Floats:
+    """The scale of each pack [rows, packs], 0 for those that do not exist."""
+    existing = -(-columns // PACK)
+    scales = np.asarray(s_x).astype(np.float32).reshape(-1, -(-columns // QB))
+    result = np.zeros((scales.shape[0], packs), np.float32)
+    result[:, :existing] = np.repeat(scales, QB // PACK, axis=1)[:, :existing]
+    return result
+
+
+def segment_tree(packs: Floats) -> Floats:
+    """The sum of each row of pack sums [rows, packs]: a butterfly over each segment of 32, the segments in order."""
+    segments = _butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32))
+    total = np.zeros(len(packs), np.float32)
+    for k in range(segments.shape[1]):
+        total += segments[:, k]
+    return total
+
+
+def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
+    """1 / sqrt(mean of squares + eps) of each row, in the kernels' order of additions."""
+    columns = x.shape[-1]
+    packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
+    scales = pack_scales(s_x, QB, columns, packs.shape[1])
+    with np.errstate(all="ignore"):
+        squares = np.zeros(packs.shape[:2], np.float32)
+        for k in range(PACK):
+            squares += packs[..., k] * packs[..., k]  # exact products: the same as the kernel's fma
+        mean = segment_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
+        return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
+
+
+def scale_of(maximum: Any, fp8: Any) -> npt.NDArray[Any]:
+    """bf16((maximum + 1e-10) / fp8_max), 0-d."""
+    limit = np.float32(dtypes.get(fp8).fp8_max or 0)
+    return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
+
+
+def quantise(y: Floats, s_y: npt.NDArray[Any], fp8: Any, reciprocal: Any = None) -> npt.NDArray[Any]:
+    """fp32 values over a scale, as a product with its reciprocal, rounded once to FP8."""
+    with np.errstate(all="ignore"):
+        inverse = np.float32(1) / s_y.astype(np.float32) if reciprocal is None else np.float32(reciprocal)
+        return round_to(y * inverse, fp8)
+
+
+def transpose(qy: npt.NDArray[Any], transpose_output_2d: bool) -> npt.NDArray[Any]:
+    """[M, N] or [B, S, N] to [N, M], or for 3-D without the flag to [B, N, S]."""
+    if qy.ndim == 3 and not transpose_output_2d:
+        return np.ascontiguousarray(qy.transpose(0, 2, 1))
+    return np.ascontiguousarray(qy.reshape(-1, qy.shape[-1]).T)
+
+
+def fp8_rmsnorm_forward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    w: npt.NDArray[Any],
+    QB: int,
+    eps: float,
+    transpose_output_2d: bool = False,
+    *,
+    rstd: Floats | None = None,
+    reciprocal: Any = None,
+) -> Forward:
+    """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
+    values = dequantise(x, s_x, QB)
+    if rstd is None:
+        rstd = row_rstd(x, s_x, QB, eps)
+    with np.errstate(all="ignore"):
+        y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
+        empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
+        numbers = np.abs(y[~np.isnan(y)])
+        maximum = np.float32(np.nan) if empty else numbers.max(initial=np.float32(0))
+        s_y = scale_of(maximum, x.dtype)
+        qy = quantise(round_to(y, "bfloat16").astype(np.float32), s_y, x.dtype, reciprocal).reshape(x.shape)
+    return Forward(qy, s_y, transpose(qy, transpose_output_2d), rstd)
+
+
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c in fp32, rounded once."""
+    with np.errstate(all="ignore"):
+        product = a.astype(np.float64) * b.astype(np.float64)  # exact
+        addend = c.astype(np.float64)
+        total = product + addend
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        # Rounded to odd, so that the rounding to fp32 is that of the exact sum.
+        even = (total.view(np.int64) & 1) == 0
+        odd = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
+        return np.where((lost != 0) & even & np.isfinite(total), odd, total).astype(np.float32)
+
+
+def add_gradients(gradients: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The sum of bfloat16 arrays, rounded after each addition."""
+    total = np.asarray(gradients[0])
+    for more in gradients[1:]:
+        with np.errstate(all="ignore"):
+            total = round_to(total.astype(np.float32) + np.asarray(more).astype(np.float32), "bfloat16")
+    return total
+
+
+def fp8_rmsnorm_backward(
+    x: npt.NDArray[Any],
+    s_x: npt.NDArray[Any],
+    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
+    w: npt.NDArray[Any],
+    v: Floats,
+    QB: int,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
+
+    The numbers of rows and columns alone order the sums, by `BackwardShape`. Segment s has the rows s, s + segments,
+    ...; team t of it every teams-th from its t-th on. The teams are added in turn, then strand i adds segments i,
+    i + strands, ..., and the strands are added in turn.
+    """
+    columns = x.shape[-1]
+    values = dequantise(x, s_x, QB)
+    rows = values.shape[0]
+    shape = BackwardShape.of(rows, columns)
+    total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)
+    gradient = total_g.astype(np.float32).reshape(rows, columns)
+    rstd = np.asarray(v, np.float32).reshape(rows, 1)
+    with np.errstate(all="ignore"):
+        xhat = values * rstd
+        wdy = np.asarray(w).astype(np.float32) * gradient
+        c1 = backward_mean(xhat * wdy, shape)
+        dx = round_to(fused(-xhat, np.broadcast_to(c1, xhat.shape), wdy) * rstd, "bfloat16")
+    return dx.reshape(x.shape), round_to(column_sums(gradient, xhat, shape), w.dtype)
+
+
+def column_sums(a: Floats, b: Floats, shape: BackwardShape) -> Floats:
+    """The sums of a * b over the rows, in the order of the backward kernel."""
+    teams, segments, strands = shape.teams, shape.segments, shape.strands
+    rows, columns = a.shape
+    with np.errstate(all="ignore"):
+        sums = np.zeros((segments, teams, columns), np.float32)
+        for place in range(-(-rows // segments) if rows else 0):
+            some = slice(place * segments, min((place + 1) * segments, rows))
+            taken = some.stop - some.start
+            sums[:taken, place % teams] = fused(a[some], b[some], sums[:taken, place % teams])
+        partials = sums[:, 0].copy()
+        for team in range(1, teams):
+            partials += sums[:, team]
+        total = np.zeros(columns, np.float32)
+        for strand in range(strands):
+            own = np.zeros(columns, np.float32)
+            for segment in range(strand, segments, strands):
+                own += partials[segment]
+            total += own
+    return total
+
+
+def backward_mean(products: Floats, shape: BackwardShape) -> Floats:
+    """The mean of each row [rows, 1], as the backward kernel adds it."""
+    with np.errstate(all="ignore"):
+        return (_row_sum(products, shape.team_warps) * (np.float32(1) / np.float32(products.shape[1])))[:, None]
+
+
+def _row_sum(products: Floats, team_warps: int) -> Floats:
+    rows, columns = products.shape
+    width = 8
+    span = team_warps * 32 * width
+    packs = -(-columns // span)
+    padded = np.zeros((rows, packs * span), np.float32)
+    padded[:, :columns] = products
+    elements = padded.reshape(rows, packs, team_warps * 32, width)
+    own = np.zeros(elements.shape[:3], np.float32)
+    for k in range(width):
+        own += elements[..., k]
+    threads = np.zeros((rows, team_warps * 32), np.float32)
+    for pack in range(packs):
+        threads += own[:, pack]
+    warps = _butterfly(threads.reshape(rows, team_warps, 32))
+    if team_warps == 1:
+        return warps[:, 0]
+    total = np.zeros(rows, np.float32)
+    for warp in range(team_warps):
+        total += warps[:, warp]
+    return total
+
+
+def fp8_division(
+    x: npt.NDArray[Any], fp8type: Any, s_y: npt.NDArray[Any] | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(y, s_y) of a bfloat16 or float32 array and a per-tensor scale.
+
+    Without `s_y` it is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.
+    """
+    values, target = np.asarray(x).astype(np.float32), dtypes.fp8(fp8type, "fp8type")
+    limit = np.float32(target.fp8_max or 0)
+    with np.errstate(all="ignore"):
+        if s_y is None:
+            maximum = np.abs(values).max(initial=np.float32(0))
+            floored = round_to(maximum + SCALE_FLOOR, x.dtype).astype(np.float32)
+            s_y = round_to(floored / limit, x.dtype).reshape(())
+        return round_to(values / s_y.astype(np.float32).reshape(()), target), s_y
+
+
+__all__ = [
+    "Forward",
+    "add_gradients",
+    "backward_mean",
+    "bits",
+    "column_sums",
+    "dequantise",
+    "fp8_division",
+    "fp8_rmsnorm_backward",
+    "fp8_rmsnorm_forward",
+    "fused",
+    "pack_scales",
+    "packs_of",
+    "quantise",
+    "row_rstd",
+    "scale_of",
+    "segment_tree",
+    "transpose",
+]

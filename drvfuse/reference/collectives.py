@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives in numpy, bit for bit: what every algorithm, grid, rank and driver must return.
+
+All arithmetic is fp32 (numpy's float32 operations are IEEE, round to nearest even, like the kernels'), sums begin at +0
+and add ranks in order, and a value is rounded to its output dtype once. A NaN is the dtype's canonical NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from ..dtypes import DType
+from ..errors import ArgumentError
+
+Floats = npt.NDArray[np.float32]
+
+_CANONICAL_NAN = {
+    "float32": 0x7FFFFFFF,
+    "float16": 0x7FFF,
+    "bfloat16": 0x7FFF,
+    "float8_e4m3fn": 0x7F,
+    "float8_e5m2": 0x7F,
+}
+_PACK_BYTES = 16
+_GROUP = 32
+_LANES = 32
+
+
+class Normalised(NamedTuple):
+    """The fused op's results: `scales` is None without quantisation, `residual` without a residual."""
+
+    output: npt.NDArray[Any]
+    scales: npt.NDArray[Any] | None
+    residual: npt.NDArray[Any] | None
+
+
+def bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`values` viewed as unsigned integers of their size, for comparing bit for bit."""
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def round_to(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+    """float32 `values` rounded once to `dtype`, to nearest even, with canonical NaNs; FP8 saturates."""
+    target = dtypes.get(dtype)
+    values = np.asarray(values, np.float32, order="C")
+    nan = np.isnan(values)
+    with np.errstate(all="ignore"):
+        if target.fp8_max is not None:
+            result = np.where(nan, np.float32(0), np.clip(values, -target.fp8_max, target.fp8_max)).astype(target.numpy)
+        elif target.name == "float32":
+            result = values.copy()
+        else:
+            result = values.astype(target.numpy)
+    if nan.any():
+        bits(result)[nan] = _CANONICAL_NAN[target.name]
+    return result
+
+
+def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
+    if np.shape(values) != shape:
+        raise ArgumentError(argument, f"of shape {np.shape(values)}", f"of shape {shape}")
+
+
+def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
+    """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape."""
+    if not len(inputs):
+        raise ArgumentError("inputs", "empty", "one array a rank")
+    for position, values in enumerate(inputs):
+        _require_shape(f"inputs[{position}]", values, np.shape(inputs[0]))
+    total = np.zeros(np.shape(inputs[0]), np.float32)
+    with np.errstate(all="ignore"):
+        for values in inputs:
+            total += np.asarray(values).astype(np.float32)
+    return total
+
+
+def allreduce(
+    inputs: Sequence[npt.NDArray[Any]],
+    dtype: Any = None,
+    epilogue: Callable[[Floats], npt.NDArray[Any]] | None = None,
+) -> npt.NDArray[Any]:
+    """The sum of one array a rank, in `dtype` (default: the inputs').
+
+    `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
+    """
+    total = sum_ranks(inputs)
+    if epilogue is not None:
+        with np.errstate(all="ignore"):
+            total = np.asarray(epilogue(total), np.float32)
+    return round_to(total, inputs[0].dtype if dtype is None else dtype)
+
+
+def _butterfly(values: Floats) -> Floats:
+    """The sum over the last axis, of 32 values, as a warp computes it by xor 16, 8, 4, 2, 1."""
+    width = values.shape[-1]
+    while width > 1:
+        width //= 2
+        values = values[..., :width] + values[..., width : 2 * width]
+    return values[..., 0]
+
+
+def row_sum_of_squares(rows: Floats, dtype: Any) -> Floats:
+    """The sum of squares of each row of `rows` [rows, columns], in the order that the kernels define.
+
+    `dtype` is the input's: its size says how many elements a 16-byte pack holds. Squares are added in order inside a
+    pack; aligned groups of 32 packs by butterfly; lane l adds the sums of groups l, l + 32, ... in order; and the 32
+    lanes are added by butterfly. Every sum begins at +0.
+    """
+    width = _PACK_BYTES // dtypes.get(dtype).itemsize
+    count, columns = rows.shape
+    groups = -(-columns // (width * _GROUP))
+    rounds = -(-groups // _LANES)
+    packs_of_row = rounds * _LANES * _GROUP
+    padded = np.zeros((count, packs_of_row * width), np.float32)
+    padded[:, :columns] = rows
+    with np.errstate(all="ignore"):
+        padded *= padded
+        elements = padded.reshape(count, packs_of_row, width)
+        packs = np.zeros(elements.shape[:2], np.float32)
+        for k in range(width):
+            packs += elements[..., k]
+        group_sums = _butterfly(packs.reshape(count, rounds * _LANES, _GROUP)).reshape(count, rounds, _LANES)
+        lanes = np.zeros((count, _LANES), np.float32)
+        for k in range(rounds):
+            lanes += group_sums[:, k]
+        return _butterfly(lanes)
+
+
+def quantisation(maxima: Floats, scale_ub: float, out_dtype: Any, scales_dtype: Any) -> tuple[npt.NDArray[Any], Floats]:
+    """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
+
+    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
+    infinite or NaN. A NaN maximum gives a NaN scale.
+    """
+    fp8 = dtypes.get(out_dtype)
+    largest = round_to(maxima, scales_dtype).astype(np.float32)
+    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
+    with np.errstate(all="ignore"):
+        limit = np.where(bound < largest, bound, largest)
+        scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)
+        inverse = np.float32(1) / scales.astype(np.float32)
+    return scales, np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
+
+
+def allreduce_rmsnorm_fp8(
+    inputs: Sequence[npt.NDArray[Any]],
+    gamma: npt.NDArray[Any],
+    epsilon: float,
+    weight_offset: float = 0.0,
+    scale_ub: float = float("inf"),
+    residual: npt.NDArray[Any] | None = None,
+    out_dtype: Any = "float8_e4m3fn",
+    scales_dtype: Any = "float32",
+) -> Normalised:
+    """Sum of the ranks' inputs [..., columns], plus residual, RMSNorm and quantisation of each row.
+
+    Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
+    rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
+
+    No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
+    """
+    total = sum_ranks(inputs)
+    shape = total.shape
+    if not shape or not shape[-1]:
+        raise ArgumentError("inputs[0]", f"of shape {shape}", "of shape [..., columns] with at least one column")
+    _require_shape("gamma", gamma, shape[-1:])
+    if residual is not None:
+        _require_shape("residual", residual, shape)
+    source: DType = dtypes.get(inputs[0].dtype)
+    target = dtypes.get(out_dtype)
+    if target.fp8_max is None and target.name != source.name:
+        raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
+    columns = shape[-1]
+    x = total.reshape(math.prod(shape[:-1]), columns)
+    with np.errstate(all="ignore"):
+        stored = None
+        if residual is not None:
+            x += np.asarray(residual).astype(np.float32).reshape(x.shape)
+            stored = round_to(x, source)
+            x = stored.astype(np.float32)
+        mean = row_sum_of_squares(x, source) / np.float32(columns)
+        factor = np.float32(1) / np.sqrt(mean + np.float32(epsilon))
+        g = np.asarray(gamma).astype(np.float32) + np.float32(weight_offset)
+        y = (x * g) * factor[:, None]
+        scales = None
+        if target.fp8_max is not None:
+            # A NaN among the values makes the maximum NaN.
+            maxima = np.abs(x * g).max(axis=1, initial=0) * factor
+            scales, inverse = quantisation(maxima, scale_ub, target, scales_dtype)
+            y = y * inverse[:, None]
+            scales = scales.reshape(shape[:-1])
+    return Normalised(round_to(y, target).reshape(shape), scales, None if stored is None else stored.reshape(shape))

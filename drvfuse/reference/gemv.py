@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix-vector product with partial RMSNorm in numpy, bit for bit, with every rounding of the kernel in order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import dtypes
+from .collectives import Floats, _butterfly, round_to, row_sum_of_squares
+
+PACK_BYTES = 16
+GROUP = 32
+SCALE_GROUP = 128
+
+
+class Normed(NamedTuple):
+    """[..., n_normed] and [..., N - n_normed], in the output's dtype."""
+
+    normed: npt.NDArray[Any]
+    unnormed: npt.NDArray[Any]
+
+
+def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c with one rounding, of float32 values.
+
+    The float64 product is exact; the float64 sum is rounded to odd, after which rounding to float32 is right.
+    """
+    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+    with np.errstate(all="ignore"):
+        total = product + addend
+        high = total - addend
+        error = (product - high) + (addend - (total - high))
+        even = (total.view(np.int64) & 1) == 0
+        away = np.where((error > 0) == (total > 0), 1, -1)
+        odd = (total.view(np.int64) + np.where(even & (error != 0) & np.isfinite(total), away, 0)).view(np.float64)
+        return odd.astype(np.float32)
+
+
+def row_products(
+    act: npt.NDArray[Any], weight: npt.NDArray[Any], weight_scales: npt.NDArray[Any] | None = None
+) -> Floats:
+    """act [M, K] . weight [N, K]^T as float32 sums [M, N], in the kernel's order.
+
+    A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma where both types have
+    16 bits or fewer; 32 packs are a group and added by butterfly; lane l adds groups l, l + 32, ... in order; and the
+    32 lanes are added by butterfly. Every sum begins at +0.
+    """
+    size = dtypes.get(weight.dtype).itemsize
+    width = PACK_BYTES // size
+    n, k = weight.shape
+    groups = -(-k * size // (PACK_BYTES * GROUP))
+    padded = groups * GROUP * width
+    exact = size < 4 and dtypes.get(act.dtype).itemsize < 4
+
+    def packs(values: npt.NDArray[Any]) -> Floats:
+        wide = np.zeros((values.shape[0], padded), np.float32)
+        wide[:, :k] = values.astype(np.float32)
+        return wide.reshape(values.shape[0], -1, width)
+
+    a, w = packs(act), packs(weight)
+    count = padded // width
+    result = np.zeros((act.shape[0], n), np.float32)
+    with np.errstate(all="ignore"):
+        for m in range(act.shape[0]):
+            sums: Floats = np.zeros((n, count), np.float32)
+            for e in range(width):
+                left = np.broadcast_to(a[m, :, e], (n, count))
+                sums = fma(left, w[..., e], sums) if exact else sums + left * w[..., e]
+            if weight_scales is not None and weight_scales.ndim == 2:
+                of_pack = np.zeros((n, count), np.float32)
+                repeated = np.repeat(weight_scales, SCALE_GROUP // width, axis=1)[:, :count]
+                of_pack[:, : repeated.shape[1]] = repeated
+                sums = sums * of_pack
+            of_group = _butterfly(sums.reshape(n, groups, GROUP))
+            lanes = np.zeros((n, GROUP), np.float32)
+            for first in range(0, groups, GROUP):
+                turn = of_group[:, first : first + GROUP]
+                lanes[:, : turn.shape[1]] += turn
+            total = _butterfly(lanes)
+            if weight_scales is not None and weight_scales.ndim < 2:
+                total = total * weight_scales.astype(np.float32)
+            result[m] = total
+    return result
+
+
+def gemv_partial_norm(
+    act: npt.NDArray[Any],
+    weight: npt.NDArray[Any],
+    gamma: npt.NDArray[Any] | None,
+    *,
+    n_normed: int,
+    eps: float,
+    weight_scales: npt.NDArray[Any] | None = None,
+    out_dtype: Any = None,
+) -> Normed:
+    """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 sums. act is [K] or [M, K]."""
+    target = act.dtype if out_dtype is None else out_dtype
+    lead = act.shape[:-1]
+    y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales)
+    y = round_to(y, "float32")
+    first = np.ascontiguousarray(y[:, :n_normed])
+    with np.errstate(all="ignore"):
+        mean = row_sum_of_squares(first, "float32") / np.float32(max(n_normed, 1))
+        factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
+        gammas = np.ones(0, np.float32) if gamma is None else np.asarray(gamma).astype(np.float32)
+        scaled = (first * gammas) * factor[:, None]
+    return Normed(
+        round_to(scaled, target).reshape(*lead, n_normed),
+        round_to(y[:, n_normed:], target).reshape(*lead, weight.shape[0] - n_normed),
+    )

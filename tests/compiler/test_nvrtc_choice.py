@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which NVRTC is taken beside which driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from drvfuse.compiler import library
+from drvfuse.errors import DriverUnavailable, Unsupported
+
+choose = library._choose.__wrapped__
+
+
+@pytest.mark.parametrize(
+    ("installed", "driver", "chosen"),
+    [
+        ({12: "a", 13: "b"}, (12, 9), "a"),
+        ({12: "a", 13: "b"}, (13, 0), "b"),
+        ({12: "a"}, (13, 0), "a"),
+        ({12: "a", 13: "b"}, None, "b"),
+    ],
+)
+def test_newest_that_the_driver_can_load(
+    installed: dict[int, str], driver: tuple[int, int] | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_installed", lambda: installed)
+    monkeypatch.setattr(library, "cuda_version", lambda: driver)
+    assert choose() == chosen
+
+
+def test_only_a_newer_one_names_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_installed", lambda: {13: "b"})
+    monkeypatch.setattr(library, "cuda_version", lambda: (12, 4))
+    with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc-cu12"):
+        choose()
+
+
+def test_none_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_installed", dict)
+    monkeypatch.setattr(library, "cuda_version", lambda: (13, 0))
+    with pytest.raises(DriverUnavailable, match=r"drvfuse\[cu13\]"):
+        choose()

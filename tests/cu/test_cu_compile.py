@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels without any driver: they compile, match the host's structures, and have the instructions they should."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import pytest
+
+from drvfuse import dtypes
+from drvfuse.comm import workspace
+from drvfuse.compiler.nvrtc import Image, compile_source
+from drvfuse.errors import ArgumentError
+from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives.kernels import CollectiveKernel
+
+BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
+E4M3, E5M2 = (dtypes.get(name) for name in ("float8_e4m3fn", "float8_e5m2"))
+
+
+def allreduce(algo="one_stage", dtype=BF16, ranks=8, **rest) -> CollectiveKernel:
+    packs = kernels.allreduce_launch(1 << 20, dtype, ranks, algo, 64).packs
+    return CollectiveKernel("allreduce", algo, dtype, ranks, **{"out_dtype": dtype, "packs": packs, **rest})
+
+
+def fused(algo="one_stage", dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> CollectiveKernel:
+    packs = kernels.rmsnorm_launch(1, columns, dtype, ranks, algo, 64).packs
+    return CollectiveKernel(
+        "allreduce_rmsnorm_fp8", algo, dtype, ranks, out_dtype, **{"packs": packs, "gamma_dtype": dtype, **rest}
+    )
+
+
+VARIANTS = [
+    allreduce(),
+    allreduce("two_stage"),
+    allreduce(dtype=F32, ranks=2),
+    allreduce("two_stage", dtype=F16, ranks=4),
+    allreduce("two_stage", ranks=3),
+    allreduce(ranks=4, staged=True),
+    allreduce("two_stage", ranks=4, staged=True),
+    allreduce(ranks=4, ragged=True, local=True),
+    fused(columns=4096),
+    fused("two_stage"),
+    fused(residual=True, ranks=4),
+    fused("two_stage", residual=True, columns=16384),
+    fused("two_stage", ranks=4, columns=16384),
+    fused(dtype=F32, columns=16384, residual=True),
+    fused(dtype=F16, out_dtype=F16, ranks=2),
+    fused("two_stage", dtype=F16, out_dtype=E5M2, scales_dtype=BF16, ranks=2),
+    fused(local=True, ranks=4),
+    fused(staged=True, ranks=4),
+]
+RAGGED = [
+    allreduce(ragged=True),
+    allreduce("two_stage", ragged=True, ranks=4, out_dtype=F32),
+    fused(ragged=True, ranks=2, columns=1000),
+    fused("two_stage", ragged=True, staged=True, ranks=2, columns=1000),
+]
+
+
+def label(spec: CollectiveKernel) -> str:
+    flags = [name for name in ("ragged", "staged", "local", "residual") if getattr(spec, name)]
+    return "-".join([spec.name, spec.dtype.name, spec.out_dtype.name, str(spec.ranks), str(spec.packs), *flags])
+
+
+def compiled(spec: CollectiveKernel, arch="sm_90a", options=(), after="") -> Image:
+    request = kernels.request(spec)
+    return compile_source(
+        request.source + after,
+        name=request.name,
+        arch=arch,
+        defines=request.defines,
+        options=(*request.options, *options),
+        include=request.include,
+    )
+
+
+@pytest.mark.parametrize("spec", [*VARIANTS, *RAGGED], ids=label)
+def test_kernel_compiles_with_pdl_and_its_parameter_block(spec):
+    image = compiled(spec)
+    info = image.kernels[spec.name]
+    assert [param.kind for param in info.params] == ["bytes"]
+    assert info.param_bytes == ctypes.sizeof(kernels.PARAMETERS[spec.op])
+    assert info.has_pdl_wait and info.has_pdl_trigger
+    assert info.max_threads == kernels.MAX_THREADS
+
+
+@pytest.mark.parametrize("spec", VARIANTS, ids=label)
+def test_kernel_uses_no_stack_and_spills_nothing(spec):
+    image = compiled(spec, options=("--ptxas-options=-v",))
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", image.log) == [("0", "0")]
+    assert ".local" not in image.ptx
+
+
+@pytest.mark.parametrize("spec", [spec for spec in VARIANTS if not spec.ragged], ids=label)
+def test_peer_data_moves_in_vectors_and_never_by_the_read_only_path(spec):
+    ptx = compiled(spec).ptx
+    assert "ld.global.nc" not in ptx
+    assert "ld.global.v4.u32" in ptx
+    element_accesses = re.findall(r"(?:ld|st)\.global\.u(?:8|16)\b", ptx)
+    assert len(element_accesses) <= (8 if spec.scales_dtype is BF16 else 0)
+
+
+@pytest.mark.parametrize("spec", VARIANTS, ids=label)
+def test_flags_are_release_and_acquire_at_system_scope(spec):
+    ptx = compiled(spec).ptx
+    assert ("st.release.sys.global.u64" in ptx) == ("ld.acquire.sys.global.u64" in ptx) == (not spec.local)
+
+
+EPILOGUE = (
+    "struct EpilogueParams { float scale; const bf16* bias; };\n"
+    "__device__ float epilogue(float x, i64 i, i64 row, i64 col, int rank, const EpilogueParams& params) {\n"
+    "    return x * params.scale + params.bias[col];\n}"
+)
+
+
+@pytest.mark.parametrize("spec", [*VARIANTS, allreduce(epilogue=EPILOGUE, local=True)], ids=label)
+def test_only_gamma_is_read_before_the_wait(spec):
+    """A pack of gamma is one load of 16 bytes; it is fetched ahead where a thread has at most two of a row."""
+    ptx = compiled(spec).ptx
+    before, wait, _ = ptx.partition("griddepcontrol.wait")
+    ahead = spec.op == "allreduce_rmsnorm_fp8" and spec.algo == "one_stage" and spec.packs <= 2
+    assert (
+        wait
+        and len(re.findall(r"\bld\.global|\bld\.acquire|\bld\.relaxed|\batom|\bred\b", before)) == ahead * spec.packs
+    )
+    assert not re.search(r"\bst\.(?:global|release|relaxed)", before)
+
+
+@pytest.mark.parametrize("spec", [allreduce(), fused()], ids=label)
+def test_numerics_need_ieee_operations_without_contraction(spec):
+    ptx = compiled(spec).ptx
+    assert not re.search(r"\b(?:fma|mad)\.\w+\.f32|\.approx|\.ftz|\bdiv\.full|\badd\.f32|\bmul\.f32", ptx)
+
+
+@pytest.mark.parametrize("spec", [allreduce(), fused(out_dtype=BF16)], ids=label)
+def test_kernels_without_fp8_compile_for_sm_80_without_pdl(spec):
+    assert spec.min_arch == 80
+    assert not compiled(spec, arch="sm_80").kernels[spec.name].has_pdl_wait
+
+
+def test_fp8_compiles_for_sm_89():
+    assert fused().min_arch == 89
+    assert fused().name in compiled(fused(), arch="sm_89").kernels
+
+
+def offset_of(cxx: str, field: str) -> str:
+    """offsetof as a constant expression: NVRTC has no <cstddef>, but its front end folds its own spelling."""
+    return f"__INTADDR__(&((({cxx}*)0)->{field}))"
+
+
+def checks_of(structure: type[ctypes.Structure], cxx: str) -> str:
+    """Static assertions that `cxx` has the size and offsets of `structure`."""
+    lines = [f'static_assert(sizeof({cxx}) == {ctypes.sizeof(structure)}, "size of {cxx}");']
+    for name, *_ in structure._fields_:
+        offset = getattr(structure, name).offset
+        lines.append(f'static_assert({offset_of(cxx, name)} == {offset}, "{cxx}.{name}");')
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("spec", "structure"), [(allreduce(), kernels.AllreduceParams), (fused(), kernels.FusedParams)], ids=lambda v: None
+)
+def test_structures_match_the_host_byte_for_byte(spec, structure):
+    report = [
+        f'static_assert({offset_of("Report", name)} == {workspace.REPORT_DTYPE.fields[name][1]}, "{name}");'
+        for name in workspace.REPORT_DTYPE.names
+    ]
+    compiled(
+        spec, after="\n".join([checks_of(kernels.Call, "Call"), checks_of(structure, structure.__name__), *report])
+    )
+
+
+def test_epilogue_is_a_second_parameter():
+    for spec in (allreduce(epilogue=EPILOGUE), allreduce("two_stage", ragged=True, epilogue=EPILOGUE)):
+        sizes = [param.size for param in compiled(spec).kernels[spec.name].params]
+        assert sizes == [ctypes.sizeof(kernels.AllreduceParams), 16]
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"op": "broadcast"}, "op"),
+        ({"algo": "two_stage", "local": True}, "algo"),
+        ({"dtype": dtypes.get("int32")}, "dtype"),
+        ({"ranks": 9}, "ranks"),
+        ({"packs": 0}, "packs"),
+        ({"out_dtype": E4M3}, "out_dtype"),
+    ],
+)
+def test_a_specialisation_without_kernel_is_refused(change, argument):
+    fields = {"op": "allreduce", "algo": "one_stage", "dtype": BF16, "ranks": 2, "out_dtype": BF16, **change}
+    with pytest.raises(ArgumentError) as caught:
+        CollectiveKernel(**fields)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("columns", [1, 8, 1000, 4096, 5120, 7168, 8200, 16384])
+def test_a_block_holds_a_row(dtype, columns):
+    shape = kernels.rmsnorm_launch(5, columns, dtype, 4, "one_stage", 64)
+    assert shape.blocks == 5
+    assert shape.threads % 32 == 0 and shape.threads <= kernels.MAX_THREADS and shape.packs <= kernels.MAX_PACKS
+    assert shape.threads * shape.packs * kernels.PACK_BYTES >= columns * dtype.itemsize
+
+
+def test_grids_are_bounded_and_never_empty():
+    for algo in kernels.ALGOS:
+        assert kernels.allreduce_launch(1, BF16, 8, algo, 64).blocks == 1
+        assert kernels.allreduce_launch(1 << 30, BF16, 8, algo, 24).blocks == 24
+        assert kernels.allreduce_launch(1 << 30, BF16, 8, algo, 10**6).blocks == workspace.MAX_BLOCKS
+        assert kernels.rmsnorm_launch(1, 64, BF16, 8, algo, 64).blocks == 1
+    assert kernels.rmsnorm_launch(17, 64, BF16, 8, "two_stage", 64).blocks == 3
+    for rows, columns in ((1, kernels.MAX_COLUMNS + 1), (kernels.MAX_ROWS + 1, 1), (1, 0)):
+        with pytest.raises(ArgumentError):
+            kernels.rmsnorm_launch(rows, columns, BF16, 4, "one_stage", 64)
+
+
+def test_chunks_fit_the_payload():
+    """Sizes as laid out at the top of the .cu files."""
+    payload = 100_000
+    for spec in (allreduce(staged=True), allreduce("two_stage"), allreduce("two_stage", staged=True)):
+        chunk = kernels.allreduce_chunk(spec, 10**7, payload)
+        used = 2 * chunk * 16 if not (spec.staged and spec.algo == "two_stage") else (spec.ranks + 1) * chunk * 16
+        assert payload - 16 * (spec.ranks + 1) < used <= payload
+        assert kernels.allreduce_chunk(spec, 8 * 64, payload) == (64 if spec.algo == "one_stage" else 8)
+    row = 1000 * 2
+    for residual in (False, True):
+        for staged in (False, True):
+            spec = fused("two_stage", columns=1000, residual=residual, staged=staged)
+            chunk = kernels.rmsnorm_chunk(spec, 1000, 1000, payload)
+            result = chunk * row if residual else chunk * 1008 + (4 * chunk + 15) // 16 * 16
+            used = spec.ranks * chunk * row + result if staged else 2 * result
+            assert used <= payload
+    with pytest.raises(ArgumentError, match="workspace_bytes"):
+        kernels.rmsnorm_chunk(fused(staged=True), 4, 8192, 30_000)
+    assert kernels.allreduce_chunk(allreduce(), 10**9, 16) == 1

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled modules on disk: used, checked, published whole, optional."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from engine_harness import ptx
+
+from drvfuse import config
+from drvfuse.emu.native import loader
+from drvfuse.ptx.ir import PtxError
+
+SOURCE = """
+__constant__ int table[3] = {4, 5, 6};
+KERNEL k(int* out, float scale) {
+    asm volatile("griddepcontrol.wait;");
+    out[threadIdx.x] = table[threadIdx.x % 3] * scale;
+}"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each load asks the disk."""
+    monkeypatch.setattr(loader, "_last", loader._last.__wrapped__)
+
+
+def entries(where: Path) -> list[Path]:
+    return [p for p in where.rglob("*") if p.is_file()]
+
+
+def describe(module: loader.NativeModule) -> object:
+    return module.kernels, module.globals, module.globals_bytes
+
+
+def test_a_module_comes_back_from_the_cache_as_it_was(tmp_path, monkeypatch):
+    loader.runtime()
+    with config.override(cache_dir=str(tmp_path), cache=True):
+        first = loader.load(ptx(SOURCE))
+        assert len(entries(tmp_path)) == 1
+        monkeypatch.setattr(loader, "_build", lambda *_: pytest.fail("built again"))
+        second = loader.load(ptx(SOURCE))
+    assert describe(first) == describe(second)
+    kernel = second.kernels["k"]
+    assert kernel.has_pdl_wait and [p.type for p in kernel.params] == ["u64", "f32"]
+    assert second.globals[0].init == bytes([4, 0, 0, 0, 5, 0, 0, 0, 6])
+    assert second.address(kernel.symbol)
+
+
+def test_a_damaged_entry_is_replaced_and_the_log_says_so(tmp_path, caplog):
+    with config.override(cache_dir=str(tmp_path), cache=True):
+        loader.load(ptx(SOURCE))
+        (entry,) = entries(tmp_path)
+        whole = entry.read_bytes()
+        for damage in (whole[:-100], b"", whole[:500] + b"?" + whole[501:]):
+            entry.write_bytes(damage)
+            caplog.clear()
+            loader.load(ptx(SOURCE))
+            assert entry.read_bytes() == whole
+            assert caplog.messages == [f"cache entry {entry} is damaged and is rebuilt"]
+    assert entries(tmp_path) == [entry]
+
+
+def test_without_a_cache_nothing_is_written(tmp_path):
+    with config.override(cache_dir=str(tmp_path), cache=False):
+        loader.load(ptx(SOURCE))
+    assert not entries(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
+    (tmp_path / "emu").write_text("in the way")
+    with config.override(cache_dir=str(tmp_path), cache=True):
+        assert loader.load(ptx(SOURCE)).kernels
+    assert "cannot keep compiled code" in caplog.text
+
+
+def test_processes_share_a_directory(tmp_path):
+    program = """
+import sys
+from drvfuse.emu.native import loader
+print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
+"""
+    text = tmp_path / "k.ptx"
+    text.write_text(ptx(SOURCE))
+    with config.override(cache_dir=str(tmp_path / "cache")):
+        environment = {"DRVFUSE_CACHE_DIR": config.get("cache_dir"), "PATH": ""}
+        runs = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(text)], env=environment, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(2)
+        ]
+        assert {run.communicate(timeout=60)[0] for run in runs} == {"['k']\n"}
+    assert len(entries(tmp_path / "cache")) == 2, "the module and the runtime, and nothing left over"
+
+
+def test_an_unknown_opcode_is_refused_at_load_with_its_line():
+    text = ptx("KERNEL k() {}").replace("ret;", "frobnicate.u32 %r1, %r2;\n\tret;")
+    with pytest.raises(PtxError) as caught:
+        loader.load(text)
+    assert "frobnicate" in text.splitlines()[caught.value.line - 1]

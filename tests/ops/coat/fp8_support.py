@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of the FP8 RMSNorm's tests."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import drvfuse as df
+from drvfuse import dtypes
+from drvfuse.reference import coat_rmsnorm
+from drvfuse.reference.coat_rmsnorm import bits
+
+BF16 = dtypes.get("bfloat16").numpy
+GUARD = 0xA5
+
+
+class Case(NamedTuple):
+    x: np.ndarray
+    s_x: np.ndarray
+    w: np.ndarray
+    g: np.ndarray
+
+
+def case(rng: np.random.Generator, shape: tuple[int, ...], QB=16, fp8="float8_e4m3fn", w="bfloat16") -> Case:
+    """Random data as a group quantiser would make it, with scales of several magnitudes."""
+    columns = shape[-1]
+    groups = -(-columns // QB)
+    x = (rng.standard_normal(shape).astype(np.float32) * 100).clip(-440, 440).astype(dtypes.get(fp8).numpy)
+    s_x = (np.exp2(rng.integers(-9, -4, (*shape[:-1], groups))) * rng.uniform(1, 2, (*shape[:-1], groups))).astype(BF16)
+    weight = (1 + 0.3 * rng.standard_normal(columns)).astype(np.float32).astype(dtypes.get(w).numpy)
+    return Case(x, s_x, weight, rng.standard_normal(shape).astype(np.float32).astype(BF16))
+
+
+def place(device: df.Device, values: Case) -> tuple[df.Array, ...]:
+    return tuple(device.array(value) for value in values)
+
+
+def same(actual: Any, expected: np.ndarray, what: str = "") -> None:
+    """`actual` has the bits, shape and dtype of `expected`."""
+    host = actual if isinstance(actual, np.ndarray) else actual.numpy()
+    assert (host.shape, host.dtype) == (expected.shape, expected.dtype), what
+    wrong = np.flatnonzero(bits(host).reshape(-1) != bits(expected).reshape(-1))
+    assert not wrong.size, f"{what}: {wrong.size} of {host.size} differ, first at {wrong[0]}"
+
+
+_RCP = """
+extern "C" __global__ void rcp(const unsigned short* s, float* out) {
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(*out) : "f"(__uint_as_float((unsigned)*s << 16)));
+}
+"""
+
+
+def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5, transpose_output_2d=False) -> None:
+    """All outputs bit for bit; rstd, which has approximate operations on a GPU, within 4 ulp there."""
+    qy, s_y, qy_t, (_, rstd, warps) = results
+    own = coat_rmsnorm.row_rstd(values.x, values.s_x, QB, eps)
+    given, inverse = None, None
+    if device.driver.name == "cuda":
+        given = rstd.numpy()
+        finite = np.isfinite(own)
+        assert np.abs(bits(given).astype(np.int64) - bits(own))[finite].max(initial=0) <= 4
+        out = device.empty((), "float32")
+        df.compile(_RCP, driver=device.driver)["rcp"].prepare(1, 1, s_y, out)(device.stream)
+        inverse = out.numpy()
+    expected = coat_rmsnorm.fp8_rmsnorm_forward(
+        values.x, values.s_x, values.w, QB, eps, transpose_output_2d, rstd=given, reciprocal=inverse
+    )
+    same(s_y, expected.s_y, "s_y")
+    same(qy, expected.qy, "qy")
+    same(qy_t, expected.qy_t, "qy_t")
+    if given is None:
+        finite = ~np.isnan(own)
+        same(rstd.numpy()[finite], own[finite], "rstd")
+        assert np.isnan(rstd.numpy()[~finite]).all()
+    assert warps == 8
+
+
+def check_backward(values: Case, v: np.ndarray, results: Any, QB=16) -> None:
+    """dx and dw bit for bit."""
+    dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(values.x, values.s_x, values.g, values.w, v, QB)
+    same(results[0], dx, "dx")
+    same(results[1], dw, "dw")
+
+
+def guarded(device: df.Device, shape: tuple[int, ...], dtype: str) -> tuple[df.Array, Any]:
+    """An output with 64 guard bytes on either side, and a function that asserts that they are untouched."""
+    element = dtypes.get(dtype)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
+    around = device.array(np.full(nbytes + 128, GUARD, np.uint8))
+    inner = df.view(around.ptr + 64, shape, dtype, device, owner=around)
+
+    def untouched() -> None:
+        host = around.numpy()
+        assert (host[:64] == GUARD).all() and (host[64 + nbytes :] == GUARD).all()
+
+    return inner, untouched
+
+
+class Strided:
+    """Somebody else's array: columns of a wider one, or any other strides in elements."""
+
+    def __init__(self, array: df.Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> None:
+        self.array, self.dtype = array, str(array.dtype)
+        size = array.dtype.itemsize
+        self.__cuda_array_interface__ = {
+            **array.__cuda_array_interface__,
+            "shape": shape,
+            "strides": tuple(step * size for step in strides),
+            "data": (array.ptr + offset * size, False),
+        }

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward's ways of sharing out rows, its maximum, long rows and far offsets, and the bytes that it moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import BF16, Case, Strided, case, check_forward, place, same
+
+import drvfuse as df
+from drvfuse.errors import ArgumentError
+from drvfuse.plans import coat_forward
+from drvfuse.plans.coat_forward import MAX_COLUMNS, FewRows, ManyRows, forward_plan
+from drvfuse.reference import coat_rmsnorm
+
+
+def many_rows(device: df.Device) -> int:
+    """So many that blocks keep their own rows; ragged."""
+    return 8 * device.sm_count + 37
+
+
+def altered(monkeypatch, **changes):
+    """Plans of many rows with `changes`; results do not depend on them."""
+    whole = ManyRows.__init__
+
+    def init(self, *arguments):
+        whole(self, *arguments)
+        for name, value in changes.items():
+            assert getattr(self, name) != value
+            setattr(self, name, value)
+
+    monkeypatch.setattr(ManyRows, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    "columns,changes",
+    [
+        (512, {}),
+        (512, {"resident_columns": 384}),
+        (640, {"resident_columns": 128}),  # blocks share columns: other tiles
+        (512, {"resident_columns": 0}),
+        (512, {"resident_columns": 0, "known": False}),
+    ],
+    ids=["all", "some", "some-shared", "scales", "nothing"],
+)
+def test_columns_that_a_block_keeps_and_columns_that_it_reads_again(device, rng, monkeypatch, columns, changes):
+    altered(monkeypatch, **changes)
+    values = case(rng, (many_rows(device), columns))
+    assert (forward_plan(device, *values.x.shape, 16).parts > 1) == (columns == 640)
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
+@pytest.mark.parametrize("columns", [3000, 4096])
+def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
+    """The blocks of a team leave one another their sums of squares. The largest |y| is in the last chunk, in the first
+    batch that its warp has."""
+    altered(monkeypatch, **changes)
+    values = case(rng, (many_rows(device), columns))
+    values.s_x[24, 0] *= 64
+    assert forward_plan(device, *values.x.shape, 16).parts > 1
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+def test_weights_of_shared_columns_that_are_nan(device, rng):
+    """One block's columns are all NaN, but no row is."""
+    values = case(rng, (many_rows(device), 3072))
+    plan = forward_plan(device, *values.x.shape, 16)
+    assert plan.parts > 1
+    values.w[: plan.part_columns] = np.nan
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize(
+    "columns,QB,fp8,w",
+    [
+        (160, 64, "float8_e5m2", "float32"),
+        (100, 128, "float8_e4m3fn", "bfloat16"),
+    ],
+)
+def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
+    values = case(rng, (many_rows(device), columns), QB, fp8, w)
+    x, s_x, weight, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
+def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
+    """Where each warp has at most one, and two."""
+    monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
+    values = case(rng, (rows, columns))
+    with df.emu.Machine(devices=1, sm_count=2) as machine:
+        device = df.device(0, driver=machine)
+        plan = forward_plan(device, rows, columns, 16)
+        assert isinstance(plan, FewRows) and (plan.tile_rows, plan.tile_columns) == tile
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
+def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, together):
+    """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
+    monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
+    rows, columns = times * device.sm_count + more, 272
+    plan = forward_plan(device, rows, columns, 16)
+    assert isinstance(plan, FewRows) and plan.block_rows == together
+    values = case(rng, (rows, columns))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+def test_long_rows(device, rng):
+    values = case(rng, (2, 40000))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    wide = device.zeros((1, MAX_COLUMNS + 128), "float8_e4m3fn")
+    scales = device.zeros((1, wide.shape[1] // 128), "bfloat16")
+    with pytest.raises(ArgumentError, match=str(MAX_COLUMNS)):
+        df.fp8_rmsnorm_forward(wide, scales, device.zeros(wide.shape[1], "bfloat16"), 128, 1e-5)
+
+
+def test_rows_far_apart(device, rng):
+    """Offsets into x beyond 2^32."""
+    values, stride = case(rng, (2, 96)), (1 << 32) + 16
+    far = device.empty(stride + 96, "float8_e4m3fn")
+    for row in range(2):
+        df.view(far.ptr + row * stride, (96,), "float8_e4m3fn", device, owner=far).copy_from(values.x[row])
+    _, s_x, w, _ = place(device, values)
+    with df.config.override(driver=device.driver):
+        results = df.fp8_rmsnorm_forward(Strided(far, (2, 96), (stride, 1)), s_x, w, 16, 1e-5)
+    check_forward(device, values, results)
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements(device, rng):
+    block, repeats, columns = 1024, 513, 4096
+    values = case(rng, (block, columns))
+    x = device.array(np.tile(values.x.view(np.uint8), (repeats, 1)).view(values.x.dtype))
+    s_x, w = device.array(np.tile(values.s_x, (repeats, 1))), device.array(values.w)
+    qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    small = df.fp8_rmsnorm_forward(device.array(values.x), device.array(values.s_x), w, 16, 1e-5)
+    check_forward(device, values, small)
+    same(s_y, small[1].numpy())
+    same(rstd, np.tile(small[3][1].numpy(), repeats))
+    expected = small[0].numpy().view(np.uint8)
+    assert (qy.numpy().view(np.uint8).reshape(repeats, block, columns) == expected).all()
+    assert (qy_t.numpy().view(np.uint8).reshape(columns, repeats, block) == expected.T[:, None]).all()
+
+
+def decided(rstd: np.ndarray, values: Case) -> bool:
+    """Whether estimates of the largest |y| leave one scale only, as the kernel finds it."""
+    products = np.abs(values.x.astype(np.float32) * np.repeat(values.s_x.astype(np.float32), 16, 1)) * np.abs(values.w)
+    most = (products.max(1) * rstd).max()
+    low, high = (coat_rmsnorm.scale_of(most * np.float32(1 + sign * 2**-21), values.x.dtype) for sign in (-1, 1))
+    return bool(low == high)
+
+
+def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
+    """The largest |y| goes over the boundary in steps of an ulp: an estimate does not do, and both sides are met."""
+    values = case(rng, (40, 96), w="float32")
+    values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
+    values.x[7, 6:] = 0
+    rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
+    # The boundary is between the bf16 scale 2 and the one above it.
+    weight = np.float32(448 * (2 + 2**-7) / (384 * np.float32(values.s_x[7, 0]) * np.float64(rstd[7])))
+    found, undecided, steps = set(), 0, range(-5, 6)
+    for step in steps:
+        values.w[5] = weight + step * np.spacing(weight)
+        x, s_x, w, _ = place(device, values)
+        results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        check_forward(device, values, results)
+        found.add(float(results[1].numpy()))
+        undecided += not decided(rstd, values)
+    assert undecided == len(steps)
+    assert driver == "cuda" or found == {2.0, 2 + 2**-6}
+
+
+@pytest.mark.parametrize("weight", [1e30, 1e-30, 2.0**21])
+def test_weights_that_an_estimate_cannot_take(device, rng, weight):
+    values = case(rng, (many_rows(device), 96))
+    values = values._replace(w=(values.w.astype(np.float32) * np.float32(weight)).astype(BF16))
+    x, s_x, w, _ = place(device, values)
+    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
+def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
+    """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
+    for seed in range(3):
+        with df.emu.Machine(devices=1, sm_count=4, seed=seed, race="strict", delay_stores=True) as machine:
+            device = df.device(0, driver=machine)
+            for _ in range(2):
+                values = case(rng, shape)
+                x, s_x, w, _ = place(device, values)
+                check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+            assert not machine.reports
+
+
+@pytest.mark.emu
+def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
+    with df.emu.Machine(devices=1, sm_count=132) as machine:
+        device = df.device(0, driver=machine)
+        assert forward_plan(device, 2048, 4096, 16).parts == 4
+        assert isinstance(forward_plan(device, 2048, 8192, 16), FewRows)
+        assert forward_plan(device, 8192, 8192, 16).parts == 1
+
+
+@pytest.mark.emu
+def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
+    """Nor is then their rstd kept, which several blocks would write to global memory and read there."""
+    values = case(rng, (17, 44544))
+    with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        assert not machine.reports
+        plan = forward_plan(device, *values.x.shape, 16)
+        assert (plan.parts, plan.known) == (1, False)
+
+
+@pytest.mark.emu
+def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, driver):
+    with df.emu.Machine(devices=1, sm_count=1) as machine:
+        device = df.device(0, driver=machine)
+        values = case(rng, (20, 65536))
+        x, s_x, w, _ = place(device, values)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+
+
+@pytest.mark.emu
+def test_bytes_of_rows_that_blocks_keep(rng, driver):
+    """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
+    rows, columns = 512, 640
+    with df.emu.Machine(devices=1, sm_count=16) as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, case(rng, (rows, columns)))
+        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        device.synchronize()
+        counted = list(machine.launches)[-1].counters.total
+        plan = forward_plan(device, rows, columns, 16)
+    elements = rows * columns
+    assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
+    # Of the warps that reduce, half hold the weights of 512 columns, half of 128; each row of lanes loads a tile's.
+    reducing = min(plan.warps, 2 * plan.block_rows // 4)
+    weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
+    read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)
+    assert read <= counted.local_read <= read + 512 * plan.grid
+    assert 2 * elements + 4 * rows <= counted.local_written <= 2 * elements + 4 * rows + 64 * plan.grid

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm with parameters and without: bit for bit against the oracle, and the oracle against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fp8_support import BF16, Case, Strided, case, guarded, place, same
+from group_support import arithmetic, near
+
+import drvfuse as df
+from drvfuse.errors import CaptureError
+from drvfuse.reference import coat_layernorm, coat_rmsnorm
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+AFFINE = pytest.mark.parametrize("affine", [True, False], ids=["param", "noparam"])
+SHAPES = [
+    ((1, 16), 16, E4M3, "bfloat16"),
+    ((33, 96), 16, E4M3, "bfloat16"),
+    ((5, 100), 16, E5M2, "float32"),
+    ((5, 8), 32, E4M3, "bfloat16"),
+    ((9, 1040), 64, E4M3, "float32"),
+    ((133, 144), 128, E5M2, "bfloat16"),
+    ((3, 4624), 32, E4M3, "bfloat16"),
+    ((0, 32), 16, E4M3, "bfloat16"),
+]
+
+
+def bias_of(values: Case) -> np.ndarray:
+    """A bias for the case, as random as its weights."""
+    return (values.w[::-1].astype(np.float32) - 1).astype(values.w.dtype)
+
+
+class Forward:
+    """A call of the forward, with parameters or without, and what it returned."""
+
+    def __init__(self, device, values: Case, affine: bool, QB=16, eps=1e-5, flag=False, arrays=None, **rest: Any):
+        self.device, self.values, self.QB, self.eps, self.flag = device, values, QB, eps, flag
+        self.pair = (values.w, bias_of(values)) if affine else (None, None)
+        x, s_x = arrays or (device.array(values.x), device.array(values.s_x))
+        if affine:
+            pair = [device.array(host) for host in self.pair]
+            results = df.fp8_layernorm_param_forward(x, s_x, *pair, QB, eps, flag, **rest)
+            assert all(given is returned for given, returned in zip(pair, results[3], strict=False))
+        else:
+            results = df.fp8_layernorm_noparam_forward(x, s_x, QB, eps, flag, **rest)
+        self.qy, self.s_y, self.qy_t, (*_, self.mean, self.rstd, warps) = results
+        assert warps == 8
+
+    def check(self, values: Case | None = None) -> None:
+        """All outputs bit for bit; on a GPU mean and rstd within 4 ulp, and all else as those and its division give."""
+        x, s_x, *_ = values or self.values
+        mean = near(self.device, self.mean.numpy(), coat_layernorm.row_mean(x, s_x, self.QB))
+        own = coat_layernorm.row_rstd(x, s_x, self.QB, self.eps, mean)
+        rstd = near(self.device, self.rstd.numpy(), own)
+        inverse = arithmetic(self.device).reciprocal(self.s_y.numpy().astype(np.float32))
+        expected = coat_layernorm.fp8_layernorm_forward(
+            x, s_x, *self.pair, self.QB, self.eps, self.flag, mean=mean, rstd=rstd, reciprocal=inverse
+        )
+        same(self.s_y, expected.s_y, "s_y")
+        same(self.qy, expected.qy, "qy")
+        same(self.qy_t, expected.qy_t, "qy_t")
+
+
+@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES)
+def test_with_parameters(device, rng, shape, QB, fp8, w):
+    Forward(device, case(rng, shape, QB, fp8, w), True, QB, 1e-6).check()
+
+
+@pytest.mark.parametrize("shape,QB,fp8,w", SHAPES[1:6:4])
+def test_without_parameters(device, rng, shape, QB, fp8, w):
+    Forward(device, case(rng, shape, QB, fp8, w), False, QB, 1e-6).check()
+
+
+@AFFINE
+@pytest.mark.parametrize("flag", [False, True])
+def test_batches(device, rng, affine, flag):
+    found = Forward(device, case(rng, (3, 11, 96)), affine, flag=flag)
+    assert found.qy_t.shape == ((96, 33) if flag else (3, 96, 11))
+    found.check()
+
+
+@AFFINE
+@pytest.mark.parametrize("columns", [80, 96, 100, 160, 1536])
+def test_lanes_beyond_the_last_column_count_for_nothing(device, rng, affine, columns):
+    """Rows whose mean is far from 0, of lengths that are no powers of two, against float64."""
+    values = case(rng, (33, columns))
+    x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
+    s_x = np.full(values.s_x.shape, 0.25, BF16)
+    found = Forward(device, values._replace(x=x, s_x=s_x), affine)
+    exact = x.astype(np.float64) * 0.25
+    away = exact - exact.mean(1, keepdims=True)
+    rstd = 1 / np.sqrt((away**2).mean(1) + 1e-5)
+    np.testing.assert_allclose(found.mean.numpy(), exact.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(found.rstd.numpy(), rstd, rtol=1e-5)
+    y = away * rstd[:, None]
+    if affine:
+        y = y * values.w.astype(np.float64) + bias_of(values).astype(np.float64)
+    scale = float(found.s_y.numpy())
+    np.testing.assert_allclose(scale, np.abs(y).max() / 448, rtol=2**-8)
+    real = found.qy.numpy().astype(np.float64) * scale
+    np.testing.assert_allclose(real, y, rtol=2**-4 + 1e-4, atol=scale * 2**-10 + 1e-4)  # half a step of e4m3
+
+
+@AFFINE
+def test_slices_of_wider_arrays(device, rng, affine):
+    wide = case(rng, (33, 192))
+    x, s_x, *_ = place(device, wide)
+    with df.config.override(driver=device.driver):
+        for first in (48, 40):  # rows on multiples of 16 bytes, and of 8
+            arrays = Strided(x, (33, 96), (192, 1), first), Strided(s_x, (33, 6), (12, 1), 3)
+            cut = Case(wide.x[:, first : first + 96], wide.s_x[:, 3:9], wide.w[48:144], wide.g)
+            Forward(device, cut, affine, arrays=arrays).check()
+
+
+def special(name: str, values: Case) -> Case:
+    x, s_x, w, g = (host.copy() for host in values)
+    if name == "zero tensor":
+        x[:] = 0
+    elif name == "equal elements":
+        x[4] = 3
+        s_x[4] = 0.5
+    elif name == "NaN in x":
+        x.view(np.uint8)[5, 9] = 0x7F
+    elif name == "NaN in w":
+        w[7] = np.nan
+    elif name == "all w NaN":
+        w[:] = np.nan
+    elif name == "infinite w":
+        w[7] = np.inf
+    elif name == "overflowing row":
+        s_x[2] = 1e20
+    elif name == "infinite scale":
+        s_x[2, 1] = np.inf
+        x[2, 16:32] = 1
+    elif name == "negative scales and zeros":
+        s_x[::2] = -s_x[::2]
+        x[1] = -0.0
+    return Case(x, s_x, w, g)
+
+
+SPECIAL = [
+    "zero tensor",
+    "equal elements",
+    "NaN in x",
+    "NaN in w",
+    "all w NaN",
+    "infinite w",
+    "overflowing row",
+    "infinite scale",
+    "negative scales and zeros",
+]
+
+
+@AFFINE
+@pytest.mark.parametrize("columns", [96, 1040])  # a row of one warp, and of several
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values(device, rng, affine, name, columns):
+    found = Forward(device, special(name, case(rng, (33, columns))), affine)
+    found.check()
+    s_y = float(found.s_y.numpy())
+    nan = ("NaN in x", "infinite scale", *(("all w NaN",) if affine else ()))
+    assert np.isnan(s_y) == (name in nan)
+    assert np.isinf(s_y) == (affine and name == "infinite w")
+    if name == "zero tensor" and not affine:
+        same(found.s_y, coat_rmsnorm.scale_of(0.0, E4M3))
+
+
+def output_shapes(rows: int, columns: int):
+    floats = ((rows,), "float32"), ((rows,), "float32")
+    return ((rows, columns), E4M3), ((), "bfloat16"), ((columns, rows), E4M3), *floats
+
+
+@AFFINE
+def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine):
+    values = case(rng, (33, 96))
+    made = [guarded(device, *wanted) for wanted in output_shapes(33, 96)]
+    arrays = [array for array, _ in made]
+    found = Forward(device, values, affine, outputs=arrays)
+    assert [found.qy, found.s_y, found.qy_t, found.mean, found.rstd] == arrays
+    found.check()
+    for _, untouched in made:
+        untouched()
+
+
+@AFFINE
+@pytest.mark.parametrize("level", list(df.PDLLevel)[:3])
+def test_a_graph_of_dependent_launches(device, rng, affine, level):
+    values = case(rng, (33, 96))
+    arrays = device.array(values.x), device.array(values.s_x)
+    both = [[device.empty(*wanted) for wanted in output_shapes(33, 96)] for _ in range(2)]
+    workspace = device.zeros(df.fp8_workspace_bytes(96), "uint8")
+    Forward(device, values, affine, arrays=arrays)  # compiles
+    if affine:
+        pair = [device.array(host) for host in (values.w, bias_of(values))]
+
+    def run(outputs):
+        options = {"outputs": outputs, "workspace": workspace, "pdl_level": level}
+        if affine:
+            return df.fp8_layernorm_param_forward(*arrays, *pair, 16, 1e-5, **options)
+        return df.fp8_layernorm_noparam_forward(*arrays, 16, 1e-5, **options)
+
+    with df.Graph.capture(device.stream) as graph:
+        for outputs in both:
+            run(outputs)
+        with pytest.raises(CaptureError):
+            run(None)
+    for again in (values, case(rng, (33, 96))):
+        arrays[0].copy_from(again.x)
+        arrays[1].copy_from(again.s_x)
+        graph.launch(device.stream)
+        device.synchronize()
+        found = Forward(device, again._replace(w=values.w), affine)
+        found.check()
+        for outputs in both:
+            for array, own in zip(outputs, (found.qy, found.s_y, found.qy_t, found.mean, found.rstd), strict=True):
+                same(array, own.numpy())
+
+
+@pytest.mark.emu
+def test_bytes_that_a_call_moves(rng):
+    """x is read in both phases, and its scales the second time for each 8 columns; mean and rstd once a tile of 32."""
+    rows, columns = 64, 640
+    elements = rows * columns
+    with df.emu.Machine(devices=1, sm_count=16) as machine:
+        device = df.device(0, driver=machine)
+        Forward(device, case(rng, (rows, columns)), affine=False)
+        device.synchronize()
+        record = list(machine.launches)[-1]
+    barrier = ("sync/grid_barrier.cuh", "sync/scratch.cuh")
+    lines = [count for (file, _), count in record.counters.lines.items() if not file.endswith(barrier)]
+    written, read = (sum(getattr(count, name) for count in lines) for name in ("local_written", "local_read"))
+    assert written == 2 * elements + 8 * rows + 2
+    assert read == elements + elements // 8 + elements + elements // 8 * 2 + columns // 32 * rows * 8
+
+
+def test_arguments_that_do_not_fit(device, rng, refused):
+    values = case(rng, (33, 96))
+    x, s_x, w, g = place(device, values)
+    good = [device.empty(*wanted) for wanted in output_shapes(33, 96)]
+
+    def param(x=x, s_x=s_x, w=w, b=w, QB=16, eps=1e-5, *flag, **rest):
+        return lambda: df.fp8_layernorm_param_forward(x, s_x, w, b, QB, eps, *flag, **rest)
+
+    def noparam(x=x, s_x=s_x, QB=16, eps=1e-5, *flag, **rest):
+        return lambda: df.fp8_layernorm_noparam_forward(x, s_x, QB, eps, *flag, **rest)
+
+    for call in (param, noparam):
+        refused(call(x=device.zeros(96, E4M3)), "x", "[M, N]")
+        refused(call(x=g), "x.dtype", "float8_e4m3fn")
+        refused(call(s_x=device.zeros((33, 5), "bfloat16")), "s_x", "(33, 6)")
+        refused(call(QB=8), "QB", "16")
+        refused(call(eps=-1.0), "eps")
+        refused(call(transpose_output_2d=1), "transpose_output_2d")
+        refused(call(outputs=good[:4]), "outputs", "rstd")
+        refused(call(outputs=(x, *good[1:])), "outputs.qy", "overlapping x")
+        refused(call(workspace=device.zeros(64, "uint8")), "workspace")
+        refused(call(pdl_level=9), "pdl_level")
+    refused(param(w=device.zeros(95, "bfloat16")), "w", "(96,)")
+    refused(param(b=device.zeros(95, "bfloat16")), "b", "(96,)")
+    refused(param(b=device.zeros(96, "float32")), "b.dtype", "as that of w")
+    refused(param(w=device.zeros(96, "float16")), "w.dtype", "float32")

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks that do not meet, and launches that meet: an error at the next call, and the ops work afterwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import case, check_backward, check_forward, place, same
+
+import drvfuse as df
+from drvfuse import config
+from drvfuse.check.edits import SourceEdit, applied
+from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.call.scratch import HEADER_BYTES, _of
+from drvfuse.ops.collectives import kernels
+from drvfuse.plans import coat_forward
+from drvfuse.reference import coat_rmsnorm
+
+SHAPE = (33, 96)
+NO_SLOT = SourceEdit(
+    "sync/grid_barrier.cuh",
+    "    if (threadIdx.x == 0) {\n        u64 word",
+    "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
+)
+NO_MAXIMUM = SourceEdit(
+    "coat/forward.cuh",
+    "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
+    "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
+)
+NO_SUMS = SourceEdit(
+    "coat/fp8_rmsnorm_forward_rows.cu",
+    "if (word < p.rows * all_segments) leave_word",
+    "if (word < p.rows * all_segments && blockIdx.x != 1) leave_word",
+)
+NO_WORDS = SourceEdit(
+    "coat/fp8_rmsnorm_backward.cu",
+    "if constexpr (WEIGHTED) {\n            u32* words",
+    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
+)
+
+
+def test_the_host_knows_how_large_what_the_kernels_share_is(device):
+    plan = coat_forward
+    sizes = {
+        "sizeof(GridWords)": plan.WORDS_BYTES,
+        "sizeof(GridWorkspace)": HEADER_BYTES,
+        "MAX_WORD_BLOCKS": plan.MAX_BLOCKS,
+        "MAX_WORD_ROWS": plan.MAX_WORD_ROWS,
+        "MAX_WORD_SUMS": plan.MAX_WORD_SUMS,
+    }
+    same_sizes = "".join(f'static_assert({name} == {size}, "{name}");\n' for name, size in sizes.items())
+    headers = '#include "sync/grid_barrier.cuh"\n#include "sync/grid_words.cuh"\n'
+    source = f'{headers}{same_sizes}extern "C" __global__ void nothing() {{}}\n'
+    df.compile(source, driver=device.driver, include=[kernels.CU])
+
+
+@pytest.fixture
+def values(rng):
+    return case(rng, SHAPE)
+
+
+@pytest.fixture
+def space(device):
+    return device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+
+
+class Op:
+    """One of the ops on some values: `run` queues it, `check` compares what it gave."""
+
+    def __init__(self, name, device, values) -> None:
+        copies = {"forward": 5, "backward": 16, "division": 1}[name]  # so many rows that blocks wait for one another
+        values = values._replace(**{part: np.tile(getattr(values, part), (copies, 1)) for part in ("x", "s_x", "g")})
+        self.name, self.values, self.device = name, values, device
+        self.x, self.s_x, self.w, self.g = place(device, values)
+        self.rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
+        self.v = device.array(self.rstd)
+        self.tall_host = np.tile(values.g, (16, 1))
+        self.tall = device.array(self.tall_host)
+        self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
+
+    def run(self, **options):
+        if self.name == "forward":
+            return df.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
+        if self.name == "backward":
+            return df.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
+        return df.fp8_division(self.tall, 16, "E4M3", **options)
+
+    def give_up(self, **options):
+        """A launch of which a block does not do its part; it ends."""
+        with config.override(spin_timeout=0.05), applied([self.edit]):
+            self.run(**options)
+        self.device.synchronize()
+
+    def check(self, results) -> None:
+        if self.name == "forward":
+            check_forward(self.device, self.values, results)
+        elif self.name == "backward":
+            check_backward(self.values, self.rstd, results)
+        else:
+            same(results[1], coat_rmsnorm.fp8_division(self.tall_host, "float8_e4m3fn")[1])
+
+
+@pytest.fixture(params=["forward", "backward", "division"])
+def op(request, device, values):
+    return Op(request.param, device, values)
+
+
+@pytest.fixture
+def backward(device, values):
+    return Op("backward", device, values)
+
+
+def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(op):
+    op.check(op.run())
+    op.give_up()
+    with pytest.raises(BarrierTimeout, match=r"block \d+ of a kernel gave up waiting for block 1") as caught:
+        op.run()
+    assert isinstance(caught.value, GridTimeout)
+    assert (caught.value.peer, caught.value.device) == (1, op.device.index)
+    assert caught.value.seen != caught.value.expected
+    for _ in range(2):
+        op.check(op.run())
+    df.check_device(op.device)
+
+
+@pytest.mark.emu
+def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
+    """Nor does the launch behind it, which waits for none, read what was never written."""
+    values = case(rng, (141, 656))
+    with df.emu.Machine(devices=1, sm_count=4) as machine:
+        device = df.device(0, driver=machine)
+        x, s_x, w, _ = place(device, values)
+        with config.override(spin_timeout=0.05), applied([NO_SUMS]):
+            for _ in range(2):
+                df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        device.synchronize()
+        with pytest.raises(GridTimeout, match="gave up waiting for block"):
+            df.check_device(device)
+        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        assert not machine.reports
+
+
+def test_launch_numbers_wrap(op, space):
+    host = np.zeros(space.nbytes, np.uint8)
+    host[:4] = 255  # the number of the launch before
+    space.copy_from(host)
+    for _ in range(2):
+        op.check(op.run(workspace=space))
+
+
+def test_a_workspace_of_the_caller_must_be_zeroed_by_him(op, space):
+    op.give_up(workspace=space)
+    with pytest.raises(GridTimeout):
+        op.run(workspace=space)
+    op.check(op.run())  # with another one
+    op.run(workspace=space)
+    op.device.synchronize()
+    with pytest.raises(GridTimeout, match="not zeroed"):
+        op.run(workspace=space)
+    space.copy_from(np.zeros(space.shape, np.uint8))
+    op.check(op.run(workspace=space))
+    df.check_device(op.device)
+
+
+def test_check_device_says_so_without_a_call(backward, device, space):
+    df.check_device(device)
+    backward.give_up(workspace=space)
+    with pytest.raises(GridTimeout):
+        df.check_device(device)
+    df.check_device(device)
+
+
+def test_launches_after_the_time_out_wait_for_nothing(backward, space):
+    backward.run(workspace=space)
+    with config.override(spin_timeout=0.05), applied([backward.edit]):
+        for _ in range(3):  # queued before anybody knows
+            _, dw = backward.run(workspace=space)
+        backward.device.synchronize()
+    with pytest.raises(GridTimeout):
+        df.check_device(backward.device)
+    df.check_device(backward.device)
+
+
+def test_a_graph_says_so_when_it_is_launched_and_works_afterwards(backward, device):
+    backward.run()
+    outputs = device.empty(backward.values.g.shape, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
+    with df.Graph.capture(device.stream) as graph:
+        backward.run(outputs=outputs)
+    backward.give_up()
+    with pytest.raises(GridTimeout):
+        graph.launch(device.stream)
+    with pytest.raises(CaptureError), df.Graph.capture(device.stream):
+        backward.run(outputs=outputs)
+    graph.launch(device.stream)
+    backward.check(outputs)
+    graph.close()
+
+
+def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space):
+    words = np.zeros(space.shape, np.uint8)
+    words[12:16].view(np.uint32)[0] = 1  # `users`, as the other launch would have left it
+    space.copy_from(words)
+    op.run(workspace=space)
+    op.device.synchronize()
+    with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
+        op.run(workspace=space)
+
+
+@pytest.mark.emu
+def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
+    """They read the same arrays, whose own stream makes neither wait."""
+    values = case(rng, (528, 96))
+    rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
+    found = []
+    for shared in (True, False):
+        with df.emu.Machine(devices=1, sm_count=4) as machine:
+            device = df.device(0, driver=machine)
+            x, s_x, w, g = place(device, values)
+            v, streams = device.array(rstd), [df.Stream(device) for _ in range(2)]
+            space = device.zeros(df.fp8_workspace_bytes(96), "uint8") if shared else None
+            device.synchronize()
+            for _ in range(2):
+                results = [
+                    df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream) for stream in streams
+                ]
+            device.synchronize()
+            try:
+                df.check_device(device)
+                for result in results:
+                    check_backward(values, rstd, result)
+            except GridTimeout as error:
+                found.append((shared, "two launches used one workspace" in str(error)))
+    assert found == [(True, True)]
+
+
+def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device):
+    """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
+    earlier = df.Stream(device)
+    backward.run(stream=earlier)
+    earlier.close()
+    own = _of(device).own
+    own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
+    for waits in (1, 0):
+        results = backward.run()
+        assert sum("cuStreamWaitEvent" in call for call in df.last_calls(8)) == waits
+        backward.check(results)
+
+
+def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, device):
+    streams = [df.Stream(device) for _ in range(40)]
+    results = [backward.run(stream=stream) for stream in [*streams, streams[0]]]
+    device.synchronize()
+    for result in (results[0], results[-2], results[-1]):
+        backward.check(result)
+    kept = [handle for handle, kind in _of(device).own if kind == ""]
+    assert kept == [stream.handle for stream in (*streams[9:], streams[0])]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives where stores reach other blocks and devices as late as their releases and fences allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_inputs, replicate
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.check.edits import SourceEdit, applied
+
+
+def _check(op: str, algo: str, seed: int) -> None:
+    """Three calls back to back on three devices, the last with other inputs."""
+    with (
+        df.emu.Machine(devices=3, seed=seed, delay_stores=True) as machine,
+        df.Group.local(3, driver=machine, max_blocks=3, workspace_bytes=1 << 16) as group,
+    ):
+        rng = np.random.default_rng([5, seed])
+        runs = []
+        for hosts in (random_inputs(rng, 3, (8, 264), "bfloat16") for _ in range(2)):
+            xs, outputs = place(group, hosts), garbage(group, (8, 264), "bfloat16")
+            if op == "allreduce":
+                call = df.allreduce.prepare(group, xs, outputs, algo=algo)
+                expected = reference.allreduce(hosts)
+            else:
+                gamma = np.linspace(-2, 2, 264).astype(np.float32).astype(hosts[0].dtype)
+                call = df.allreduce_rmsnorm_fp8.prepare(
+                    group, xs, replicate(group, gamma), epsilon=1e-6, out_dtype="bfloat16", outputs=outputs, algo=algo
+                )
+                expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16").output
+            runs.append((call, outputs, expected))
+        for call, _, _ in (runs[0], *runs):
+            call.launch()
+        group.synchronize()
+        for _, outputs, expected in runs:
+            assert_bits(outputs, expected)
+        assert machine.reports == []
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("algo", ALL_ALGOS)
+@pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
+def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None:
+    for seed in range(20):
+        _check(op, algo, seed)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("st.release.sys.global", "st.relaxed.sys.global"),
+        ("st.release.sys.global", "st.release.gpu.global"),
+        ("if (publish) __syncthreads();", ""),
+    ],
+    ids=["relaxed flag", "flag at .gpu", "no block barrier before the release"],
+)
+def test_a_weaker_flag_shows_as_a_wrong_result(old: str, new: str) -> None:
+    with applied([SourceEdit("sync/barrier.cuh", old, new)]), pytest.raises(AssertionError):
+        for seed in range(20):
+            _check("allreduce", "two_stage", seed)

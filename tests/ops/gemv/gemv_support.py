@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helpers of the tests of the matrix-vector product with partial norm."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import drvfuse as df
+from drvfuse import dtypes
+from drvfuse.reference import bits
+from drvfuse.reference import gemv as gemv_reference
+
+EPS = 1e-3
+
+
+class Case(NamedTuple):
+    act: np.ndarray
+    weight: np.ndarray
+    gamma: np.ndarray
+    scales: np.ndarray | None = None
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Signed values of several magnitudes, so that sums cancel and the order of additions shows."""
+    values = rng.standard_normal(shape).astype(np.float32) * np.exp2(rng.integers(-6, 7, shape)).astype(np.float32)
+    return values.clip(-440, 440).astype(dtypes.get(dtype).numpy)
+
+
+def case(
+    rng: np.random.Generator,
+    m: int | None,
+    n: int,
+    k: int,
+    n_normed: int,
+    act: str = "bfloat16",
+    weight: str = "bfloat16",
+    gamma: str = "bfloat16",
+    scales: str | None = None,
+) -> Case:
+    """`m` None: act is [K]. `scales` is None, "tensor", "row" or "group"."""
+    shapes = {"tensor": (), "row": (n,), "group": (n, -(-k // 128))}
+    factors = None if scales is None else rng.uniform(0.5, 2, shapes[scales]).astype(np.float32)
+    lead = () if m is None else (m,)
+    made = numbers(rng, (*lead, k), act), numbers(rng, (n, k), weight), numbers(rng, (n_normed,), gamma)
+    return Case(*made, factors)
+
+
+def run(device: df.Device, values: Case, **rest: Any) -> tuple[df.Array, df.Array]:
+    scales = None if values.scales is None else device.array(values.scales)
+    arrays = (device.array(array) for array in values[:3])
+    return df.gemv_partial_norm(*arrays, n_normed=len(values.gamma), eps=EPS, weight_scales=scales, **rest)
+
+
+def expected(values: Case, out: str | None = None, eps: float = EPS) -> gemv_reference.Normed:
+    return gemv_reference.gemv_partial_norm(
+        *values[:3], n_normed=len(values.gamma), eps=eps, weight_scales=values.scales, out_dtype=out
+    )
+
+
+def check(results: Any, wanted: gemv_reference.Normed) -> None:
+    """Both results bit for bit."""
+    for name, found, value in zip(wanted._fields, results, wanted, strict=True):
+        host = found.numpy()
+        assert (host.shape, host.dtype) == (value.shape, value.dtype), name
+        wrong = np.flatnonzero(bits(host).reshape(-1) != bits(value).reshape(-1))
+        assert not wrong.size, f"{name}: {wrong.size} of {host.size} differ, first at {wrong[0]}"

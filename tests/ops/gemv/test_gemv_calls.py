@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams, graphs, PDL, the finish counter, traces, schedules and bad input of the product with partial norm."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from gemv_support import EPS, Case, case, check, expected, numbers, run
+
+import drvfuse as df
+from drvfuse.check.edits import SourceEdit, applied
+from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
+from drvfuse.ops.call import scratch
+from drvfuse.ops.call.scratch import check_device
+from drvfuse.plans import gemv as gemv_plan
+from drvfuse.reference import bits
+
+M, N, K, NORMED = 2, 60, 520, 41
+
+
+@pytest.fixture
+def values(rng) -> Case:
+    return case(rng, M, N, K, NORMED)
+
+
+@pytest.fixture
+def arrays(device, values):
+    return tuple(device.array(array) for array in values[:3])
+
+
+def outputs(device):
+    return {
+        "normed_output": device.empty((M, NORMED), "bfloat16"),
+        "unnormed_output": device.empty((M, N - NORMED), "bfloat16"),
+    }
+
+
+def call(arrays, **rest):
+    return df.gemv_partial_norm(*arrays, n_normed=NORMED, eps=EPS, **rest)
+
+
+def test_captured_and_replayed(device, rng, values, arrays):
+    out = outputs(device)
+    call(arrays, **out)
+    with df.Graph.capture(device.stream) as graph:
+        results = call(arrays, **out)
+        with pytest.raises(CaptureError, match="unnormed_output"):
+            call(arrays, normed_output=out["normed_output"])
+    assert results == (out["normed_output"], out["unnormed_output"])
+    for again in (values, case(rng, M, N, K, NORMED)):
+        for array, host in zip(arrays, again, strict=False):
+            array.copy_from(host)
+        for _ in range(3):
+            graph.launch(device.stream)
+        device.synchronize()
+        check(results, expected(again))
+
+
+def test_a_first_call_cannot_be_captured(device, arrays):
+    stream = df.Stream(device)
+    with df.Graph.capture(stream), pytest.raises(CaptureError, match="before the capture, call it once") as caught:
+        call(arrays, stream=stream, **outputs(device))
+    assert "workspace" not in str(caught.value)  # it takes none
+
+
+def test_calls_of_changing_sizes_in_a_row(device, rng):
+    """Words of an earlier call, of another shape, are never taken for this one's."""
+    cases = [
+        case(rng, m, n, 264, n_normed) for m, n, n_normed in ((8, 90, 80), (None, 9, 8), (1, 200, 199), (3, 30, 9))
+    ]
+    found = [(values, run(device, values)) for _ in range(5) for values in cases]
+    device.synchronize()
+    for values, results in found:
+        check(results, expected(values))
+
+
+def test_two_streams_at_once(device, values, arrays):
+    streams = [df.Stream(device) for _ in range(2)]
+    device.synchronize()
+    found = [call(arrays, stream=stream) for _ in range(4) for stream in streams]
+    device.synchronize()
+    for results in found:
+        check(results, expected(values))
+
+
+COPY = """
+extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, int* spun) {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (int i = 0; i < 2000; ++i) atomicAdd(spun, 1);
+    for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = from[i];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "m"), [(df.PDLLevel.ON, M), (df.PDLLevel.OVERLAP_AT_BEGINNING, M), (df.PDLLevel.ON, 1)]
+)
+def test_a_producer_that_writes_act_late(device, driver, rng, monkeypatch, level, m):
+    """The kernel in front triggers at once and writes act at its end; each call reads what was written for it."""
+    if m == 1:
+        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
+    steps = [case(rng, m, N, K, NORMED) for _ in range(4)]
+    steps = [step._replace(weight=steps[0].weight, gamma=steps[0].gamma) for step in steps]
+    machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=6, seed=seed) for seed in range(3)]
+    for machine in machines:
+        where = device if machine is None else df.device(0, driver=machine)
+        late = df.compile(COPY, driver=where.driver)["late"]
+        act, weight, gamma = (where.array(array) for array in steps[0][:3])
+        spun = where.zeros(1, "int32")
+        sources = [where.array(step.act) for step in steps]
+        where.synchronize()
+        found = []
+        for source in sources:
+            late.prepare(1, 64, source, act, source.nbytes // 4, spun, pdl=True)(where.stream)
+            found.append(call((act, weight, gamma), pdl_level=level))
+        where.synchronize()
+        for step, results in zip(steps, found, strict=True):
+            check(results, expected(step))
+        if machine is not None:
+            assert not machine.reports
+            machine.close()
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize(("delay", "k"), [(False, 4104), (True, 4104), (True, 1000)])
+def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
+    """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
+    if k == 1000:
+        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
+    values = case(rng, 1, 45, k, 31)  # a block has several steps
+    levels = (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING)
+    calls = [values._replace(act=numbers(rng, (1, k), "bfloat16")) for _ in levels]
+    wanted = [expected(one) for one in calls]
+    for seed in range(12):
+        with df.emu.Machine(devices=1, sm_count=5, seed=seed, race="strict", delay_stores=delay) as machine:
+            device = df.device(0, driver=machine)
+            found = [run(device, one, pdl_level=level) for one, level in zip(calls, levels, strict=True)]
+            for results, right in zip(found, wanted, strict=True):
+                check(results, right)
+            assert machine.reports == [], f"seed {seed}"
+
+
+@pytest.mark.emu
+def test_bytes_that_a_call_moves(rng):
+    """The weight is read once; of act a block reads a row for each row of its own at most."""
+    values = case(rng, None, 60, 1024, 40)
+    with df.emu.Machine(devices=1, sm_count=6) as machine:
+        check(run(df.device(0, driver=machine), values), expected(values))
+        total = list(machine.launches)[-1].counters.total
+    weight, act = values.weight.nbytes, values.act.nbytes
+    # Beyond: act for each of the 8 teams of a block, gamma, the epoch, and polls of the words, which come in any order.
+    assert weight + act <= total.local_read <= weight + 6 * 8 * act + 1000 * 8 * 40
+    assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
+
+
+def test_finish_counter_is_zero_again(device, values, arrays):
+    counter = device.zeros(1, "int32")
+    for _ in range(3):
+        results = call(arrays, finish_counter=counter)
+    out = outputs(device)
+    with df.Graph.capture(device.stream) as graph:
+        call(arrays, finish_counter=counter, **out)
+    for _ in range(100):
+        graph.launch(device.stream)
+    assert counter.numpy()[0] == 0
+    check(results, expected(values))
+    check(out.values(), expected(values))
+
+
+@pytest.mark.parametrize(("held", "dtype"), [(1, "uint32"), (5, "int32"), (-3, "int32"), (2**31 - 1, "int32")])
+def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held, dtype):
+    counter = device.array(np.array([held], dtype))
+    call(arrays, finish_counter=counter)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match=f"finish_counter held {held % 2**32}.*counter is zero again") as caught:
+        check_device(device)
+    assert "workspace" not in str(caught.value)
+    assert counter.numpy()[0] == 0
+    with pytest.raises(GridTimeout):
+        call(arrays, finish_counter=device.array(np.array([held], np.int32)))
+        device.synchronize()
+        call(arrays)
+    check(call(arrays, finish_counter=counter), expected(values))
+
+
+@pytest.mark.emu
+def test_a_wait_without_an_end_is_reported(rng, values):
+    """A block leaves words of another launch, so that those which are waited for never come: the report names it."""
+    with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
+        device = df.device(0, driver=machine)
+        arrays = tuple(device.array(array) for array in values[:3])
+        edit = "tag = next_epoch(epoch)"
+        with applied([SourceEdit("gemv/pipeline.cuh", edit, f"{edit} + (blockIdx.x == 3)")]):
+            call(arrays)
+            device.synchronize()
+        with pytest.raises(GridTimeout, match="block 5 of a kernel gave up waiting for block 3 "):
+            call(arrays)
+        check(call(arrays), expected(values))
+
+
+@pytest.fixture
+def state(device, arrays):
+    """Sets a word of the state that the calls on the device's own stream keep: epoch 0, abort 1, users 3."""
+    call(arrays)
+
+    def set_(word: int, value: int) -> None:
+        words = scratch._of(device).own[device.stream.handle, "gemv"].array
+        host = words.numpy()
+        host[4 * word : 4 * word + 4] = np.array([value], np.uint32).view(np.uint8)
+        words.copy_from(host)
+
+    return set_
+
+
+def test_launch_numbers_wrap(device, rng, values, arrays, state):
+    more = case(rng, M, 9, K, 7)
+    state(0, 2**32 - 1)
+    check(run(device, more), expected(more))  # its words were never written
+    state(0, 2**32 - 3)
+    for _ in range(3):
+        check(call(arrays), expected(values))
+        check(run(device, more), expected(more))
+    check_device(device)
+
+
+def test_a_call_that_finds_another_at_work_on_its_stream_says_so(device, values, arrays, state):
+    state(3, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="two launches used one workspace at the same time"):
+        call(arrays)
+    check(call(arrays), expected(values))
+
+
+def test_a_launch_in_a_workspace_that_was_given_up_says_so(device, values, arrays, state):
+    """Of a launch that the host does not see: the first report was read, and the words were not zeroed."""
+    state(1, 1)
+    call(arrays)
+    device.synchronize()
+    with pytest.raises(GridTimeout, match="not zeroed after a time-out"):
+        call(arrays)
+    check(call(arrays), expected(values))
+
+
+def test_traced_calls_have_the_same_bits(device, values, arrays):
+    trace = df.Trace(device)
+    plain = call(arrays)
+    traced = [call(arrays, trace=trace) for _ in range(2)]
+    for results in traced:
+        for one, other in zip(results, plain, strict=True):
+            assert (bits(one.numpy()) == bits(other.numpy())).all()
+    records = trace.records()
+    for launch in np.unique(records["launch"]):
+        of_launch = records[records["launch"] == launch]
+        finishers = {role: set(of_launch["block"][of_launch["role"] == role]) for role in np.unique(of_launch["role"])}
+        assert len(finishers["apply_load"]) == len(finishers["apply_reduce"]) == len(finishers["apply_store"]) == 1
+        assert finishers["apply_load"] == {of_launch["block"].max()}
+        for block in np.unique(of_launch["block"]):
+            phases = of_launch[(of_launch["block"] == block) & (of_launch["role"] != "block")]
+            assert (phases["start"] <= phases["end"]).all() and (phases["start"][1:] >= phases["end"][:-1]).all()
+    small = df.Trace(device, nbytes=1024)
+    with pytest.raises(ArgumentError, match="too small"):
+        for _ in range(3):
+            call(arrays, trace=small)
+
+
+def test_shapes_that_do_not_fit(device, arrays, refused):
+    act, weight, gamma = arrays
+    bf16 = "bfloat16"
+
+    def op(act=act, weight=weight, gamma=gamma, n_normed=NORMED, eps=EPS, **rest):
+        return lambda: df.gemv_partial_norm(act, weight, gamma, n_normed=n_normed, eps=eps, **rest)
+
+    refused(op(weight=device.zeros((N, 0), bf16), act=device.zeros((M, 0), bf16)), "weight", "K of at least 1")
+    refused(op(weight=device.zeros(K, bf16)), "weight", "[N, K]")
+    many = df.view(weight.ptr, (1 << 31, K), bf16, device, owner=weight)
+    refused(op(weight=many), "weight", "less than 2^31 rows")
+    refused(op(act=device.zeros((M, K + 8), bf16)), "act", f"[M, {K}]")
+    refused(op(act=device.zeros((9, K), bf16)), "act", "M 1 to 8")
+    refused(op(act=device.zeros((0, K), bf16)), "act")
+    refused(op(act=device.zeros((1, M, K), bf16)), "act")
+    refused(op(gamma=device.zeros(NORMED + 1, bf16)), "gamma", f"({NORMED},)")
+    for count in (-1, N + 1, 1.5, True, "3"):
+        refused(op(n_normed=count), "n_normed", f"0 to {N}")
+    for eps in (-1.0, math.nan, math.inf, "1e-5"):
+        refused(op(eps=eps), "eps")
+    refused(op(weight_scales=device.zeros(N, "float32")), "weight_scales", "None")
+    fp8 = device.zeros((N, K), "float8_e4m3fn")
+    refused(op(weight=fp8, weight_scales=device.zeros((N, 4), "float32")), "weight_scales", f"({N}, 5)")
+    refused(op(weight=fp8, weight_scales=device.zeros(N, "bfloat16")), "weight_scales.dtype", "float32")
+    refused(op(normed_output=device.zeros((M, NORMED + 1), bf16)), "normed_output", f"({M}, {NORMED})")
+    refused(op(unnormed_output=device.zeros((N - NORMED,), bf16)), "unnormed_output")
+    refused(op(act=device.zeros((M, K), "float64")), "act.dtype", "float16")
+    refused(op(weight=device.zeros((N, K), "float8_e5m2")), "weight.dtype", "float8_e4m3fn")
+    refused(op(normed_output=device.zeros((M, NORMED), "float8_e4m3fn")), "normed_output.dtype")
+    mixed = outputs(device) | {"unnormed_output": device.empty((M, N - NORMED), "float32")}
+    refused(op(**mixed), "unnormed_output.dtype", "is float32; it must be bfloat16, as that of normed_output")
+    refused(op(gamma=None), "gamma", "None")
+
+
+def test_counters_streams_levels_and_memory_that_do_not_fit(device, arrays, refused):
+    act, weight, gamma = arrays
+
+    def op(**rest):
+        return lambda: call(arrays, **rest)
+
+    refused(op(finish_counter=device.zeros(2, "int32")), "finish_counter", "one element")
+    refused(op(finish_counter=device.zeros(1, "float32")), "finish_counter.dtype", "int32")
+    refused(op(stream="mine"), "stream")
+    refused(op(pdl_level=9), "pdl_level")
+    refused(op(trace=True), "trace", "bool")
+    refused(op(trace=df.Trace), "trace", "type")
+    refused(op(normed_output=df.view(act.ptr, (M, NORMED), "bfloat16", device, owner=act)), "normed_output", "act")
+    with pytest.raises(Unsupported):
+        call(arrays, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
+
+
+@pytest.mark.parametrize("argument", ["act", "weight", "gamma", "finish_counter", "normed_output", "unnormed_output"])
+def test_bases_off_the_element_size(device, refused, argument):
+    """Of other libraries' arrays, half an element from where one may begin."""
+    shapes = {"act": (8,), "weight": (4, 8), "gamma": (3,), "normed_output": (3,), "unnormed_output": (1,)}
+    arrays = {name: device.zeros(shape, "float16") for name, shape in shapes.items()}
+    arrays["finish_counter"] = device.zeros(1, "int32")
+    right = arrays[argument]
+    wide = device.zeros((4, 9), str(right.dtype))
+    shifted = Columns(wide, right.shape, 0)
+    step = right.dtype.itemsize // 2
+    shifted.__cuda_array_interface__ |= {"strides": None, "data": (wide.ptr + step, False)}
+    with df.config.override(driver=device.driver):
+        refused(
+            lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, eps=EPS), argument, "aligned to"
+        )
+
+
+def test_no_normed_columns_need_no_gamma(device, rng):
+    values = case(rng, M, 9, K, 0)
+    act, weight = (device.array(array) for array in values[:2])
+    results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, stream=df.Stream(device))
+    check(results, expected(values))
+    check(results, expected(values._replace(gamma=values.gamma[:0])))
+
+
+def test_no_rows_of_the_weight(device):
+    arrays = device.zeros((2, 16), "bfloat16"), device.zeros((0, 16), "bfloat16"), device.zeros(0, "float32")
+    normed, unnormed = df.gemv_partial_norm(*arrays, n_normed=0, eps=EPS)
+    assert normed.shape == unnormed.shape == (2, 0)
+
+
+def test_bases_and_rows_off_sixteen_bytes(device, rng):
+    """Arrays that begin at any element, and rows that lie farther apart than they are long."""
+    values = case(rng, 2, 20, 256, 12)
+    wide = rng.standard_normal((20, 300)).astype(values.weight.dtype)
+    wide[:, 3:259] = values.weight
+    around = device.array(wide)
+    for offset, columns in ((3, 256), (4, 256)):
+        weight = Columns(around, (20, columns), offset)
+        taken = values._replace(weight=np.ascontiguousarray(wide[:, offset : offset + columns]))
+        act = np.zeros((2 * 256 + 1,), values.act.dtype)
+        act[1:] = values.act.reshape(-1)
+        odd = device.array(act)
+        with df.config.override(driver=device.driver):
+            results = df.gemv_partial_norm(
+                df.view(odd.ptr + 2, (2, 256), "bfloat16", device, owner=odd),
+                weight,
+                device.array(values.gamma),
+                n_normed=12,
+                eps=EPS,
+            )
+        check(results, expected(taken))
+
+
+class Columns:
+    """Some columns of a wider array."""
+
+    def __init__(self, array: df.Array, shape: tuple[int, int], offset: int) -> None:
+        self.array, self.dtype = array, str(array.dtype)
+        size = array.dtype.itemsize
+        self.__cuda_array_interface__ = {
+            **array.__cuda_array_interface__,
+            "shape": shape,
+            "strides": (array.shape[1] * size, size),
+            "data": (array.ptr + offset * size, False),
+        }

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the generator in tools/ importable, and opens what a GPU answered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drvfuse as df
+from drvfuse import emu
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+
+from fidelity import fixture  # noqa: E402
+
+RECORDED = Path(__file__).with_name("h200.npz")
+
+
+@pytest.fixture(scope="session")
+def recorded() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
+    """A GPU's answers by name, and which GPU, driver and assembler gave them."""
+    return fixture.load(RECORDED)
+
+
+@pytest.fixture
+def device() -> Iterator[df.Device]:
+    """The device of a fresh emulated machine; few multiprocessors, on which no result depends, make grids small."""
+    with emu.Machine(devices=1, sm_count=8) as machine:
+        yield df.device(0, driver=machine)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every instruction form gives on the emulated driver what a GPU gave, on the same operands."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("llvmlite")
+from fidelity import execute, forms, verdict  # noqa: E402
+from fidelity.batch import Batch, batches, form_digest  # noqa: E402
+
+from drvfuse.emu.translate import module  # noqa: E402, F401  (registers the opcodes)
+from drvfuse.emu.translate.opcode import HANDLERS  # noqa: E402
+
+pytestmark = pytest.mark.emu
+
+
+@pytest.mark.parametrize("batch", batches(), ids=lambda b: b.name.replace(" ", "-"))
+def test_forms_give_what_the_gpu_gave(device, recorded, batch: Batch) -> None:
+    found = verdict.judge_batch(batch, recorded[0], execute.run(device, batch))
+    assert len(found) == len(batch.forms)
+    wrong = [v for v in found if not v.fine]
+    assert not wrong, "\n".join(line for v in wrong[:10] for line in (f"{v.status}: {v.name}", *v.detail))
+
+
+def test_every_opcode_of_the_translator_has_a_form_or_a_reason() -> None:
+    covered = {form.base for form in forms.table()}
+    assert covered | set(forms.EXCLUDED) == set(HANDLERS)
+    assert not covered & set(forms.EXCLUDED)
+    assert all(forms.EXCLUDED.values())
+
+
+def test_a_form_is_named_by_an_opcode_that_its_body_has() -> None:
+    for form in forms.table():
+        opcode = form.name.split()[0]
+        assert opcode in form.body or opcode in ("ret", "exit"), form.name  # those end every kernel
+
+
+def test_the_recorded_answers_are_those_of_this_generator(recorded) -> None:
+    stored, about = recorded
+    sources = {form.name: form_digest(form) for form in forms.table()}
+    assert about["forms"] == len(sources)
+    assert {name: stored[name].source for name in sources if name in stored} == sources
+    assert "NVIDIA" in about["gpu"] and about["driver"] >= 12000 and about["nvrtc"] and about["date"]
