@@ -153,7 +153,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Plan:
-    """A launch for `m` rows of act: `padded` words for the normed columns of each, `phases` that a traced block notes."""
+    """A launch for `m` rows of act: `padded` words for the normed columns of each, `phases` of a traced block."""
 
     m: int
     groups: int
