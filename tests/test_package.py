@@ -17,7 +17,7 @@ from drvfuse import config, dtypes, errors
 
 ROOT = Path(df.__file__).parent
 
-GROUND = {"errors", "config", "dtypes"}
+GROUND = {"errors", "config", "dtypes", "lazy"}
 DOORS = {("runtime.driver", "emu")}  # besides the table: the one place where the runtime opens the emulated driver
 
 
@@ -101,16 +101,47 @@ def test_importing_loads_no_driver_and_nothing_heavy() -> None:
     code = "import sys; before = set(sys.modules); import drvfuse; print(*sorted(set(sys.modules) - before))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(output.split())
-    assert {module for module in loaded if module.startswith("drvfuse")} == {"drvfuse"}
+    assert {module for module in loaded if module.startswith("drvfuse")} == {"drvfuse", "drvfuse.lazy"}
     assert {module.split(".")[0] for module in loaded} <= set(sys.stdlib_module_names) | {"drvfuse"}
     assert "ctypes" not in loaded
 
 
-def test_every_public_name_resolves() -> None:
-    for name in df.__all__:
-        assert getattr(df, name) is not None
+def _listed(module: ModuleType) -> set[str]:
+    """The names that a type checker finds in a module: those that its text imports `as` themselves."""
+    path = Path(module.__file__ or "")
+    nodes = ast.parse((path.with_suffix(".pyi") if path.name == "__init__.py" else path).read_text()).body
+    aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {alias.name for alias in aliases if alias.asname == alias.name}
+
+
+@pytest.mark.parametrize("module", [df, df.emu, df.coat], ids=lambda module: module.__name__)
+def test_every_view_of_a_public_module_has_the_same_names(module: ModuleType) -> None:
+    names = _listed(module)
+    assert names and set(getattr(module, "__all__", names)) == names
+    for name in names:
+        assert getattr(module, name) is not None
+    import drvfuse.emu.machine.machine  # noqa: F401  it sets `emu` and `machine` as attributes of their packages
+    import drvfuse.runtime.array  # noqa: F401
+
+    assert {name for name in dir(module) if not name.startswith("__")} == names
     with pytest.raises(AttributeError, match="no_such_name"):
-        df.no_such_name  # noqa: B018
+        module.no_such_name  # noqa: B018
+
+
+def test_coats_functions_are_in_one_place() -> None:
+    assert len([name for name in dir(df.coat) if name.startswith("fp8_")]) == 12
+    assert not [name for name in df.__all__ if name.startswith("fp8_")]
+    code = "import drvfuse.coat; print(drvfuse.coat.fp8_division.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fp8_division\n"
+
+
+def test_a_type_checker_knows_every_public_name(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    uses = [f"{module.__name__}.{name}" for module in (df, df.emu, df.coat) for name in sorted(_listed(module))]
+    program.write_text("import drvfuse.coat\nimport drvfuse.emu\n\nuses = (\n" + "".join(f"    {use},\n" for use in uses) + ")\n")
+    assert _mypy(program) == ""
+    program.write_text("import drvfuse\n\nuse = drvfuse.no_such_name\n")
+    assert "no_such_name" in _mypy(program)
 
 
 def test_settings_come_from_scope_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:
