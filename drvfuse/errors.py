@@ -8,7 +8,15 @@ from typing import Any
 
 
 class DrvfuseError(Exception):
-    """Base of all errors raised by drvfuse."""
+    """Base of all errors raised by drvfuse. Each can be copied and pickled: type, text and fields stay as they are."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), *self.args), self.__dict__
+
+
+def _restored(kind: type[DrvfuseError], *args: Any) -> DrvfuseError:
+    """An error of that kind and text. What `__init__` was given is among the fields, which come with the state."""
+    return kind.__new__(kind, *args)
 
 
 class DriverUnavailable(DrvfuseError):
