@@ -188,12 +188,12 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
 def test_a_dtype_equals_what_names_it_and_nothing_else(name: str) -> None:
     dtype = dtypes.get(name)
     for same in (name, dtype.numpy, dtype.numpy.type, pickle.loads(pickle.dumps(dtype))):
-        assert dtype == same and same == dtype and not dtype != same
+        assert dtype == same and same == dtype
     assert np.dtype(dtype) == dtype.numpy  # type: ignore[call-overload]
     assert {dtype: 1}[name] == {name: 1}[dtype] == 1  # type: ignore[index]
     others = ["int8" if name != "int8" else "int16", np.dtype("complex64"), "V2", "f4,(", "", None, 5, [], {}, object()]
     for other in others:
-        assert dtype != other and other != dtype and not dtype == other
+        assert dtype != other and other != dtype
 
 
 def test_every_setting_is_documented() -> None:

@@ -59,6 +59,7 @@ def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False)
         if obj.device.driver is not driver:
             expected = f"of the {driver.name} driver in use"
             raise ArgumentError(argument, f"an array of the {obj.device.driver.name} driver", expected)
+        obj.require_open()
         return obj, obj.stream
     found, where, producer, owner = _describe(obj, driver, argument)
     return _checked(found, where, producer, owner, argument, writable), producer

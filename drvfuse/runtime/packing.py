@@ -55,6 +55,7 @@ class Arguments:
 
     def _integer(self, index: int, param: Param, value: Any) -> bytes:
         if isinstance(value, Array):
+            value.require_open()
             if param.size != 8:
                 raise self._wrong(index, value, f"an int of {param.size} bytes")
             if value.device is not self._device:

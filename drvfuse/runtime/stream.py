@@ -176,8 +176,11 @@ class Stream(Owned):
         return event
 
     def follow(self, other: Stream) -> None:
-        """Work queued here from now on starts after what `other` has queued so far."""
-        if other.handle != self.handle or other.device is not self.device:
+        """Work queued here from now on starts after what `other` has queued so far, or had when it was closed."""
+        if other.closed:
+            if (last := other.last_event()) is not None:
+                self.wait(last)
+        elif other.handle != self.handle or other.device is not self.device:
             with other.record() as event:  # the driver keeps a destroyed event until the waits on it are done
                 self.wait(event)
 
