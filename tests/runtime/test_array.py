@@ -140,16 +140,21 @@ extern "C" __global__ void slow(int* to, int value) {
 """
 
 
+def _slow(array: df.Array, value: int) -> df.Launch:
+    return df.compile(SLOW, driver=array.device.driver)["slow"].prepare(1, 32, array, value)
+
+
 @pytest.mark.parametrize("kind", ["array", "dlpack"])
 @pytest.mark.gpus(2)
-def test_a_copy_comes_after_the_sources_writers_and_before_the_next(driver: str, kind: str) -> None:
+def test_a_copy_comes_after_all_writers_and_before_the_next(driver: str, kind: str) -> None:
     devices = [df.device(i, driver=driver) for i in range(2)]
     for home in devices:
         source, array = home.zeros(32, "int32", stream=df.Stream(home)), devices[0].zeros(32, "int32")
-        write = df.compile(SLOW, driver=driver)["slow"].prepare(1, 32, source, 1)
-        with df.Stream(home) as other:
-            write(other)
-            write(source.stream)
+        write = _slow(source, 1)
+        with df.Stream(home) as other, df.Stream(devices[0]) as third:
+            write(other if kind == "array" else source.stream)
+            for _ in range(3):
+                _slow(array, 7)(third)
             array.copy_from(_foreign(kind, source))
             write.set(1, 2)
             write(source.stream)
@@ -157,10 +162,12 @@ def test_a_copy_comes_after_the_sources_writers_and_before_the_next(driver: str,
 
 
 def test_a_source_may_be_dropped_and_its_stream_be_closed(device: df.Device) -> None:
-    array = device.zeros(32, "int32")
+    array = device.zeros(32, "int32", stream=df.Stream(device))
     with df.Stream(device) as home:
         source = device.zeros(32, "int32", stream=home)
-        df.compile(SLOW, driver=device.driver)["slow"].prepare(1, 32, source, 5)(home)
+        _slow(source, 5)(home)
+    for _ in range(3):
+        _slow(array, 7)(array.stream)
     array.copy_from(source)
     del source
     gc.collect()
@@ -184,7 +191,7 @@ def test_copies_that_are_refused(device: df.Device, driver: str, refused: Refuse
     array.copy_from(source)
 
 
-def test_symmetric_memory_comes_as_arrays(driver: str, refused: Refused) -> None:
+def test_symmetric_memory_comes_as_arrays_that_keep_it(driver: str) -> None:
     devices = [df.device(0, driver=driver)]
     buffer = df.SymmetricBuffer(devices, 4096)
     first, second = buffer.arrays((8, 4), "float32")[0], buffer.arrays(3, ml_dtypes.bfloat16, offset=128)[0]
@@ -192,15 +199,17 @@ def test_symmetric_memory_comes_as_arrays(driver: str, refused: Refused) -> None
     assert (second.ptr, second.dtype) == (buffer.ptrs[0] + 128, "bfloat16")
     first.copy_from(np.ones((8, 4), np.float32))
     assert first[3:].numpy().sum() == 20
-    arrays, nbytes = buffer.arrays, buffer.nbytes
-    refused(lambda: arrays(4, "float32", offset=2), "offset", "a multiple of 4")
-    refused(lambda: arrays(4, "float32", offset=-4), "offset")
-    refused(lambda: arrays(nbytes, "uint8", offset=1), "shape", str(nbytes))
-    del arrays
     alive = weakref.ref(buffer)
     del buffer
     gc.collect()
     assert alive() is not None and first[0].numpy().tolist() == [1] * 4
+
+
+def test_symmetric_arrays_lie_inside_the_buffer_and_are_aligned(device: df.Device, refused: Refused) -> None:
+    with df.SymmetricBuffer([device], 4096) as buffer:
+        refused(lambda: buffer.arrays(4, "float32", offset=2), "offset", "a multiple of 4")
+        refused(lambda: buffer.arrays(4, "float32", offset=-4), "offset")
+        refused(lambda: buffer.arrays(buffer.nbytes, "uint8", offset=1), "shape", str(buffer.nbytes))
 
 
 @pytest.mark.gpus(2)
