@@ -35,7 +35,12 @@ class Event(Owned):
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuEventCreate(0 if timing else _DISABLE_TIMING))
+        self.timing = timing
         self._owns(device.driver, _destroy_event, self.handle)
+
+    def __repr__(self) -> str:
+        notes = ", with timing" * self.timing + ", closed" * self.closed
+        return f"<Event {self.handle:#x} of device {self.device.index}{notes}>"
 
     def record(self, stream: Stream) -> Event:
         """Mark the work queued on `stream` so far."""
@@ -123,7 +128,9 @@ class Stream(Owned):
         return self._finalizer is None
 
     def __repr__(self) -> str:
-        return f"<Stream {self.handle:#x} of device {self.device.index}>"
+        name = {LEGACY: "legacy default", PER_THREAD: "per-thread default"}.get(self.handle, f"{self.handle:#x}")
+        notes = ", foreign" * (self.foreign and not self._default) + ", closed" * self.closed
+        return f"<Stream {name} of device {self.device.index}{notes}>"
 
     def __cuda_stream__(self) -> tuple[int, int]:
         self._check_open()
