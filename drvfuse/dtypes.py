@@ -111,12 +111,12 @@ def _find(dtype: Any) -> DType | None:
     return found
 
 
-def name_of(dtype: Any) -> str:
+def name_of(dtype: object) -> str:
     """The name of a framework's dtype (torch's, numpy's, a class of ml_dtypes) or of a string, without its module."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
 
 
-def fp8(value: Any, argument: str = "dtype") -> DType:
+def fp8(value: object, argument: str = "dtype") -> DType:
     """The FP8 DType that is named so, by COAT's "E4M3" and "E5M2" too; else ArgumentError naming `argument`."""
     name = name_of(value).lower()
     name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)

@@ -55,12 +55,12 @@ class ArgumentError(DrvfuseError, ValueError):
     Raised before anything is launched or written.
     """
 
-    def __init__(self, argument: str, got: Any, expected: str) -> None:
+    def __init__(self, argument: str, got: object, expected: str) -> None:
         self.argument, self.got, self.expected = argument, got, expected
         super().__init__(f"{argument} is {got}; it must be {expected}")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """What an argument of a wrong type was, for `ArgumentError.got`: "an int", "a list", "None"."""
     if value is None:
         return "None"

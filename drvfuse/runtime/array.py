@@ -13,10 +13,11 @@ from ..errors import ArgumentError, CaptureError, kind_of
 from .device import Device
 from .lifetime import Owned
 from .pool import Block
-from .stream import Event, Stream
+from .stream import Event, Stream, StreamLike
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
     from .interop import ArrayLike
 
@@ -128,7 +129,7 @@ class Array:
         self.stream.synchronize()
         return host
 
-    def copy_from(self, values: np.ndarray[Any, Any] | ArrayLike) -> None:
+    def copy_from(self, values: npt.ArrayLike | ArrayLike) -> None:
         """Overwrite the array with a numpy array or a device array of the same shape and dtype.
 
         Ordered on the array's stream and after the work of every other stream that uses the array. CaptureError while
@@ -178,7 +179,7 @@ class Array:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
+    ) -> object:
         """A DLPack capsule of this memory, safe to use on the consumer's `stream` (see the array API standard)."""
         from . import dlpack
 
@@ -230,7 +231,7 @@ def _integers(shape: ShapeLike) -> tuple[int, ...]:
         raise ArgumentError("shape", repr(shape), "an int or a sequence of ints") from None
 
 
-def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: Stream | None = None) -> Array:
+def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.empty`."""
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
@@ -245,7 +246,7 @@ def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: Stream | N
     return array
 
 
-def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: Stream | None = None) -> Array:
+def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.zeros`."""
     array = empty(device, shape, dtype, stream)
     if array.nbytes:
@@ -254,7 +255,7 @@ def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: Stream | N
     return array
 
 
-def from_numpy(device: Device, values: np.ndarray[Any, Any], stream: Stream | None = None) -> Array:
+def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None = None) -> Array:
     """See `Device.array`."""
     import numpy as np
 
@@ -270,7 +271,7 @@ def view(
     dtype: DTypeLike,
     device: Device,
     *,
-    stream: Stream | None = None,
+    stream: StreamLike | None = None,
     owner: object = None,
 ) -> Array:
     """An array over memory that somebody else owns, at `ptr` on `device`; `owner` is kept alive with it.

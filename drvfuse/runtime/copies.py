@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import ArgumentError
 from . import dlpack, interop
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _CPU = 1  # DLPack's number of ordinary host memory
 
 
-def copy(target: Array, values: np.ndarray[Any, Any] | ArrayLike) -> None:
+def copy(target: Array, values: npt.ArrayLike | ArrayLike) -> None:
     """See `Array.copy_from`."""
     if _on_device(values):
         _from_device(target, values)
@@ -26,7 +27,7 @@ def copy(target: Array, values: np.ndarray[Any, Any] | ArrayLike) -> None:
         _from_host(target, np.asarray(values))
 
 
-def _on_device(values: Any) -> bool:
+def _on_device(values: Any) -> TypeGuard[ArrayLike]:
     if isinstance(values, Array) or hasattr(values, "__cuda_array_interface__"):
         return True
     return hasattr(values, "__dlpack_device__") and int(values.__dlpack_device__()[0]) not in (_CPU, dlpack.CUDA_HOST)

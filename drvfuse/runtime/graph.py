@@ -33,7 +33,7 @@ class Graph(Owned):
         self._executable: Any = None
         self._devices: list[int] = []
         self._state = "being captured"
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, object] = {}
         self._checks: list[Callable[[Stream], None]] = []
         self._notes: list[Callable[[Stream, Event | None], None]] = []
 
@@ -98,7 +98,7 @@ class Graph(Owned):
                 driver.cuGraphDestroy(captured)
         self._owns(driver, _destroy, self._executable)
 
-    def keep(self, *objects: Any) -> None:
+    def keep(self, *objects: object) -> None:
         """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch."""
         self._kept.update((id(kept), kept) for kept in objects)
 

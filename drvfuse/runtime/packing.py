@@ -7,12 +7,18 @@ import ctypes
 import operator
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from ..errors import ArgumentError, kind_of
 from ..ptx.facts import KernelInfo, Param
 from .array import Array
 from .device import Device
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Argument: TypeAlias = "Array | SupportsIndex | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
+"""What a kernel's parameter is given: see `Arguments`."""
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
@@ -25,7 +31,7 @@ class Arguments:
     parameter, signed or unsigned. The buffer is copied by each launch, so it may be rewritten at once.
     """
 
-    def __init__(self, info: KernelInfo, values: Sequence[Any], device: Device) -> None:
+    def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:
         if len(values) != len(info.params):
             raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
         self._info, self._device = info, device
@@ -37,7 +43,7 @@ class Arguments:
         for index, value in enumerate(values):
             self.set(index, value)
 
-    def set(self, index: int, value: Any) -> None:
+    def set(self, index: int, value: Argument) -> None:
         """Rewrite one argument in place, with the same checks."""
         params = self._info.params
         if not 0 <= index < len(params):
@@ -50,7 +56,7 @@ class Arguments:
         else:
             self.arrays.pop(index, None)
 
-    def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
+    def _wrong(self, index: int, value: object, expected: str) -> ArgumentError:
         return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)
 
     def _integer(self, index: int, param: Param, value: Any) -> bytes:
@@ -93,7 +99,7 @@ class Arguments:
         return packed
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, (int, float, str, Array)):
         return repr(value)
     return kind_of(value)

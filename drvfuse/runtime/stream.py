@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Protocol, SupportsInt
 
 from ..errors import ArgumentError, CaptureError, DriverError, kind_of
 from .device import Device
@@ -18,6 +18,23 @@ _CAPTURE_ACTIVE, _CAPTURE_INVALIDATED = 1, 2
 _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
 _UNKNOWN_HANDLE = (400, 709)
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of another library that tells its handle by `__cuda_stream__`."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class HasCudaStream(Protocol):
+    """A stream of torch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
+"""A stream: drvfuse's own, that of another library, or a handle."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -76,12 +93,12 @@ class Stream(Owned):
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
-        self._holder: Any = None
+        self._holder: object = None
         self._last: Event | None = None
         self._owns(device.driver, _destroy_stream, self.handle)
 
     @classmethod
-    def wrap(cls, device: Device, stream: Any, argument: str = "stream") -> Stream:
+    def wrap(cls, device: Device, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
         0 and 1 are the device's legacy default stream, which has handle 1 then, and 2 is its per-thread one. Not owned:
@@ -237,7 +254,7 @@ def _ready(device: Device, call: str, handle: int) -> bool:
     return not code
 
 
-def foreign_handle(stream: Any, argument: str) -> int:
+def foreign_handle(stream: StreamLike, argument: str) -> int:
     """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
     handle = _handle_of(stream, argument)
     if not 0 <= handle < 1 << 64:
