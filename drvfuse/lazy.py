@@ -13,10 +13,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
 
 
-def attach(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach(package: str, init: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of the package of that name, whose `__init__.py` is the file `init`."""
     homes: dict[str, tuple[str, str]] = {}
     with open(f"{init}i", encoding="utf-8") as stub:
@@ -28,7 +27,7 @@ def attach(package: str, init: str) -> tuple[Callable[[str], Any], Callable[[], 
                     homes[public] = (module, name)
     namespace = sys.modules[package].__dict__
 
-    def load(public: str) -> Any:
+    def load(public: str) -> object:
         if public not in homes:
             said = f"module {package!r} has no attribute {public!r}"
             raise AttributeError(said, name=public, obj=sys.modules[package])

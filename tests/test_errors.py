@@ -18,7 +18,7 @@ import drvfuse
 from drvfuse.errors import ArgumentError, DrvfuseError
 
 ROOT = Path(drvfuse.__file__).parent
-SAMPLES = {"str": "text", "int": 3, "Any": "a list", "Sequence[str]": ["cuInit(0)", "cuCtxSynchronize()"]}
+SAMPLES = {"str": "text", "int": 3, "object": "a list", "Sequence[str]": ["cuInit(0)", "cuCtxSynchronize()"]}
 
 
 def _kinds() -> list[type[DrvfuseError]]:

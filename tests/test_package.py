@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -128,6 +130,33 @@ def test_every_view_of_a_public_module_has_the_same_names(module: ModuleType) ->
     assert {name for name in dir(module) if not name.startswith("__")} == names
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name  # noqa: B018
+
+
+TYPED = ("comm", "dtypes", "reference", "runtime", "trace")  # of the ops the last word is not said
+
+
+def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
+    """The annotations of a module's functions and of its classes' methods and properties, as they are written."""
+    for name in (name for name in dir(module) if not name.startswith("_")):
+        found = getattr(module, name)
+        if not getattr(found, "__module__", "").startswith(tuple(f"drvfuse.{room}" for room in TYPED)):
+            continue
+        members = {"": found} if inspect.isfunction(found) else vars(found) if inspect.isclass(found) else {}
+        for key, member in members.items():
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (not key.startswith("_") or key in ("__init__", "__call__")):
+                yield f"{module.__name__}.{name} {key}", function.__annotations__
+
+
+def test_public_signatures_have_types() -> None:
+    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"  # whose element types are not static
+    checked = 0
+    for module in (df, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
+        for where, found in _signatures(module):
+            checked += 1
+            for argument, text in found.items():
+                assert not re.search(r"\bAny\b", re.sub(numpys, "", str(text))), f"{where}: {argument}: {text}"
+    assert checked > 100
 
 
 def test_coats_functions_are_in_one_place() -> None:

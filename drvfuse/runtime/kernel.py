@@ -287,11 +287,11 @@ class Launch:
         self,
         kernel: Kernel,
         device: Device,
-        function: Any,
+        function: object,
         grid: tuple[int, ...],
         block: tuple[int, ...],
         smem: int,
-        attributes: Sequence[Any],
+        attributes: Sequence[object],
         arguments: Arguments,
     ) -> None:
         self.kernel, self.device, self.grid, self.block, self.smem = kernel, device, grid, block, smem
@@ -301,7 +301,7 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = smem
-        built = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
+        built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in built:
             if not isinstance(attribute, types.CUlaunchAttribute):
                 raise ArgumentError("attrs", kind_of(attribute), "launch attributes")
