@@ -21,7 +21,7 @@ from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
-    from ..runtime.driver import Driver
+    from ..runtime.driver import Driver, DriverLike
     from ..runtime.stream import Stream
 
 MIN_WORKSPACE_BYTES = 4096
@@ -63,7 +63,7 @@ class Group(Owned, Owner):
         cls,
         devices: int | Sequence[int | Device],
         *,
-        driver: Any = None,
+        driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
     ) -> Group:
@@ -261,7 +261,7 @@ def _integer(argument: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
-def _driver_of(devices: Any, driver: Any) -> Driver:
+def _driver_of(devices: Any, driver: DriverLike) -> Driver:
     """The driver that was asked for, or that of the Device objects, which must be the same."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)

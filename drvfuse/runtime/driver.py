@@ -17,7 +17,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
@@ -25,7 +25,11 @@ from . import calls
 from .calls import last_calls as last_calls
 
 if TYPE_CHECKING:
+    from ..emu import Machine
     from .device import Device
+
+DriverLike: TypeAlias = "Driver | Machine | str | None"
+"""What `get_driver` takes for a driver."""
 
 # In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
 _NEWEST = {
@@ -136,7 +140,7 @@ class Driver(Owner):
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
-    def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | None = None) -> None:
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
@@ -385,7 +389,7 @@ def _open_cuda() -> Driver:
     return Driver("cuda", bindings, bindings)
 
 
-def _open_machine(machine: Any) -> Driver:
+def _open_machine(machine: Machine) -> Driver:
     global _machines_opened
     found: Driver | None = machine.gate
     if found is None:
@@ -404,14 +408,14 @@ def _check_emulator() -> None:
     _bindings()
 
 
-def _default_machine() -> Any:
+def _default_machine() -> Machine:
     _check_emulator()
     from ..emu.machine.machine import default_machine
 
     return default_machine()
 
 
-def get_driver(spec: Any = None) -> Driver:
+def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
 
     None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to

@@ -47,6 +47,8 @@ class Report:
     edge     of a race: what would have to order the two, in words
     callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
+
+    `str` is all that was found but the timeline, over several lines where it takes them; `repr` and `brief()` are one.
     """
 
     kind: str
@@ -66,6 +68,14 @@ class Report:
     @property
     def rank(self) -> int | None:
         return self.device
+
+    def __repr__(self) -> str:
+        place = f" at {short_place(self.file, self.line)}" if self.line else ""
+        return f"<Report {self.kind}{place}{self._where()}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""

@@ -60,7 +60,7 @@ def values(rng):
 
 @pytest.fixture
 def space(device):
-    return device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+    return device.zeros(df.coat.fp8_workspace_bytes(SHAPE[1]), "uint8")
 
 
 class Op:
@@ -79,10 +79,10 @@ class Op:
 
     def run(self, **options):
         if self.name == "forward":
-            return df.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
+            return df.coat.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
         if self.name == "backward":
-            return df.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
-        return df.fp8_division(self.tall, 16, "E4M3", **options)
+            return df.coat.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
+        return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
         """A launch of which a block does not do its part; it ends."""
@@ -131,11 +131,11 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
         x, s_x, w, _ = place(device, values)
         with config.override(spin_timeout=0.05), applied([NO_SUMS]):
             for _ in range(2):
-                df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+                df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         with pytest.raises(GridTimeout, match="gave up waiting for block"):
             df.check_device(device)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
         assert not machine.reports
 
 
@@ -216,11 +216,12 @@ def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
             device = df.device(0, driver=machine)
             x, s_x, w, g = place(device, values)
             v, streams = device.array(rstd), [df.Stream(device) for _ in range(2)]
-            space = device.zeros(df.fp8_workspace_bytes(96), "uint8") if shared else None
+            space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8") if shared else None
             device.synchronize()
             for _ in range(2):
                 results = [
-                    df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream) for stream in streams
+                    df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream)
+                    for stream in streams
                 ]
             device.synchronize()
             try:
