@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers shared by the translator, which emits them, the native runtime (`runtime.cu` has the structs) and the engine.
+"""Numbers and structures that translated code, the native runtime and Python share; their only copy.
+
+Here are the numbers, `structs` has the structures, and `header` is both as C++ for the native runtime.
 
 A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB
 granule an access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's
@@ -20,64 +22,62 @@ ACCESS_BASE = 0x2200_0000_0000
 GRANULE_SHIFT = 16
 CELL_BASE = 0x2300_0000_0000  # one u32 a line, for the race detector
 LINE_SHIFT = 4
+POOL_SHIFT = 10  # bytes of the window whose entries of the race detector lie together
+
+# Of an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
 OWNER_SHARED = 0xFE
 OWNER_LOCAL = 0xFD
+KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
+KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells only what is initialised
 
-# Thread frame -------------------------------------------------------------------------------------------------------
-T_RESUME = 0
-T_STATUS = 4
-T_TID_X = 8
-T_TID_Y = 12
-T_TID_Z = 16
-T_LANE = 20
-T_WARP = 24
-T_LINEAR = 28
-T_OP_ADDR = 32
-T_OP_SEEN = 40
-T_OP_MASK = 48
-T_OP_A = 52
-T_OP_B = 56
-T_OP_C = 60
-T_OP_RESULT = 64
-T_OP_PRED = 68
-T_OP_KIND = 72
-T_SITE = 76
-T_LOCAL_BASE = 80
-T_BLOCK = 88
-T_LAUNCH = 96
-T_OP_VALUE = 104
-T_OP_SIZE = 112
-T_SLOTS = 128
 
-# Block --------------------------------------------------------------------------------------------------------------
-B_SHARED_BASE = 0
-B_CTAID_X = 8
-B_CTAID_Y = 12
-B_CTAID_Z = 16
-B_INDEX = 20
-B_CLUSTER_RANK = 24
-B_SMID = 28
-B_ENGINE = 64
+class Kind(IntEnum):
+    """What a granule of the window is: the low bits of the kind field of its access word."""
 
-# Launch -------------------------------------------------------------------------------------------------------------
-L_PARAMS = 0
-L_GLOBALS = 8
-L_NCTAID_X = 16
-L_NCTAID_Y = 20
-L_NCTAID_Z = 24
-L_NTID_X = 28
-L_NTID_Y = 32
-L_NTID_Z = 36
-L_DEVICE = 40
-L_SMEM_DYNAMIC = 44
-L_SHARED_STATIC = 48
-L_CLUSTER = 52  # dims packed x | y << 8 | z << 16; 0 = no cluster
-L_CLOCK = 56
-L_SM_COUNT = 64
-L_ENVREG1 = 68  # high half of the workspace address that cooperative grid barriers use
-L_ENVREG2 = 72  # low half
-L_ENGINE = 128
+    NONE = 0
+    DEVICE = 1  # alloc
+    MAPPED = 2  # a physical allocation, by map
+    HOST = 3
+    GLOBALS = 4  # module variables of one device
+    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
+    LOCAL = 6
+    PARAM = 7
+    FREED = 8
+
+
+class MemoryOf(IntEnum):
+    """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory."""
+
+    DEVICE = 0
+    PEER = 1
+    HOST = 2
+    SHARED = 3
+
+
+# Running ------------------------------------------------------------------------------------------------------------
+LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
+EVENTS = 1 << 14  # that the engine's ring keeps
+WRITES = 64  # of a thread while the runtime probes
+BARRIERS = 16  # of a block
+POLL_WORDS = 32  # that a thread is known to poll
+POLL_COUNT = 0xFF  # of Thread::polls: how many of them
+NO_SITE = 0xFFFFFFFF
+
+
+class LaunchState(IntEnum):
+    RUNNING = 0
+    DONE = 1
+    FAULTED = 2
+
+
+class RunEnd(IntEnum):
+    """Why rt_run returned; rt_advance too, for MORE."""
+
+    EVENT = 0
+    IDLE = 1
+    BUDGET = 2
+    MORE = 3  # call again, with `more`
 
 
 class Status(IntEnum):
@@ -99,12 +99,10 @@ class Barrier(IntEnum):
 
     SYNC = 0
     ARRIVE = 1
-    RED_POPC = 2
-    RED_AND = 3
-    RED_OR = 4
-
-
-BARRIER_UNALIGNED = 8  # or-ed to that: the lanes of a warp may come by different instructions
+    POPC = 2
+    AND = 3
+    OR = 4
+    UNALIGNED = 8  # or-ed to the others: the lanes of a warp may come by different instructions
 
 
 class Trap(IntEnum):
@@ -147,18 +145,40 @@ class WarpOp(IntEnum):
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
 
 
-# Flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) ------------------------------
-ACC_WRITE = 1 << 0
-ACC_ATOMIC = 1 << 1  # reads and writes
-ACC_STRONG = 1 << 2
-ACC_SCOPE_SHIFT = 4
-ACC_ORDER_SHIFT = 6
-ACC_NC = 1 << 8
-ACC_VOLATILE = 1 << 9
-ACC_SPACE_SHIFT = 12
-ACC_REDUCTION = 1 << 16  # an atomic without a result
-ACC_SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
-ACC_ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
+class Clock(IntEnum):
+    """`kind` of rt_clock."""
+
+    GLOBALTIMER = 0
+    CLOCK = 1
+
+
+# Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
+class Access(IntEnum):
+    """Flags of an access. A scope, an order and a size may stand beside them, at the shifts below."""
+
+    WRITE = 1 << 0
+    ATOMIC = 1 << 1  # reads and writes
+    STRONG = 1 << 2
+    NC = 1 << 8
+    VOLATILE = 1 << 9
+    REDUCTION = 1 << 16  # an atomic without a result
+    SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
+    LATER = 1 << 20  # a write that is made, and marks what it has initialised, at a later time
+    BULK = 1 << 21  # the read of shared memory by a bulk copy
+
+
+SCOPE_SHIFT = 4
+ORDER_SHIFT = 6
+SPACE_SHIFT = 12
+ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
+
+
+class Fence(IntEnum):
+    """Flags of a fence, which has a scope and an order as an access has."""
+
+    SC = 1 << 10  # fence.sc and membar; else fence.acq_rel
+    PROXY = 1 << 11  # fence.proxy.*
+    ASYNC = 1 << 12  # and it is fence.proxy.async, of shared memory too
 
 
 class Scope(IntEnum):
@@ -194,22 +214,136 @@ class Mbarrier(IntEnum):
     TEST = 4
 
 
-MBARRIER_PARITY = 61  # the bit of an mbarrier's word, and of the state that an arrival gives
+# The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
+# lowest bits; the bytes to come are signed.
+MBARRIER_EXPECTED_SHIFT = 20  # arrivals of each phase
+MBARRIER_BYTES_SHIFT = 40
+MBARRIER_PARITY_BIT = 61
+MBARRIER_COUNT_MASK = (1 << 20) - 1
+MBARRIER_BYTES_MASK = (1 << 21) - 1
+MBARRIER_PARITY = 1 << MBARRIER_PARITY_BIT
+MBARRIER_USED = 1 << 62
+MBARRIER_VALID = 1 << 63
 
 
-FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
-FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
-FENCE_ASYNC = 1 << 12  # rt_fence: and it is fence.proxy.async, of shared memory too
+# Findings -----------------------------------------------------------------------------------------------------------
+class FaultKind(IntEnum):
+    """Why a launch was stopped. What the fields of its record mean is told for each kind in `findings/faults.py`."""
+
+    NONE = 0
+    OUT_OF_BOUNDS = 1
+    USE_AFTER_FREE = 2
+    MISALIGNED = 3
+    NO_ACCESS = 4
+    READ_ONLY = 5
+    UNINITIALISED = 6
+    FOREIGN_SHARED = 7
+    FOREIGN_LOCAL = 8
+    TRAP = 9
+    ASSERT = 10
+    WARP_LANES = 11
+    WARP_MISMATCH = 12
+    BARRIER_COUNT = 13
+    BARRIER_DIVERGENCE = 14
+    BARRIER_KINDS = 15
+    BARRIER_LEFT = 16
+    UNSUPPORTED = 17
+    ENDLESS = 18
+    INTERRUPTED = 19
+    COPY_SIZE = 20
+    MBARRIER = 21
 
 
-LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
+class BarrierCount(IntEnum):
+    """What is wrong with the operands of a barrier."""
+
+    OTHERS_DIFFER = 0
+    NUMBER = 1
+    THREADS = 2
 
 
-class Clock(IntEnum):
-    """`kind` of rt_clock."""
+class Endless(IntEnum):
+    """What goes on without an end, if it is not a thread's plain accesses."""
 
-    GLOBALTIMER = 0
-    CLOCK = 1
+    ROUNDS = 0
+    RESUMES = 1
+
+
+class MbarrierError(IntEnum):
+    NONE = 0
+    NO_BARRIER = 1
+    COUNT = 2
+    ARRIVALS = 3
+    BYTES = 4
+    PENDING = 5
+
+
+class EventKind(IntEnum):
+    """What has happened: entries of the engine's ring."""
+
+    START = 0
+    END = 1
+    LOAD = 2
+    STORE = 3
+    ATOMIC = 4
+    FENCE = 5
+    BARRIER = 6
+    GDC_WAIT = 7
+    TRIGGER = 8
+    COPY = 9
+    COPY_WAIT = 10
+
+
+FOUND = 64  # races that the detector keeps until they are told
+CERTAIN = 32
+JOINED = 256
+CLASSES = 40
+MISSES = 8
+
+
+class Range(IntEnum):
+    """What an operation does to a range, for rt_race_range. Freeing is a write of what has been accessed."""
+
+    READ = 0
+    WRITE = 1
+    FREE = 2
+
+
+class Entry(IntEnum):
+    """Flags of the race detector's entries: of an access, or LOCATION."""
+
+    WRITE = 1 << 0
+    STRONG = 1 << 1
+    ATOMIC = 1 << 2
+    LOCATION = 1 << 3
+    COPIED = 1 << 4  # of a cp.async that its thread has waited for
+    COMMON = 1 << 6  # shared by many cells, never changed, the last of its list
+    ASYNC = 1 << 7
+
+
+class Edge(IntEnum):
+    """Why two accesses are not ordered."""
+
+    NONE = 0
+    BARRIER = 1
+    WARP = 2
+    RELEASED_EARLIER = 3
+    RELAXED_STORE = 4
+    RELAXED_LOAD = 5
+    STORE_SCOPE = 6
+    LOAD_SCOPE = 7
+    GDC_WAIT = 8
+    ORDER = 9
+    READ_ONLY_PATH = 10
+    STRONG_SCOPES = 11
+    STRONG_SIZES = 12
+    FLAG_SIZES = 13
+    COPY_OWN = 14
+    COPY = 15
+    COPIED = 16
+    BULK = 17
+    COPY_EARLY = 18
+    PROXY = 19
 
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
