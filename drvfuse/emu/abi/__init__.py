@@ -296,8 +296,8 @@ class EventKind(IntEnum):
 
 FOUND = 64  # races that the detector keeps until they are told
 CERTAIN = 32
-JOINED = 256
-CLASSES = 40
+JOINED = 1 << 8  # the upper eight bits of a hash choose (native/clock.cuh)
+CLASSES = 40  # of sizes: powers of two
 MISSES = 8
 
 

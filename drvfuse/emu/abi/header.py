@@ -40,7 +40,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
         *("SCOPE_SHIFT", "ORDER_SHIFT", "ELEMENTS_SHIFT", "MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT"),
-        *("FOUND", "CERTAIN", "JOINED", "CLASSES", "MISSES"),
+        *("FOUND", "CERTAIN", "MISSES"),
     ),
     "u64": (
         *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK", "MBARRIER_PARITY", "MBARRIER_USED"),
@@ -52,8 +52,9 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 
 def header() -> str:
     """The text of the header."""
-    lines = ["#pragma once", "typedef unsigned char u8;", "typedef unsigned int u32;", "typedef int s32;"]
-    lines += ["typedef unsigned long long u64;", "typedef u32 Ref;  // of a piece of the race detector's arena"]
+    lines = ["// Written by drvfuse/emu/abi/header.py.", "#pragma once", "typedef unsigned char u8;", "typedef int s32;"]
+    lines += ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
+    lines.append("typedef u32 Ref;  // of a piece of the race detector's arena, in units of 32 bytes; 0: none")
     for enum, prefix in ENUMS.items():
         lines.append(f"enum {{ {', '.join(f'{prefix}{member.name} = {member.value}' for member in enum)} }};")
     for type_, names in CONSTANTS.items():

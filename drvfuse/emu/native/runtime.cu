@@ -3,7 +3,7 @@
 // memory access. Plain functions over raw pointers: NVRTC compiles this to runtime.ptx, the translator turns that into native
 // code (raw mode: no checks, no suspends), so no C compiler is needed where drvfuse runs. Nothing here allocates.
 //
-// Layout: the engine (engine.py) gives every launch an array of slots, one a resident block:
+// Layout: the engine (machine/engine.py) gives every launch an array of slots, one a resident block:
 //
 //     slot = Block | Warp[warps] | frames[threads]
 //
