@@ -52,7 +52,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 
 def header() -> str:
     """The text of the header."""
-    lines = ["// Written by drvfuse/emu/abi/header.py.", "#pragma once", "typedef unsigned char u8;", "typedef int s32;"]
+    lines = ["// From drvfuse/emu/abi/header.py.", "#pragma once", "typedef unsigned char u8;", "typedef int s32;"]
     lines += ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
     lines.append("typedef u32 Ref;  // of a piece of the race detector's arena, in units of 32 bytes; 0: none")
     for enum, prefix in ENUMS.items():
