@@ -49,10 +49,7 @@ class Kind(IntEnum):
 class MemoryOf(IntEnum):
     """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory."""
 
-    DEVICE = 0
-    PEER = 1
-    HOST = 2
-    SHARED = 3
+    DEVICE, PEER, HOST, SHARED = range(4)
 
 
 # Running ------------------------------------------------------------------------------------------------------------
@@ -66,9 +63,7 @@ NO_SITE = 0xFFFFFFFF
 
 
 class LaunchState(IntEnum):
-    RUNNING = 0
-    DONE = 1
-    FAULTED = 2
+    RUNNING, DONE, FAULTED = range(3)
 
 
 class RunEnd(IntEnum):
@@ -122,34 +117,19 @@ class WarpOp(IntEnum):
     REDUX: op_a value -> op_result. WARP_SYNC: orders memory. ELECT: op_result leader lane, op_pred 1 on the leader.
     """
 
-    SHFL_UP = 0
-    SHFL_DOWN = 1
-    SHFL_BFLY = 2
-    SHFL_IDX = 3
-    VOTE_ALL = 4
-    VOTE_ANY = 5
-    VOTE_UNI = 6
-    VOTE_BALLOT = 7
-    MATCH_ANY = 8
-    MATCH_ALL = 9
-    REDUX_ADD = 10
-    REDUX_MIN_S = 11
-    REDUX_MAX_S = 12
-    REDUX_MIN_U = 13
-    REDUX_MAX_U = 14
-    REDUX_AND = 15
-    REDUX_OR = 16
-    REDUX_XOR = 17
-    WARP_SYNC = 18
-    ELECT = 19
+    SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX = range(4)
+    VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT = range(4, 8)
+    MATCH_ANY, MATCH_ALL = range(8, 10)
+    REDUX_ADD, REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U = range(10, 15)
+    REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
+    WARP_SYNC, ELECT = range(18, 20)
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
 
 
 class Clock(IntEnum):
     """`kind` of rt_clock."""
 
-    GLOBALTIMER = 0
-    CLOCK = 1
+    GLOBALTIMER, CLOCK = range(2)
 
 
 # Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
@@ -182,36 +162,21 @@ class Fence(IntEnum):
 
 
 class Scope(IntEnum):
-    CTA = 0
-    CLUSTER = 1
-    GPU = 2
-    SYS = 3
+    CTA, CLUSTER, GPU, SYS = range(4)
 
 
 class Order(IntEnum):
-    RELAXED = 0
-    ACQUIRE = 1
-    RELEASE = 2
-    ACQ_REL = 3
+    RELAXED, ACQUIRE, RELEASE, ACQ_REL = range(4)
 
 
 class Space(IntEnum):
-    GENERIC = 0
-    GLOBAL = 1
-    SHARED = 2
-    LOCAL = 3
-    CONST = 4
-    PARAM = 5
+    GENERIC, GLOBAL, SHARED, LOCAL, CONST, PARAM = range(6)
 
 
 class Mbarrier(IntEnum):
     """`op` of rt_mbarrier."""
 
-    INIT = 0
-    INVAL = 1
-    ARRIVE = 2
-    EXPECT = 3
-    TEST = 4
+    INIT, INVAL, ARRIVE, EXPECT, TEST = range(5)
 
 
 # The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
@@ -230,28 +195,10 @@ MBARRIER_VALID = 1 << 63
 class FaultKind(IntEnum):
     """Why a launch was stopped. What the fields of its record mean is told for each kind in `findings/faults.py`."""
 
-    NONE = 0
-    OUT_OF_BOUNDS = 1
-    USE_AFTER_FREE = 2
-    MISALIGNED = 3
-    NO_ACCESS = 4
-    READ_ONLY = 5
-    UNINITIALISED = 6
-    FOREIGN_SHARED = 7
-    FOREIGN_LOCAL = 8
-    TRAP = 9
-    ASSERT = 10
-    WARP_LANES = 11
-    WARP_MISMATCH = 12
-    BARRIER_COUNT = 13
-    BARRIER_DIVERGENCE = 14
-    BARRIER_KINDS = 15
-    BARRIER_LEFT = 16
-    UNSUPPORTED = 17
-    ENDLESS = 18
-    INTERRUPTED = 19
-    COPY_SIZE = 20
-    MBARRIER = 21
+    NONE, OUT_OF_BOUNDS, USE_AFTER_FREE, MISALIGNED, NO_ACCESS, READ_ONLY, UNINITIALISED = range(7)
+    FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
+    BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
+    UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
 
 
 class BarrierCount(IntEnum):
@@ -270,28 +217,16 @@ class Endless(IntEnum):
 
 
 class MbarrierError(IntEnum):
-    NONE = 0
-    NO_BARRIER = 1
-    COUNT = 2
-    ARRIVALS = 3
-    BYTES = 4
-    PENDING = 5
+    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING = range(6)
 
 
 class EventKind(IntEnum):
     """What has happened: entries of the engine's ring."""
 
-    START = 0
-    END = 1
-    LOAD = 2
-    STORE = 3
-    ATOMIC = 4
-    FENCE = 5
-    BARRIER = 6
-    GDC_WAIT = 7
-    TRIGGER = 8
-    COPY = 9
-    COPY_WAIT = 10
+    START, END = range(2)
+    LOAD, STORE, ATOMIC = range(2, 5)
+    FENCE, BARRIER, GDC_WAIT, TRIGGER = range(5, 9)
+    COPY, COPY_WAIT = range(9, 11)
 
 
 FOUND = 64  # races that the detector keeps until they are told
@@ -304,9 +239,7 @@ MISSES = 8
 class Range(IntEnum):
     """What an operation does to a range, for rt_race_range. Freeing is a write of what has been accessed."""
 
-    READ = 0
-    WRITE = 1
-    FREE = 2
+    READ, WRITE, FREE = range(3)
 
 
 class Entry(IntEnum):
@@ -324,26 +257,10 @@ class Entry(IntEnum):
 class Edge(IntEnum):
     """Why two accesses are not ordered."""
 
-    NONE = 0
-    BARRIER = 1
-    WARP = 2
-    RELEASED_EARLIER = 3
-    RELAXED_STORE = 4
-    RELAXED_LOAD = 5
-    STORE_SCOPE = 6
-    LOAD_SCOPE = 7
-    GDC_WAIT = 8
-    ORDER = 9
-    READ_ONLY_PATH = 10
-    STRONG_SCOPES = 11
-    STRONG_SIZES = 12
-    FLAG_SIZES = 13
-    COPY_OWN = 14
-    COPY = 15
-    COPIED = 16
-    BULK = 17
-    COPY_EARLY = 18
-    PROXY = 19
+    NONE, BARRIER, WARP, RELEASED_EARLIER, RELAXED_STORE = range(5)
+    RELAXED_LOAD, STORE_SCOPE, LOAD_SCOPE, GDC_WAIT = range(5, 9)
+    ORDER, READ_ONLY_PATH, STRONG_SCOPES, STRONG_SIZES, FLAG_SIZES = range(9, 14)
+    COPY_OWN, COPY, COPIED, BULK, COPY_EARLY, PROXY = range(14, 20)
 
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).

@@ -93,18 +93,8 @@ class Report:
 
 
 def from_fault(fault: Fault) -> Report:
-    """The report of an engine `Fault`."""
-    return Report(
-        kind=fault.kind,
-        message=fault.message,
-        kernel=fault.kernel,
-        file=fault.file,
-        line=fault.line,
-        device=fault.device,
-        block=fault.block,
-        thread=fault.thread,
-        address=fault.address,
-    )
+    """The report of a fault."""
+    return Report(**vars(fault))
 
 
 def standstill(
