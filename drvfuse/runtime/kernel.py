@@ -20,7 +20,7 @@ from .device import Device
 from .device import device as get_device
 from .driver import Driver, get_driver
 from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
-from .packing import Arguments
+from .packing import Arguments, Struct
 from .stream import Stream
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
@@ -318,6 +318,10 @@ class Launch:
     def set(self, index: int, value: Any) -> None:
         """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
         self._arguments.set(index, value)
+
+    def view(self, index: int, kind: type[Struct]) -> Struct:
+        """Argument `index`, a struct, in place: its fields may be written until the launch, and between launches."""
+        return self._arguments.view(index, kind)
 
     def __call__(self, stream: Any) -> None:
         """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""

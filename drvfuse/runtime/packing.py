@@ -7,12 +7,14 @@ import ctypes
 import operator
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ArgumentError, kind_of
 from ..ptx.facts import KernelInfo, Param
 from .array import Array
 from .device import Device
+
+Struct = TypeVar("Struct", bound=ctypes.Structure)
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
@@ -49,6 +51,13 @@ class Arguments:
             self.arrays[index] = value
         else:
             self.arrays.pop(index, None)
+
+    def view(self, index: int, kind: type[Struct]) -> Struct:
+        """One argument, a struct of class `kind`, in place. ArgumentError if the kernel's has another size."""
+        param = self._info.params[index]
+        if param.size != ctypes.sizeof(kind):
+            raise self._wrong(index, f"a {kind.__name__} of {ctypes.sizeof(kind)} bytes", f"of {param.size} bytes")
+        return kind.from_buffer(self._buffer, param.offset)
 
     def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
         return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)
