@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .timeline import called_at, index_text, short_place
-
-Index = tuple[int, int, int]
+from .faults import Fault
+from .places import Index, called_at, index_text, short_place
 
 
 @dataclass(frozen=True)
@@ -103,19 +102,9 @@ class Report:
         return f" ({', '.join(where)})" if where else ""
 
 
-def from_fault(fault: Any) -> Report:
-    """The report of an engine `Fault`."""
-    return Report(
-        kind=fault.kind,
-        message=fault.message,
-        kernel=fault.kernel,
-        file=fault.file,
-        line=fault.line,
-        device=fault.device,
-        block=fault.block,
-        thread=fault.thread,
-        address=fault.address,
-    )
+def from_fault(fault: Fault) -> Report:
+    """The report of a fault."""
+    return Report(**vars(fault))
 
 
 def standstill(
