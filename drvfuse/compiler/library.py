@@ -19,7 +19,6 @@ from pathlib import Path
 
 from .. import config
 from ..errors import CompileError, DriverUnavailable, Unsupported
-from ..runtime.driver import cuda_version
 
 _SONAME = re.compile(r"libnvrtc\.so\.(\d+)$")
 _NEWEST_KNOWN = 13
@@ -134,6 +133,18 @@ def _installed() -> dict[int, str]:
                 continue
             found[major] = f"libnvrtc.so.{major}"
     return found
+
+
+def cuda_version() -> tuple[int, int] | None:
+    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    value = ctypes.c_int(0)
+    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
+        return None
+    return value.value // 1000, value.value % 1000 // 10
 
 
 def _wheel(major: int) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import config
+from ..compiler.library import cuda_version
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
 from . import calls
 from .calls import last_calls as last_calls
@@ -309,18 +310,6 @@ _NO_LIBRARY = (
 )
 
 
-def cuda_version() -> tuple[int, int] | None:
-    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int(0)
-    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
-        return None
-    return value.value // 1000, value.value % 1000 // 10
-
-
 def _bindings() -> Any:
     try:
         from cuda.bindings import driver
@@ -372,7 +361,7 @@ def _check_emulator() -> None:
 
 def _default_machine() -> Any:
     _check_emulator()
-    from ..emu.machine.machine import default_machine
+    from ..emu import default_machine
 
     return default_machine()
 

@@ -35,6 +35,7 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 def _ptx(m: Machine, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
     if isinstance(image, int):
+        check(image != 0)
         head = ctypes.string_at(image, 4)
         binary = head == _ELF or head in _FATBIN
         data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)

@@ -133,6 +133,14 @@ def test_an_image_that_is_no_module_is_refused(machine: Machine, cuda: Any, name
     ok(cuda.cuCtxSynchronize())
 
 
+@pytest.mark.parametrize("nothing", [0, None])
+def test_no_image_is_an_invalid_value(cuda: Any, nothing: Any) -> None:
+    primary(cuda)
+    assert code(cuda.cuModuleLoadData(nothing)) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuModuleLoadDataEx(nothing, 0, [], [])) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuLibraryLoadData(nothing, [], [], 0, [], [], 0)) == R.CUDA_ERROR_INVALID_VALUE
+
+
 def test_an_unsupported_opcode_is_refused_at_its_source_line(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     image = ptx(SOURCE)
