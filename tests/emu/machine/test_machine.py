@@ -42,7 +42,7 @@ def test_many_machines_are_made_and_dropped_without_being_closed(no_collector: N
     [
         "from drvfuse.emu.machine.machine import Machine",
         "from drvfuse.emu import Machine",
-        "from drvfuse.emu.space.window import Window; from drvfuse.emu.machine import machine; Machine = machine.Machine",
+        "from drvfuse.emu.space import window; from drvfuse.emu.machine.machine import Machine",
     ],
 )
 def test_a_machine_has_its_driver_however_it_is_imported(line: str) -> None:
