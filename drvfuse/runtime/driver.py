@@ -216,6 +216,11 @@ class Driver:
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
 
     @property
+    def takes_cubins(self) -> bool:
+        """False for the emulated driver, which runs PTX: kernels are compiled to that alone for it."""
+        return self.machine is None
+
+    @property
     def closed(self) -> bool:
         """True once the emulated machine was closed: its memory is gone and every call fails."""
         return self.machine is not None and bool(self.machine.closed)

@@ -17,6 +17,7 @@ import pytest
 import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
 from drvfuse.ptx.facts import KernelInfo, Param, kernels
+from drvfuse.ptx.parser import parse
 from drvfuse.runtime import launch_attributes as attributes
 from drvfuse.runtime.kernel import Module
 from drvfuse.runtime.packing import Arguments
@@ -414,7 +415,8 @@ PTX = """
 
 
 def test_ptx_facts() -> None:
-    found = kernels(PTX, {"k(float*)": "_Z1kPf"})
+    found = kernels(parse(PTX), {"k(float*)": "_Z1kPf"})
+    assert found == kernels(parse(PTX, bodies=False), {"k(float*)": "_Z1kPf"})
     assert set(found) == {"_Z1kPf", "k(float*)", "empty"}
     info = found["k(float*)"]
     assert info.params == (Param("int", 8, 0), Param("bytes", 128, 64), Param("float", 8, 192))

@@ -40,8 +40,8 @@ class Specialisation:
     sources: Path = field(default_factory=sources)
 
 
-def build(spec: Specialisation, arch: str, options: Sequence[str] = ()) -> Image:
-    """The kernel compiled for an architecture, with further options of the compiler."""
+def build(spec: Specialisation, arch: str, options: Sequence[str] = (), cubin: bool = True) -> Image:
+    """The kernel compiled for an architecture, with further options of the compiler; without `cubin` to PTX alone."""
     return compile_source(
         f'#include "{spec.room}/{spec.name}.cu"\n',
         name=f"{spec.name}_kernel.cu",  # not the included file's own name
@@ -49,6 +49,7 @@ def build(spec: Specialisation, arch: str, options: Sequence[str] = ()) -> Image
         defines=dict(spec.defines),
         options=("--fmad=false", *options),
         include=(str(spec.sources),),
+        cubin=cubin,
     )
 
 
@@ -59,7 +60,7 @@ def load(device: Device, spec: Specialisation) -> Kernel:
     cache: dict[Any, Kernel] = device.driver.__dict__.setdefault("_op_kernels", {})
     kernel = cache.get((spec, device.arch))
     if kernel is None:
-        module = Module(build(spec, device.arch), device.driver)
+        module = Module(build(spec, device.arch, cubin=device.driver.takes_cubins), device.driver)
         kernel = cache[spec, device.arch] = module[spec.name]
     kernel.load(device)
     return kernel

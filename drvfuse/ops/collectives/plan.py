@@ -49,6 +49,7 @@ def load_kernel(group: Group, spec: kernels.CollectiveKernel) -> list[Kernel]:
                 names=request.names,
                 options=request.options,
                 include=request.include,
+                cubin=driver.takes_cubins,
             )
             kernel = by_arch[device.arch] = Module(image, driver)[spec.name]
         kernel.load(device)

@@ -16,7 +16,6 @@ from engine_harness import Rig, line_of, ptx
 import drvfuse.emu
 from drvfuse.emu import abi
 from drvfuse.emu.abi import structs
-from drvfuse.emu.native import loader
 
 
 @pytest.fixture
@@ -24,15 +23,6 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.close()
-
-
-def test_the_shipped_runtime_is_current():
-    shipped = (Path(drvfuse.emu.__file__).with_name("native") / "runtime.ptx").read_text()
-    current = loader.compile_runtime()
-    release = re.compile(r"^// Cuda compilation tools.*", re.M)
-    if release.search(current)[0] != release.search(shipped)[0]:
-        pytest.skip("it was compiled by another release of NVRTC")
-    assert current == shipped, "run python -m drvfuse.emu.native.loader"
 
 
 def test_machines_share_the_native_code_of_a_module():
