@@ -14,7 +14,7 @@ from ...ptx.ir import PtxError
 from ...ptx.parser import head
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import interrupts
+from ..machine import interrupts, residency
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
 from ..space.window import Kind
@@ -97,12 +97,17 @@ def _load(m: Machine, image: Any) -> EngineModule:
     try:
         engine = m.engine
         with interrupts.taken():
-            image = engine.load(ptx)
-        m.images[ptx] = image
+            loaded = engine.load(ptx)
     except PtxError as error:
         file, line = error.source or (None, error.line)
         raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", str(error), file=file, line=line)) from None
-    return m.images[ptx]
+    for kernel in loaded.kernels.values():
+        if kernel.shared_static > residency.SHARED_DEFAULT:
+            words = f"{kernel.name} has {kernel.shared_static} bytes of static shared memory, and a kernel can have"
+            words += f" {residency.SHARED_DEFAULT}; more must be dynamic"
+            raise _refused(R.CUDA_ERROR_INVALID_PTX, words)
+    m.images[ptx] = loaded
+    return loaded
 
 
 def _module(m: Machine, context: Context, image: EngineModule) -> Module:
