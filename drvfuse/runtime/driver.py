@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
+from ..compiler.library import cuda_version
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
 from . import calls
 from .calls import last_calls as last_calls
@@ -253,6 +254,11 @@ class Driver(Owner):
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
 
     @property
+    def takes_cubins(self) -> bool:
+        """False for the emulated driver, which runs PTX: kernels are compiled to that alone for it."""
+        return self.machine is None
+
+    @property
     def closed(self) -> bool:
         """True once the emulated machine was closed: its memory is gone and every call fails."""
         return self.machine is not None and bool(self.machine.closed)
@@ -347,18 +353,6 @@ _NO_LIBRARY = (
 )
 
 
-def cuda_version() -> tuple[int, int] | None:
-    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int(0)
-    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
-        return None
-    return value.value // 1000, value.value % 1000 // 10
-
-
 def _bindings() -> Any:
     try:
         from cuda.bindings import driver
@@ -410,7 +404,7 @@ def _check_emulator() -> None:
 
 def _default_machine() -> Machine:
     _check_emulator()
-    from ..emu.machine.machine import default_machine
+    from ..emu import default_machine
 
     return default_machine()
 

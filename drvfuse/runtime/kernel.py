@@ -65,7 +65,14 @@ def compile(
         raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
     target = arch if arch is not None else get_device(0, driver=gate).arch
     image = compile_source(
-        source, name=name, arch=target, defines=defines, names=names, options=options, include=include
+        source,
+        name=name,
+        arch=target,
+        defines=defines,
+        names=names,
+        options=options,
+        include=include,
+        cubin=gate.takes_cubins,
     )
     return Module(image, gate)
 
@@ -121,9 +128,8 @@ class Module:
             if handle is None:
                 if device.driver is not self.driver:
                     raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
-                # The emulated driver runs PTX. CUDA gets the cubin: PTX newer than the driver could not be loaded.
-                emulated = self.driver.name == "emu"
-                image = self.image.ptx.encode() + b"\0" if emulated else self.image.cubin
+                # CUDA gets the cubin: PTX newer than the driver could not be loaded.
+                image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():
                     handle = self._modules[device] = self.driver.cuModuleLoadData(image)
             return handle

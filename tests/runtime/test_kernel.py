@@ -16,7 +16,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
-from drvfuse.ptx.facts import KernelInfo, Param, kernels
+from drvfuse.ptx.facts import KernelInfo, Param
 from drvfuse.runtime import launch_attributes as attributes
 from drvfuse.runtime.kernel import Module
 from drvfuse.runtime.packing import Arguments
@@ -387,41 +387,6 @@ def test_infinity_and_integers_are_numbers() -> None:
 def test_array_in_an_integer_parameter_that_is_no_pointer(device: df.Device) -> None:
     with pytest.raises(ArgumentError, match=r"argument 1 of k \(counted from 0\)"):
         Arguments(INFO, [0, device.zeros((1,), "int8"), 0, bytes(6), 0], device)
-
-
-PTX = """
-.version 8.8
-.target sm_90
-.func (.param .b32 out) helper(.param .b64 p);
-.func (.param .b32 out) helper(.param .b64 p)
-{
-    griddepcontrol.wait;
-    ret;
-}
-.visible .entry _Z1kPf(
-    .param .u64 .ptr .global .align 16 _Z1kPf_param_0, // a { brace
-    .param .align 64 .b8 _Z1kPf_param_1[128],
-    .param .f64 _Z1kPf_param_2
-)
-.reqntid 32, 2, 1
-{
-    { call.uni (out), helper, (p); }
-    griddepcontrol.launch_dependents;
-}
-.visible .entry empty()
-{ ret; }
-"""
-
-
-def test_ptx_facts() -> None:
-    found = kernels(PTX, {"k(float*)": "_Z1kPf"})
-    assert set(found) == {"_Z1kPf", "k(float*)", "empty"}
-    info = found["k(float*)"]
-    assert info.params == (Param("int", 8, 0), Param("bytes", 128, 64), Param("float", 8, 192))
-    assert info.param_bytes == 200 and info.max_threads == 64
-    assert info.has_pdl_wait and info.has_pdl_trigger
-    empty = found["empty"]
-    assert empty.params == () and not empty.has_pdl_wait and empty.max_threads is None
 
 
 def test_damaged_image_names_the_call(device: df.Device, module: Module) -> None:
