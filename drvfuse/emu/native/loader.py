@@ -23,6 +23,7 @@ from ...compiler import cache
 from ...compiler.nvrtc import compile_source
 from ...errors import CompileError, DriverUnavailable
 from .. import abi
+from ..abi.header import HEADER_NAME, header
 
 if TYPE_CHECKING:
     from ..translate.module import GlobalVar, KernelCode
@@ -227,7 +228,7 @@ def compile_runtime() -> str:
 
     Raises CompileError, or DriverUnavailable where no NVRTC is installed.
     """
-    headers = {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
+    headers = {HEADER_NAME: header()} | {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
     try:
         image = compile_source(
             _RUNTIME_CU.read_text(),
