@@ -404,9 +404,9 @@ def _check_emulator() -> None:
 
 def _default_machine() -> Machine:
     _check_emulator()
-    from ..emu import default_machine
+    from .. import emu
 
-    return default_machine()
+    return emu.driver.default_machine()
 
 
 def get_driver(spec: DriverLike = None) -> Driver:

@@ -228,7 +228,7 @@ def compile_runtime() -> str:
 
     Raises CompileError, or DriverUnavailable where no NVRTC is installed.
     """
-    headers = {HEADER_NAME: header(), **{path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}}
+    headers = {HEADER_NAME: header()} | {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
     try:
         image = compile_source(
             _RUNTIME_CU.read_text(),

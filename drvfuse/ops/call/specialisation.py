@@ -56,10 +56,8 @@ class Specialisation:
         return self.kernel or self.name
 
     def compile(self, arch: str, options: Sequence[str] = (), after: str = "", cubin: bool = True) -> Image:
-        """The kernel compiled for an architecture, with further options of the compiler, and text after the file.
-
-        Without `cubin` there is PTX alone.
-        """
+        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further options of the compiler,
+        and text after the file."""
         return compile_source(
             f'{self.text}#include "{self.room}/{self.name}.cu"\n{after}',
             name=f"{self.symbol}_kernel.cu",  # not the included file's own name
