@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels share out rows and tiles: the host's side of cu/fp8_rmsnorm_forward*.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_rmsnorm_forward*.cu."""
 
 from __future__ import annotations
 
