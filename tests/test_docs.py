@@ -15,7 +15,7 @@ import drvfuse as df
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-PYTHON = [path for room in ("drvfuse", "tests", "tools") for path in (ROOT / room).rglob("*.py")]
+PYTHON = [*ROOT.glob("*.py"), *(path for top in ("drvfuse", "tests", "tools") for path in (ROOT / top).rglob("*.py"))]
 KERNELS = [path for suffix in ("cu", "cuh") for path in (ROOT / "drvfuse").rglob(f"*.{suffix}")]
 
 ROOMS = "|".join(path.name for path in (ROOT / "drvfuse").iterdir() if path.is_dir() and path.name != "__pycache__")

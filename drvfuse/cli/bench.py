@@ -44,6 +44,7 @@ def _fp8_shape(text: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _real() -> Iterator[None]:
+    os.environ.update(MULTIMEM_VETOES)  # of this process, before a peer is loaded that would create multicast objects
     try:
         yield
     except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
@@ -130,7 +131,6 @@ def _require(option: str, package: str) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     """Measure and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
-    os.environ.update(MULTIMEM_VETOES)  # of this process, before a peer is loaded that would create multicast objects
     module, start = _BENCHMARKS[arguments.benchmark]
     plot = getattr(arguments, "plot", None)
     if plot:

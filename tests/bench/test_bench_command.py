@@ -83,7 +83,7 @@ def test_nccl_is_timed_in_the_same_run_where_torch_is_asked_for(
 
 
 def test_multicast_stays_forbidden_after_a_run(command: Command) -> None:
-    command("emulator", "--gpus", "1", "--shape", "1x16", "--calls", "1", "--seeds", "1")
+    command("collectives", "--shape", "2x64")
     assert {name: os.environ.get(name) for name in MULTIMEM_VETOES} == MULTIMEM_VETOES
 
 
