@@ -50,4 +50,4 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     """The lines of the table for one result, which is one; `HEAD` is its head."""
     first = max(seconds[0] for seconds in result["seconds"])
     slowest = max(max(seconds) for seconds in result["seconds"])
-    return [[result["algo"], "on" if result["race"] else "off", f"{first:.2f}", f"{slowest:.2f}"]]
+    return [[result["algo"], "on" if result["race"] else "off", f"{first:.3f}", f"{slowest:.3f}"]]
