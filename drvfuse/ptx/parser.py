@@ -2,7 +2,7 @@
 """PTX text -> `ptx.Module`.
 
 Names of `{ }` scopes are made unique here (registers, labels, variables), so what follows sees one flat function.
-What an opcode means is not known here; an unknown one is refused by the translator (`codegen`).
+What an opcode means is not known here; an unknown one is refused by the translator (`emu.translate`).
 """
 
 from __future__ import annotations
