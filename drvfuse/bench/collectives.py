@@ -8,6 +8,7 @@ Inputs are random bfloat16, several sets of them in turn. The wire floor is the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,28 +39,22 @@ class Inputs:
         self._sets = [
             [rank.array(random.standard_normal(shape, np.float32).astype(bf16)) for rank in group] for _ in range(sets)
         ]
-        self._gammas = [rank.array(np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)) for rank in group]
+        gamma = np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)
         self._sums = [rank.empty(shape, "bfloat16") for rank in group]
-        self._quantised = [rank.empty(shape, "float8_e4m3fn") for rank in group]
-        self._scales = [rank.empty((rows,), "float32") for rank in group]
+        self._norm: dict[str, Any] = {
+            "epsilon": 1e-6,
+            "outputs": [rank.empty(shape, "float8_e4m3fn") for rank in group],
+            "scales": [rank.empty((rows,), "float32") for rank in group],
+        }
+        self._gammas = [rank.array(gamma) for rank in group]
 
     def calls(self, op: str, algo: str, trace: Trace | None = None) -> list[Callable[[], object]]:
         """Prepared launches of one of `OPS`, one for each set."""
         if op == "allreduce":
-            return [allreduce.prepare(self._group, xs, self._sums, algo=algo, trace=trace).launch for xs in self._sets]
-        return [
-            allreduce_rmsnorm_fp8.prepare(
-                self._group,
-                xs,
-                self._gammas,
-                epsilon=1e-6,
-                outputs=self._quantised,
-                scales=self._scales,
-                algo=algo,
-                trace=trace,
-            ).launch
-            for xs in self._sets
-        ]
+            prepare = partial(allreduce.prepare, self._group, outputs=self._sums)
+        else:
+            prepare = partial(allreduce_rmsnorm_fp8.prepare, self._group, gammas=self._gammas, **self._norm)
+        return [prepare(inputs=xs, algo=algo, trace=trace).launch for xs in self._sets]
 
 
 def calls_per_graph(rows: int, cols: int) -> int:

@@ -23,6 +23,7 @@ from ..runtime.array import Array, view
 from ..runtime.device import Device
 from ..runtime.kernel import compile
 from ..trace.buffer import Trace
+from ..trace.plot import figure_class
 from .timing import microseconds_per_call
 
 MODEL = (2112, 7168, 1536)
@@ -139,12 +140,8 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Times over those of the reading kernel, by the bytes of the weight, a line for each K; Inductor's dotted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), sharey=True)
+    figure = figure_class()(figsize=(15, 5), layout="tight")
+    axes = figure.subplots(1, 3, sharey=True)
     titles = {"none": "no normed column", "normed": "alone", "EARLY": "dependent launches, OVERLAP_AT_BEGINNING"}
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for k in sorted({r["k"] for r in results}):
@@ -159,6 +156,4 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_title(title)
     axes[0].set_ylabel("time / time of a kernel that only reads")
     axes[0].legend()
-    figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)

@@ -57,11 +57,6 @@ def _gpu(arguments: argparse.Namespace) -> Device:
         return device(arguments.device, driver="cuda")
 
 
-def _gpus(arguments: argparse.Namespace) -> Group:
-    with _real():
-        return Group.local(arguments.gpus, driver="cuda")
-
-
 def _floor(gpu: Device) -> tuple[str, float]:
     bandwidth = copy_bandwidth(gpu)
     note = f"{gpu.name}: a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate"
@@ -87,25 +82,24 @@ def _gemv(arguments: argparse.Namespace) -> Started:
     return note, (bench.measure(*shape) for shape in shapes)
 
 
-def _collectives(arguments: argparse.Namespace) -> Started:
-    shapes, group = _shapes(arguments, matrix_shape, collectives.SHAPES), _gpus(arguments)
+def _on_group(arguments: argparse.Namespace, measure: Callable[[Group], Iterator[dict[str, Any]]]) -> Started:
+    with _real():
+        group = Group.local(arguments.gpus, driver="cuda")
 
     def results() -> Iterator[dict[str, Any]]:
         with group:
-            yield from (collectives.measure(group, *shape, arguments.torch) for shape in shapes)
+            yield from measure(group)
 
     return f"{group.size} x {group.ranks[0].device.name}: microseconds per call, bfloat16", results()
 
 
+def _collectives(arguments: argparse.Namespace) -> Started:
+    shapes = _shapes(arguments, matrix_shape, collectives.SHAPES)
+    return _on_group(arguments, lambda group: (collectives.measure(group, *shape, arguments.torch) for shape in shapes))
+
+
 def _trace_cost(arguments: argparse.Namespace) -> Started:
-    group = _gpus(arguments)
-
-    def results() -> Iterator[dict[str, Any]]:
-        with group:
-            yield from trace_cost.measure(group)
-
-    note = f"{group.size} x {group.ranks[0].device.name}: microseconds per call, bfloat16, without and with a trace"
-    return note, results()
+    return _on_group(arguments, trace_cost.measure)
 
 
 def _emulator(arguments: argparse.Namespace) -> Started:
