@@ -133,7 +133,7 @@ def _parse(argument: str, setting: Setting, value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def override(**values: Any) -> Iterator[None]:
+def override(**values: object) -> Iterator[None]:
     """Set settings for the duration of a `with` block, in this thread or task.
 
     Values are what the environment variable would hold, or that in its own type. Raises ArgumentError, and sets

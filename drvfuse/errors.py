@@ -8,7 +8,15 @@ from typing import Any
 
 
 class DrvfuseError(Exception):
-    """Base of all errors raised by drvfuse."""
+    """Base of all errors raised by drvfuse. Each can be copied and pickled: type, text and fields stay as they are."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), *self.args), self.__dict__
+
+
+def _restored(kind: type[DrvfuseError], *args: Any) -> DrvfuseError:
+    """An error of that kind and text. What `__init__` was given is among the fields, which come with the state."""
+    return kind.__new__(kind, *args)
 
 
 class DriverUnavailable(DrvfuseError):
@@ -47,12 +55,12 @@ class ArgumentError(DrvfuseError, ValueError):
     Raised before anything is launched or written.
     """
 
-    def __init__(self, argument: str, got: Any, expected: str) -> None:
+    def __init__(self, argument: str, got: object, expected: str) -> None:
         self.argument, self.got, self.expected = argument, got, expected
         super().__init__(f"{argument} is {got}; it must be {expected}")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """What an argument of a wrong type was, for `ArgumentError.got`: "an int", "a list", "None"."""
     if value is None:
         return "None"

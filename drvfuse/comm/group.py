@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DriverError, DrvfuseError, Unsupported
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
-from ..runtime.driver import forked, get_driver
+from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
@@ -21,7 +21,7 @@ from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
-    from ..runtime.driver import Driver
+    from ..runtime.driver import Driver, DriverLike
     from ..runtime.stream import Stream
 
 MIN_WORKSPACE_BYTES = 4096
@@ -29,7 +29,7 @@ MIN_WORKSPACE_BYTES = 4096
 _log = logging.getLogger("drvfuse.comm")
 
 
-class Group(Owned):
+class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
     Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
@@ -38,10 +38,11 @@ class Group(Owned):
     """
 
     def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+        Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
         self._broken: tuple[int, int, int, str, int, int] | None = None
-        self._stale = False
+        self._stale = self._held = False
         self._partial = PartialCalls(self.size)
         self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
         for rank in self.ranks:
@@ -62,7 +63,7 @@ class Group(Owned):
         cls,
         devices: int | Sequence[int | Device],
         *,
-        driver: Any = None,
+        driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
     ) -> Group:
@@ -173,12 +174,15 @@ class Group(Owned):
         While a call has been launched on some ranks only, nothing that was dropped is freed.
         """
         if self._partial.begin(positions, call):
+            self._held = True
             hold(self)
-        else:
+        elif self._held:
+            self._held = False
             release(self)
 
     def _forget_partial(self) -> None:
         self._partial.clear()
+        self._held = False
         release(self)
 
     def abandon(self) -> None:
@@ -257,7 +261,7 @@ def _integer(argument: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
-def _driver_of(devices: Any, driver: Any) -> Driver:
+def _driver_of(devices: Any, driver: DriverLike) -> Driver:
     """The driver that was asked for, or that of the Device objects, which must be the same."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from ..runtime.stream import Stream
 from .ordering import RankOrder
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
 
-    from ..dtypes import DType
-    from ..runtime.array import Array
+    from ..dtypes import DTypeLike
+    from ..runtime.array import Array, ShapeLike
     from ..runtime.device import Device
-    from ..runtime.stream import Event
+    from ..runtime.stream import Event, StreamLike
 
 
 class Rank:
@@ -32,15 +31,15 @@ class Rank:
         self.stream: Stream = device.stream
         self.order = RankOrder()
 
-    def array(self, host: np.ndarray[Any, Any]) -> Array:
+    def array(self, host: npt.ArrayLike) -> Array:
         """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
         return self.device.array(host, stream=self.stream)
 
-    def empty(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+    def empty(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
         """An uninitialised array that every device of the group may access, allocated in the order of `stream`."""
         return self.device.empty(shape, dtype, stream=self.stream)
 
-    def zeros(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+    def zeros(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
         """Like `empty`, filled with zeros on `stream`."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
@@ -52,7 +51,7 @@ class Rank:
         """Called after that launch, which then is the rank's last call."""
         self.order.launched(stream, event)
 
-    def wrap(self, stream: Any, argument: str = "stream") -> Stream:
+    def wrap(self, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream of this rank's device for whatever `Stream.wrap` takes; errors name `argument`."""
         return Stream.wrap(self.device, stream, argument)
 

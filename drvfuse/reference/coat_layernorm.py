@@ -7,7 +7,7 @@ As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,7 @@ def fp8_layernorm_forward(
     *,
     mean: Floats | None = None,
     rstd: Floats | None = None,
-    reciprocal: Any = None,
+    reciprocal: SupportsFloat | None = None,
 ) -> Forward:
     """The forward, with w and b or with neither. s_y is NaN if all y of some row are; other NaN do not enter it."""
     values = dequantise(x, s_x, QB)

@@ -11,12 +11,13 @@ Nothing here runs at import. A process forked after a driver was opened must not
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
@@ -24,7 +25,11 @@ from . import calls
 from .calls import last_calls as last_calls
 
 if TYPE_CHECKING:
+    from ..emu import Machine
     from .device import Device
+
+DriverLike: TypeAlias = "Driver | Machine | str | None"
+"""What `get_driver` takes for a driver."""
 
 # In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
 _NEWEST = {
@@ -114,13 +119,29 @@ def forked() -> bool:
     return _forked
 
 
-class Driver:
+Part = TypeVar("Part")
+
+
+class Owner:
+    """Holds what other rooms keep for as long as this object lives: `part(kind)` is the one object of a class."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Any, Any] = {}
+
+    def part(self, kind: Callable[[Self], Part]) -> Part:
+        """The object of class `kind`, made as `kind(self)` when it is first asked for."""
+        found: Part | None = self._parts.get(kind)
+        return self._parts.setdefault(kind, kind(self)) if found is None else found
+
+
+class Driver(Owner):
     """One driver: `name` is "cuda" or "emu", `machine` the emulated machine or None, `types` the bindings' enums.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
-    def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | None = None) -> None:
+        super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
@@ -184,6 +205,23 @@ class Driver:
                 raise ClosedError(FORKED) if _forked else self.error(name, args, code)
 
         return call
+
+    def query(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        """The function of a query that launches make: like `result`, but it stays out of the ring."""
+        function, sink = self._raw(name), self._sink
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            if _forked:
+                raise ClosedError(FORKED)
+            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args)
+            return found
+
+        return call
+
+    @functools.cached_property
+    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
+        """cuStreamIsCapturing as a query."""
+        return self.query("cuStreamIsCapturing")
 
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
@@ -351,15 +389,15 @@ def _open_cuda() -> Driver:
     return Driver("cuda", bindings, bindings)
 
 
-def _open_machine(machine: Any) -> Driver:
+def _open_machine(machine: Machine) -> Driver:
     global _machines_opened
-    found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
+    found: Driver | None = machine.gate
     if found is None:
         if machine.closed:
             raise ClosedError(f"{machine!r} was closed")
         found = Driver("emu", machine.driver, _bindings(), machine)
         found.cuInit(0)
-        machine.__dict__["_drvfuse_driver"] = found
+        machine.gate = found
         _machines_opened = True
     return found
 
@@ -370,14 +408,14 @@ def _check_emulator() -> None:
     _bindings()
 
 
-def _default_machine() -> Any:
+def _default_machine() -> Machine:
     _check_emulator()
     from ..emu.machine.machine import default_machine
 
     return default_machine()
 
 
-def get_driver(spec: Any = None) -> Driver:
+def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
 
     None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ptx.ir import PtxError
+from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine import interrupts
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
-from ..space.window import Kind
 from .entry import check, entry, is_enum, text
 from .error import NEWEST_PTX
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ... import config
 from ...errors import CompileError, DriverUnavailable
 from .. import abi
+from ..abi.header import HEADER_NAME, header
 
 if TYPE_CHECKING:
     from ..translate.module import GlobalVar, KernelCode
@@ -275,8 +276,9 @@ def compile_runtime() -> str:
 
     options = [b"-arch=compute_90a", b"-std=c++17", b"-rdc=true", b"--device-as-default-execution-space"]
     headers = sorted(_HERE.glob("*.cuh"))
-    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
-    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", len(headers), texts, names)
+    texts = [header().encode(), *(h.read_bytes() for h in headers)]
+    names = [HEADER_NAME.encode(), *(h.name.encode() for h in headers)]
+    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", len(names), texts, names)
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, size = nvrtc.nvrtcGetProgramLogSize(program)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ptx.ir import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
 from ...ptx.parser import parse
-from .. import abi
+from ..abi import structs
 from .emitter import Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
@@ -113,6 +113,22 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
         out.append(Param(v.name, v.type, v.size, v.align, offset))
         offset += v.size
     return tuple(out), offset
+
+
+def _prologue() -> list[str]:
+    """What a kernel and each function that it calls begin with: the addresses that do not change while they run."""
+    lines = []
+    for name, type_, base, structure, member in (
+        ("block", "ptr", "t", structs.Thread, "block"),
+        ("launch", "ptr", "t", structs.Thread, "launch"),
+        ("shared", "i64", "block", structs.Block, "shared_base"),
+        ("params", "i64", "launch", structs.Launch, "params"),
+        ("globals", "i64", "launch", structs.Launch, "globals"),
+        ("local", "i64", "t", structs.Thread, "local_base"),
+    ):
+        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {structs.offset(structure, member)}")
+        lines.append(f"%{name} = load {type_}, ptr %{name}.p, !invariant.load !0")
+    return lines
 
 
 class Unit:
@@ -230,21 +246,6 @@ class Unit:
             self._used_functions.append(name)
         return f'@"{self.prefix}.{name}"'
 
-    _PROLOGUE = (
-        f"%block.p = getelementptr i8, ptr %t, i64 {abi.T_BLOCK}",
-        "%block = load ptr, ptr %block.p, !invariant.load !0",
-        f"%launch.p = getelementptr i8, ptr %t, i64 {abi.T_LAUNCH}",
-        "%launch = load ptr, ptr %launch.p, !invariant.load !0",
-        f"%shared.p = getelementptr i8, ptr %block, i64 {abi.B_SHARED_BASE}",
-        "%shared = load i64, ptr %shared.p, !invariant.load !0",
-        f"%params.p = getelementptr i8, ptr %launch, i64 {abi.L_PARAMS}",
-        "%params = load i64, ptr %params.p, !invariant.load !0",
-        f"%globals.p = getelementptr i8, ptr %launch, i64 {abi.L_GLOBALS}",
-        "%globals = load i64, ptr %globals.p, !invariant.load !0",
-        f"%local.p = getelementptr i8, ptr %t, i64 {abi.T_LOCAL_BASE}",
-        "%local = load i64, ptr %local.p, !invariant.load !0",
-    )
-
     def kernels(self) -> dict[str, KernelCode]:
         emitted: dict[str, Emitter] = {}
         inliner = Inliner(self.module, lambda ins: decode(ins).before is not None)
@@ -253,7 +254,7 @@ class Unit:
                 inliner.expand(fn)
                 self._layout_shared(fn)
                 g = Emitter(self, fn, "kernel", self.helpers)
-                self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', list(self._PROLOGUE)))
+                self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', _prologue()))
                 emitted[fn.name] = g
         # Emitting a function may call further ones.
         device: dict[str, Emitter] = {}
@@ -293,7 +294,7 @@ class Unit:
             g.param_pointers[id(v)] = f"%a{i}"
             names.append(f"ptr %a{i}")
         signature = f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
-        self.text.append(g.function(signature, list(self._PROLOGUE)))
+        self.text.append(g.function(signature, _prologue()))
         return g
 
     # Raw modules: C functions ---------------------------------------------------------------------------------------
