@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import drvfuse as df
+from drvfuse.emu.abi.header import HEADER_NAME
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -48,7 +49,7 @@ def test_the_files_that_a_page_names_exist(path: Path) -> None:
 
 
 def test_the_files_that_docstrings_and_comments_name_exist() -> None:
-    names = {path.name for path in (*PYTHON, *KERNELS)}
+    names = {path.name for path in (*PYTHON, *KERNELS)} | {HEADER_NAME}
     texts = [(path, text) for path in PYTHON for text in docstrings(path)]
     texts += [(path, text) for path in KERNELS for text in re.findall("//(.*)", path.read_text())]
     missing = set()

@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import dtypes
 from ..comm.group import Group
+from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..trace.buffer import Trace
@@ -50,6 +51,7 @@ class Inputs:
 
     def calls(self, op: str, algo: str, trace: Trace | None = None) -> list[Callable[[], object]]:
         """Prepared launches of one of `OPS`, one for each set."""
+        prepare: Callable[..., Prepared[Any]]
         if op == "allreduce":
             prepare = partial(allreduce.prepare, self._group, outputs=self._sums)
         else:
