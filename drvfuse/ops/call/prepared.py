@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
+from ...comm.history import CallNote
 from ...comm.ordering import same
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import Traffic
@@ -34,6 +35,10 @@ class Schedule(Protocol):
     @property
     def launches(self) -> Sequence[Sequence[Launch]]: ...
 
+    @property
+    def barriers(self) -> int:
+        """How many barriers between the ranks the call passes on the device."""
+
     def launch_all(self, streams: Sequence[Stream]) -> None:
         """Queue the work of every local rank."""
 
@@ -54,6 +59,7 @@ class Prepared(Generic[R]):
     def __init__(
         self,
         group: Group,
+        op: str,
         algo: str,
         result: R,
         reads: Sequence[Sequence[RankArray]],
@@ -76,10 +82,15 @@ class Prepared(Generic[R]):
         self._schedule = schedule
         self._streams = streams
         self._epilogue = epilogue
+        first, barriers = self._reads[0][0].array, schedule.barriers if schedule is not None else 0
+        self.note = CallNote(op, algo, first.shape, first.dtype.name, barriers)
+
+    def describe(self) -> str:
+        """The call in words: op, algorithm, shape and dtype of its inputs."""
+        return str(self.note)
 
     def __repr__(self) -> str:
-        arrays = ", ".join(repr(of_rank[0].array) for of_rank in self._reads)
-        return f"<Prepared {self.algo} on {self.group!r} of {arrays}>"
+        return f"<Prepared {self.describe()} on {self.group!r}>"
 
     def launch(self, streams: Any = None, *, rank: int | None = None, stream: Any = None) -> R:
         """Queue the collective and return its results, which are valid in the order of the streams.
@@ -194,9 +205,10 @@ class Prepared(Generic[R]):
         rank.order.launched(stream, event, capture)
         mark_used(arrays, stream, event)
         graph = capturing(stream) if capture is not None else None
+        if capture is not None:
+            self.group.captured(graph, position, self)
         if graph is not None:
             graph.keep(*arrays, *self._sections)
-            graph.before_launch(self.group.before_replay)
             graph.before_launch(rank.before_replay)
             graph.after_launch(rank.after_replay)
         for owner in _distinct([operand for operand in used if operand.foreign]):

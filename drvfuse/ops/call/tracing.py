@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, kind_of
 from ...trace.buffer import Section, Trace
-from ..collectives.kernels import CollectiveKernel, LaunchShape
+from ..collectives.kernels import CollectiveKernel, LaunchShape, barriers
 from .validate import RankArray
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _ceil_div(a: int, b: int) -> int:
 
 def counts(spec: CollectiveKernel, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
     """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
-    chunks = 1
+    rounds, chunks = barriers(spec, items, chunk), 1
     if spec.algo == "two_stage":
         items = _ceil_div(items if spec.op != "allreduce" else _ceil_div(items, spec.width), spec.ranks)
     elif spec.op == "allreduce":
@@ -63,7 +63,6 @@ def counts(spec: CollectiveKernel, shape: LaunchShape, items: int, chunk: int) -
     work = _allreduce_phases(spec, shape, items) if spec.op == "allreduce" else _rmsnorm_phases(spec, shape, items)
     if spec.local:
         return 1 + work + 1, 0
-    rounds = 1 + chunks * (2 if spec.staged and spec.algo == "two_stage" else 1)
     return 1 + 2 * rounds + chunks * (spec.staged + work) + 1, rounds
 
 

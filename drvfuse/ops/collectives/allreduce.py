@@ -113,7 +113,9 @@ def allreduce(
         moved += traffic.writing_results(algo, group.size, nbytes)
     reads = [[source, *more] for source, more in zip(sources, extra, strict=True)]
     writes = [[operand] for operand in results.operands]
-    return Prepared(group, algo, results.returned(inputs), reads, writes, schedule, streams, moved, bound, traced)
+    return Prepared(
+        group, "allreduce", algo, results.returned(inputs), reads, writes, schedule, streams, moved, bound, traced
+    )
 
 
 def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> str:
@@ -151,7 +153,7 @@ class _Call:
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
         table = [list(inputs)] * len(self.group)
-        return plan.Direct(self._launches(table, inputs, outputs, 0, count))
+        return plan.Direct(*self._launches(table, inputs, outputs, 0, count))
 
     def _naive(self, inputs: Sequence[int], outputs: Sequence[int], count: int) -> Schedule:
         size = self.dtype.itemsize
@@ -162,14 +164,17 @@ class _Call:
             own = [address + offset for address in inputs]
             table = [naive.sources(self.group, p, address, slot) for p, address in enumerate(own)]
             to = [address + offset for address in outputs]
-            launches = self._launches(table, own, to, offset // size, nbytes // size)
+            launches, _ = self._launches(table, own, to, offset // size, nbytes // size)
             chunks.append(naive.Chunk(offset, nbytes, launches))
         return naive.Naive(self.group, inputs, slot, chunks)
 
     def _launches(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
-    ) -> list[Launch]:
-        """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
+    ) -> tuple[list[Launch], int]:
+        """Launches for `count` elements from `first`, and the barriers that each passes.
+
+        `table[i]` are the addresses that rank i sums.
+        """
         group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
         shape = kernels.allreduce_launch(count, self.dtype, group.size, kernel_algo, self.blocks)
         spec = kernels.CollectiveKernel(
@@ -200,8 +205,9 @@ class _Call:
             )
             arguments.append([block] if self.epilogue is None else [block, self.epilogue.structures[position]])
         try:
-            return plan.launches(group, spec, shape, arguments, self.pdl, sections)
+            launches = plan.launches(group, spec, shape, arguments, self.pdl, sections)
         except CompileError as error:
             if self.epilogue is None:
                 raise
             raise CompileError(f"epilogue {self.epilogue.epilogue.expression!r}", error.log) from None
+        return launches, kernels.barriers(spec, count, chunk)

@@ -181,6 +181,7 @@ def allreduce_rmsnorm_fp8(
     written = [r for r in (result, scale_result, residual_result) if r is not None]
     return Prepared(
         group,
+        "allreduce_rmsnorm_fp8",
         algo,
         NormResult(*(r.returned(inputs) if r is not None else None for r in (result, scale_result, residual_result))),
         [[of_rank[i] for of_rank in (sources, weights, added) if of_rank] for i in range(len(group))],
@@ -247,7 +248,7 @@ class _Call:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        return plan.Direct(self._launches([inputs] * len(arrays), arrays, self.rows))
+        return plan.Direct(*self._launches([inputs] * len(arrays), arrays, self.rows))
 
     def _naive(self, arrays: Sequence[_Addresses], inputs: Sequence[int]) -> Schedule:
         row_bytes = self.columns * self.dtype.itemsize
@@ -257,7 +258,8 @@ class _Call:
             nbytes = min(slot, self.rows * row_bytes - offset)
             part = [self._from_row(of_rank, offset // row_bytes) for of_rank in arrays]
             table = [naive.sources(self.group, position, a.input, slot) for position, a in enumerate(part)]
-            chunks.append(naive.Chunk(offset, nbytes, self._launches(table, part, nbytes // row_bytes)))
+            launches, _ = self._launches(table, part, nbytes // row_bytes)
+            chunks.append(naive.Chunk(offset, nbytes, launches))
         return naive.Naive(self.group, inputs, slot, chunks)
 
     def _from_row(self, arrays: _Addresses, row: int) -> _Addresses:
@@ -271,8 +273,13 @@ class _Call:
             scales=arrays.scales + row * self.scale_bytes,
         )
 
-    def _launches(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Launch]:
-        """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
+    def _launches(
+        self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int
+    ) -> tuple[list[Launch], int]:
+        """Launches for `rows` rows at `arrays`, and the barriers that each passes.
+
+        `table[i]` are the addresses that rank i sums.
+        """
         group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
         shape = kernels.rmsnorm_launch(rows, self.columns, self.dtype, group.size, kernel_algo, self.blocks)
         spec = kernels.CollectiveKernel(
@@ -312,4 +319,5 @@ class _Call:
         sections: list[Section] = []
         if self.trace is not None:
             spec, sections = self.trace.reserve(spec, shape, rows, chunk)
-        return plan.launches(group, spec, shape, arguments, self.pdl, sections)
+        launches = plan.launches(group, spec, shape, arguments, self.pdl, sections)
+        return launches, kernels.barriers(spec, rows, chunk)

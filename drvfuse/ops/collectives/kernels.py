@@ -275,6 +275,18 @@ def rmsnorm_chunk(spec: CollectiveKernel, rows: int, columns: int, payload_bytes
     return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
 
 
+def barriers(spec: CollectiveKernel, items: int, chunk: int) -> int:
+    """How many barriers a launch over `items` elements (all-reduce) or rows (fused), in such chunks, passes."""
+    if spec.local:
+        return 0
+    if spec.op == "allreduce":
+        items = _ceil_div(items, spec.width)
+    if spec.algo == "two_stage":
+        chunks = _ceil_div(_ceil_div(items, spec.ranks), chunk)
+        return 1 + chunks * (2 if spec.staged else 1)
+    return 1 + (_ceil_div(items, chunk) if spec.staged else 1)
+
+
 def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:

@@ -54,6 +54,8 @@ def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
 class Naive:
     """Copies and kernels of a naive call."""
 
+    barriers = 0
+
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
         """`inputs` are the addresses of the ranks' inputs, `slot` what `slot_bytes` gave."""
         self._group = group

@@ -119,8 +119,9 @@ def require_peers(group: Group, algo: str) -> None:
 class Direct:
     """One kernel a rank; the kernels meet on the device, in any order of launch."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[Launch], barriers: int) -> None:
         self.launches = [[launch] for launch in launches]
+        self.barriers = barriers
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
