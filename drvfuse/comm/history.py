@@ -94,7 +94,7 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Note the launch of a graph with these calls; one launched inside another graph's capture cannot be followed."""
+        """Note the launch of a graph with these calls; a launch that another graph captures cannot be followed."""
         if inside_graph:
             self._complete = False
         else:
