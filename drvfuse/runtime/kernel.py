@@ -310,6 +310,17 @@ class Launch:
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
         config.attrs, config.numAttrs = built, len(built)
         self._attributes = tuple(attributes)  # an event in them must live
+        self._facts = calls.LaunchFacts(
+            kernel.info.name,
+            device.index,
+            grid,
+            block,
+            smem,
+            tuple(repr(a) if isinstance(a, LaunchAttribute) else a.id.name for a in attributes),
+            kernel.info.params,
+            arguments.structures,
+        )
+        self._packed: bytes | None = None  # what the record of calls is given of the arguments
         self._handle_set = 0
 
     def __repr__(self) -> str:
@@ -318,6 +329,7 @@ class Launch:
     def set(self, index: int, value: Any) -> None:
         """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
         self._arguments.set(index, value)
+        self._packed = None
 
     def __call__(self, stream: Any) -> None:
         """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
@@ -327,8 +339,12 @@ class Launch:
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
+        packed = self._packed
+        if packed is None:
+            packed = self._packed = self._arguments.packed()
         with self.device.use():
-            self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+            note = self._facts, self._handle_set, packed
+            self.device.driver.launch(note, self._config, self._function, self._arguments.address, 0)
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)

@@ -29,11 +29,13 @@ class Arguments:
         if len(values) != len(info.params):
             raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
         self._info, self._device = info, device
-        self._buffer = (ctypes.c_ubyte * max(info.param_bytes, 1))()
-        base = ctypes.addressof(self._buffer)
+        self._packed = bytearray(max(info.param_bytes, 1))
+        self._exported = ctypes.c_ubyte.from_buffer(self._packed)  # while it lives, the bytes cannot move
+        base = ctypes.addressof(self._exported)
         self._pointers = (ctypes.c_void_p * max(len(values), 1))(*(base + param.offset for param in info.params))
         self.address = ctypes.addressof(self._pointers)
         self.arrays: dict[int, Array] = {}
+        self.structures: dict[int, type[ctypes.Structure]] = {}
         for index, value in enumerate(values):
             self.set(index, value)
 
@@ -44,11 +46,17 @@ class Arguments:
             raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
         param = params[index]
         packed = _PACK[param.kind](self, index, param, value)
-        ctypes.memmove(ctypes.addressof(self._buffer) + param.offset, packed, param.size)
+        self._packed[param.offset : param.offset + param.size] = packed
         if isinstance(value, Array):
             self.arrays[index] = value
         else:
             self.arrays.pop(index, None)
+            if isinstance(value, ctypes.Structure):
+                self.structures[index] = type(value)
+
+    def packed(self) -> bytes:
+        """A copy of the arguments, each at its parameter's offset."""
+        return bytes(self._packed)
 
     def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
         return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)
