@@ -20,7 +20,7 @@ from ..call.streams import resolve_streams
 from ..call.tracing import CallTrace
 from ..call.validate import RankArray
 from . import kernels, naive, plan
-from .epilogue import Epilogue
+from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 
 if TYPE_CHECKING:
@@ -209,5 +209,6 @@ class _Call:
         except CompileError as error:
             if self.epilogue is None:
                 raise
-            raise CompileError(f"epilogue {self.epilogue.epilogue.expression!r}", error.log) from None
+            expression = self.epilogue.epilogue.expression
+            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
         return launches, kernels.barriers(spec, count, chunk)

@@ -61,6 +61,24 @@ class Replicated:
         object.__setattr__(self, "copies", tuple(copies))
 
 
+_ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:\n[ \t].*)+)\n(?P<mark>[ \t]+\^)", re.M)
+
+
+def explain(log: str, expression: str) -> str:
+    """The errors in NVRTC's log, each with a mark below the place in `expression`, the only part a user knows.
+
+    `expression` is line 1 of the file "epilogue". An error after it is marked at its end, one before it at its start.
+    """
+    shown = []
+    for error in _ERROR.finditer(log):
+        text, _, _ = error["text"].rpartition("\n")  # without the source line
+        before = error["mark"][2:-1] if error["line"] == "1" else " " * len(expression)
+        if error["file"] != "epilogue":
+            before = ""
+        shown.append(f"error: {text}\n  {expression}\n  {before}^")
+    return "\n".join(shown) or log
+
+
 class Epilogue:
     """An element-wise epilogue, `Epilogue("x * scale + bias[col]", scale=float32(0.5), bias=array)`.
 
