@@ -120,6 +120,7 @@ class Group(Owned):
             rank.drain()
         self._forget_partial()
         self.check()
+        self._history.settle()
 
     def check(self) -> None:
         """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
@@ -197,7 +198,7 @@ class Group(Owned):
         self._stale = True
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
-        """Memory at one address a rank that every rank can read and write; the caller closes it.
+        """Memory of one address per rank that every rank can read and write; the caller closes it.
 
         Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
         """
@@ -285,5 +286,5 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     if not 1 <= len(ids) <= MAX_RANKS:
         raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):
-        raise ArgumentError("devices", list(ids), "distinct device ids, one a rank")
+        raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
     return ids

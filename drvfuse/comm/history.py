@@ -76,6 +76,7 @@ class History:
     def __init__(self, ranks: int) -> None:
         self._entries: list[tuple[Sequence[int], CallNote] | GraphCalls] = []
         self._older = [Totals() for _ in range(ranks)]  # what is no longer in `_entries`
+        self._settled = [0] * ranks  # how many calls of each rank are known to be complete
         self._graphs: weakref.WeakKeyDictionary[Graph, GraphCalls] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._complete = True  # whether every replay of a graph is noted
@@ -102,12 +103,17 @@ class History:
 
     def _append(self, entry: tuple[Sequence[int], CallNote] | GraphCalls) -> None:
         if len(self._entries) >= KEPT:
-            self._forget_half()
+            self._forget(KEPT // 2)
         self._entries.append(entry)
 
-    def _forget_half(self) -> None:
+    def settle(self) -> None:
+        """Every call is complete, and none has timed out."""
+        self._forget(len(self._entries))
+        self._settled = [totals.calls for totals in self._older]
+
+    def _forget(self, count: int) -> None:
         with self._lock:
-            forgotten = self._entries[: KEPT // 2]
+            forgotten = self._entries[:count]
             del self._entries[: len(forgotten)]
             everywhere = Totals()
             for entry in forgotten:
@@ -128,21 +134,25 @@ class History:
         last = max(self._count(position) for position in range(len(self._older)))
         self._entries.clear()
         self._older = [Totals(last) for _ in self._older]
+        self._settled = [last for _ in self._older]
 
     def find(self, position: int, peer: int, epoch: int) -> str:
         """The call that the rank at `position` began when its epoch was `epoch`, in words."""
         number, barriers = self._older[position].calls, self._older[position].barriers
+        first = self._settled[position] + 1
         if not self._complete:
-            return f"one of the calls 1 to {self._count(position)} of the group or of those in graphs replayed unseen"
+            unseen = "one in a graph whose replays the group cannot see"
+            last = self._count(position)
+            return f"one of the calls {first} to {last} of the group, or {unseen}" if first <= last else unseen
         if epoch < barriers:
-            return f"one of the calls 1 to {number} of the group"
+            return f"one of the calls {first} to {number} of the group"
         for note, where in self._notes(position):
             number += 1
             if barriers == epoch and note.barriers:
                 missing = f", which rank {peer} was not launched with" if self._count(peer) < number else ""
                 return f"call {number} of the group, {note}{where}{missing}"
             barriers += note.barriers
-        return f"one of the calls 1 to {number} of the group"
+        return f"one of the calls {first} to {number} of the group"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
         """The kept calls of a rank, each with what is to be said of the graph that holds it."""

@@ -306,7 +306,7 @@ class Driver:
             raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
         if isinstance(error, (TypeError, OverflowError, ValueError)):
             shown = calls.format_args(args)
-            raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
+            raise ArgumentError(f"arguments of {name}", f"({shown})", f"what cuda.bindings take: {text}") from error
 
 
 FORKED = (

@@ -109,7 +109,7 @@ class Epilogue:
             _check_name(name)
             if isinstance(value, (list, Replicated)):
                 if not (value.copies if isinstance(value, Replicated) else value):
-                    raise ArgumentError(f"epilogue parameter {name}", "empty", "one value a local rank")
+                    raise ArgumentError(f"epilogue parameter {name}", "empty", "one value per local rank")
             elif isinstance(value, (bool, int, float, np.number)):
                 raise ArgumentError(
                     f"epilogue parameter {name}", repr(value), "float32(value), int32(value) or an array"
@@ -135,8 +135,10 @@ class Epilogue:
 
 
 def _check_name(name: str) -> None:
-    reserved = name in IN_SCOPE or name in _KEYWORDS or "__" in name
+    reserved = name in IN_SCOPE or name in _KEYWORDS or name.startswith("_") or "__" in name
     if reserved or not _IDENTIFIER.fullmatch(name):
         raise ArgumentError(
-            f"epilogue parameter {name}", "a reserved name", f"a C++ identifier other than {', '.join(IN_SCOPE)}"
+            f"epilogue parameter {name}",
+            "a reserved name" if reserved else "no name that an epilogue can use",
+            f"a C++ identifier that begins with a letter and is none of {', '.join(IN_SCOPE)}",
         )

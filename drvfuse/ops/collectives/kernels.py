@@ -290,5 +290,7 @@ def barriers(spec: CollectiveKernel, items: int, chunk: int) -> int:
 def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
-        raise ArgumentError("workspace_bytes", payload_bytes, f"at least {each}, one {what}")
+        raise ArgumentError(
+            "workspace_bytes", payload_bytes, f"at least {each} in Group.local for this call: one {what}"
+        )
     return chunk

@@ -40,7 +40,9 @@ def slot_bytes(group: Group, unit: int) -> int:
     available = group.workspace.payload_bytes // max(group.size - 1, 1) // 16 * 16
     if available < unit:
         needed = -(-unit // 16) * 16 * (group.size - 1)
-        raise ArgumentError("workspace_bytes", group.workspace.payload_bytes, f"at least {needed} for this call")
+        raise ArgumentError(
+            "workspace_bytes", group.workspace.payload_bytes, f"at least {needed} in Group.local for this call"
+        )
     return available // unit * unit
 
 
