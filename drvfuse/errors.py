@@ -82,7 +82,7 @@ class BarrierTimeout(DrvfuseError):
 
     `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. `call`
     says which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
-    one_stage of (128, 4096) bfloat16", or a range of calls where it cannot be told.
+    one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`.
     """
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from .. import config
 from ..errors import DrvfuseError
-from ..ops.collectives import kernels
+from ..ops.call import specialisation
 
 CU = Path(__file__).parent / "cu"
 _own: ContextVar[Path] = ContextVar("drvfuse_check_sources", default=CU)
@@ -67,7 +67,7 @@ def applied(edits: Iterable[Edit]) -> Iterator[None]:
     edits = list(edits)
     sources = [edit for edit in edits if isinstance(edit, SourceEdit)]
     with contextlib.ExitStack() as stack:
-        for base, use in ((kernels.CU, kernels.sources_from), (CU, _own_sources)):
+        for base, use in ((specialisation.CU, specialisation.sources_from), (CU, _own_sources)):
             fitting = [edit for edit in sources if (base / edit.file).is_file()]
             if fitting:
                 stack.enter_context(use(stack.enter_context(_edited(base, fitting))))

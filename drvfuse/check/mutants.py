@@ -276,9 +276,9 @@ MUTANTS: dict[str, Mutant] = {
         (
             HostEdit(
                 "drvfuse.ops.collectives.plan",
-                "launches",
-                "(shape.blocks, 1, 1)",
-                "(max(1, shape.blocks - rank.index % 2), 1, 1)",
+                "_planned",
+                "specialisation, shape.blocks,",
+                "specialisation, max(1, shape.blocks - rank.index % 2),",
             ),
         ),
         partial(direct_two_stage, blocks=4),
@@ -287,7 +287,7 @@ MUTANTS: dict[str, Mutant] = {
     "two-streams": Mutant(
         "two calls on two streams use one workspace at the same time",
         "one communicator on two streams of a serving stack",
-        (HostEdit("drvfuse.ops.call.prepared", "Prepared._order", ADMIT, "pass"),),
+        (HostEdit("drvfuse.ops.call.turns", "GroupTurns.follow", ADMIT, "pass"),),
         two_streams,
         (*WRONG, *HANGS),
     ),
@@ -296,7 +296,7 @@ MUTANTS: dict[str, Mutant] = {
         "every kernel that waits for a peer",
         (
             HostEdit(
-                "drvfuse.ops.collectives.plan",
+                "drvfuse.ops.call.prepared",
                 "Direct.launch_all",
                 "zip(self.launches, streams, strict=True)",
                 "zip(self.launches[1:], streams[1:], strict=True)",
@@ -310,7 +310,7 @@ MUTANTS: dict[str, Mutant] = {
         "every kernel that waits for a peer without a bound",
         (
             HostEdit(
-                "drvfuse.ops.collectives.plan",
+                "drvfuse.ops.call.prepared",
                 "Direct.launch_all",
                 "zip(self.launches, streams, strict=True)",
                 "zip(self.launches[1:], streams[1:], strict=True)",
@@ -325,8 +325,8 @@ MUTANTS: dict[str, Mutant] = {
         "workspaces that are cleared by a memset before each call",
         (
             HostEdit(
-                "drvfuse.ops.call.prepared",
-                "Prepared._order",
+                "drvfuse.ops.call.turns",
+                "GroupTurns.follow",
                 ADMIT,
                 f"{ADMIT}\n    with rank.device.use():\n        rank.device.driver.cuMemsetD8Async("
                 "self.group.workspace.pointers[position], 0, 4096, stream.handle)",

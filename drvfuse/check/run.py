@@ -15,7 +15,7 @@ from .. import config
 from ..comm.group import Group
 from ..emu.machine.machine import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
-from ..ops.collectives import kernels
+from ..ops.call.specialisation import CU
 from ..reference import bits
 from ..runtime.driver import Driver
 from ..runtime.kernel import Kernel
@@ -82,9 +82,9 @@ class Run:
 
     def kernel(self, driver: Driver, name: str) -> Kernel:
         """The kernel `name` of drvfuse/check/cu/`name`.cu."""
-        known: dict[str, Kernel] = driver.__dict__.setdefault("_check_kernels", {})  # dies with the driver
+        known = driver.part(_Kernels).known
         if name not in known:
-            known[name] = compile_source(edits.source(f"{name}.cu"), driver=driver, include=[kernels.CU])[name]
+            known[name] = compile_source(edits.source(f"{name}.cu"), driver=driver, include=[CU])[name]
         return known[name]
 
     def compare(self, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:
@@ -95,6 +95,13 @@ class Run:
             got, wanted = actual.reshape(-1)[at], expected.reshape(-1)[at]
             text = f"{what}: {wrong.size} of {expected.size} elements differ, first [{at}]: {got} and not {wanted}"
             self.findings.append(Finding("mismatch", text))
+
+
+class _Kernels:
+    """The kernels of drvfuse/check/cu that a driver has, by name."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.known: dict[str, Kernel] = {}
 
 
 _images: dict[str, Any] = {}  # translated modules, which all machines of this process share

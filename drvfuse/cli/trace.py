@@ -14,8 +14,8 @@ from ..comm.group import Group
 from ..errors import ArgumentError, Unsupported
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.kernels import MAX_COLUMNS
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
+from ..plans.collectives import MAX_COLUMNS
 from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace

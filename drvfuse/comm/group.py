@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DriverError, DrvfuseError, Unsupported
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
-from ..runtime.driver import forked, get_driver
+from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
@@ -31,7 +31,7 @@ MIN_WORKSPACE_BYTES = 4096
 _log = logging.getLogger("drvfuse.comm")
 
 
-class Group(Owned):
+class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
     Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
@@ -40,10 +40,11 @@ class Group(Owned):
     """
 
     def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+        Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
         self._broken: tuple[int, int, int, str, int, int, str] | None = None
-        self._stale = False
+        self._stale = self._held = False
         self._partial = PartialCalls(self.size)
         self._history = History(self.size)
         self.ranks = tuple(Rank(index, device, self) for index, device in enumerate(devices))
@@ -167,11 +168,14 @@ class Group(Owned):
         else:
             self.check()
 
-    def captured(self, graph: Graph | None, position: int, call: Noted) -> None:
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
-        self._history.captured(graph, position, call.note)
+        self._history.captured(position, graph, call.note)
         if graph is not None:
+            rank = self.ranks[position]
             graph.before_launch(self._before_replay)
+            graph.before_launch(rank.before_replay)
+            graph.after_launch(rank.after_replay)
 
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
@@ -184,13 +188,16 @@ class Group(Owned):
         While a call has been launched on some ranks only, nothing that was dropped is freed.
         """
         if self._partial.begin(positions, call):
+            self._held = True
             hold(self)
-        else:
+        elif self._held:
+            self._held = False
             release(self)
         self._history.launched(positions, call.note)
 
     def _forget_partial(self) -> None:
         self._partial.clear()
+        self._held = False
         release(self)
 
     def abandon(self) -> None:

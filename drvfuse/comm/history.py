@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from ..dtypes import DType
     from ..runtime.graph import Graph
     from ..runtime.stream import Event, Stream
 
@@ -26,12 +27,14 @@ class CallNote(NamedTuple):
 
     op: str
     algo: str
+    ranks: int
     shape: tuple[int, ...]
-    dtype: str
+    dtype: DType
     barriers: int
 
     def __str__(self) -> str:
-        return f"{self.op} {self.algo} of {self.shape} {self.dtype}"
+        count = f"{self.ranks} x " if self.ranks > 1 else ""
+        return f"{self.op}{self.algo and ' ' + self.algo} of {count}{self.shape} {self.dtype}"
 
 
 class Noted(Protocol):
@@ -85,7 +88,7 @@ class History:
         """Note a launch on the ranks at `positions`."""
         self._append((positions, note))
 
-    def captured(self, graph: Graph | None, position: int, note: CallNote) -> None:
+    def captured(self, position: int, graph: Graph | None, note: CallNote) -> None:
         """Note that a graph, of another library if None, now holds the part of the rank at `position` in a call."""
         if graph is None:
             self._complete = False

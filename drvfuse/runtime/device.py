@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, ClosedError, Unsupported
-from .driver import Driver, enum_value, get_driver
+from .driver import Driver, Owner, enum_value, get_driver
 from .lifetime import flush
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ class _Use:
         self._pop()
 
 
-class Device:
+class Device(Owner):
     """One GPU. Get it from `device()`. `handle` is the CUdevice, `context` the primary CUcontext."""
 
     def __init__(self, driver: Driver, index: int) -> None:
+        super().__init__()
         self.driver, self.index = driver, index
         self.handle = driver.cuDeviceGet(index)
         self.name = driver.cuDeviceGetName(256, self.handle).split(b"\0")[0].decode()

@@ -22,7 +22,7 @@ from .driver import Driver
 from .lifetime import retire
 from .stream import LEGACY, Stream
 
-CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 2, 3, 13, 12
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 1, 2, 3, 13, 12
 VERSION = (1, 1)
 _READ_ONLY = 1
 _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}

@@ -17,7 +17,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .. import config
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
@@ -115,13 +115,29 @@ def forked() -> bool:
     return _forked
 
 
-class Driver:
+Part = TypeVar("Part")
+
+
+class Owner:
+    """Holds what other rooms keep for as long as this object lives: `part(kind)` is the one object of a class."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Any, Any] = {}
+
+    def part(self, kind: Callable[[Self], Part]) -> Part:
+        """The object of class `kind`, made as `kind(self)` when it is first asked for."""
+        found: Part | None = self._parts.get(kind)
+        return self._parts.setdefault(kind, kind(self)) if found is None else found
+
+
+class Driver(Owner):
     """One driver: `name` is "cuda" or "emu", `machine` the emulated machine or None, `types` the bindings' enums.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
     def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+        super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
@@ -198,6 +214,23 @@ class Driver:
                 raise ClosedError(FORKED) if _forked else self.error(name, args, code)
 
         return call
+
+    def query(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        """The function of a query that launches make: like `result`, but it stays out of the ring."""
+        function, sink = self._raw(name), self._sink
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            if _forked:
+                raise ClosedError(FORKED)
+            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args, args)
+            return found
+
+        return call
+
+    @functools.cached_property
+    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
+        """cuStreamIsCapturing as a query."""
+        return self.query("cuStreamIsCapturing")
 
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
@@ -367,13 +400,13 @@ def _open_cuda() -> Driver:
 
 def _open_machine(machine: Any) -> Driver:
     global _machines_opened
-    found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
+    found: Driver | None = machine.gate
     if found is None:
         if machine.closed:
             raise ClosedError(f"{machine!r} was closed")
         found = Driver("emu", machine.driver, _bindings(), machine)
         found.cuInit(0)
-        machine.__dict__["_drvfuse_driver"] = found
+        machine.gate = found
         _machines_opened = True
     return found
 

@@ -117,15 +117,21 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
     interface = getattr(obj, "__cuda_array_interface__", None)
     if isinstance(interface, dict):
         return _from_interface(obj, interface, driver, argument)
-    if hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple)):
-        raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
+    refuse_host(obj, argument)
     raise ArgumentError(argument, kind_of(obj), "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__")
+
+
+def refuse_host(obj: Any, argument: str) -> None:
+    """Raise ArgumentError for an array in host memory, which no driver takes; needs no driver itself."""
+    host = hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple))
+    if host or (hasattr(obj, "__dlpack_device__") and int(obj.__dlpack_device__()[0]) == dlpack.CPU):
+        raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
 
 
 def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     kind, index = (int(n) for n in obj.__dlpack_device__())
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
-        what = "host memory" if kind in (1, dlpack.CUDA_HOST) else "memory"
+        what = "host memory" if kind in (dlpack.CPU, dlpack.CUDA_HOST) else "memory"
         shown = f"{what} on DLPack device type {kind}"
         raise ArgumentError(argument, shown, f"memory of the {driver.name} driver; copy host data with device.array")
     where = _device(driver, index, argument)

@@ -20,7 +20,7 @@ from .device import Device
 from .device import device as get_device
 from .driver import Driver, get_driver
 from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
-from .packing import Arguments
+from .packing import Arguments, Struct
 from .stream import Stream
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
@@ -320,7 +320,6 @@ class Launch:
             kernel.info.params,
             arguments.structures,
         )
-        self._packed: bytes | None = None  # what the record of calls is given of the arguments
         self._handle_set = 0
 
     def __repr__(self) -> str:
@@ -329,7 +328,10 @@ class Launch:
     def set(self, index: int, value: Any) -> None:
         """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
         self._arguments.set(index, value)
-        self._packed = None
+
+    def view(self, index: int, kind: type[Struct]) -> Struct:
+        """Argument `index`, a struct, in place: its fields may be written until the launch, and between launches."""
+        return self._arguments.view(index, kind)
 
     def __call__(self, stream: Any) -> None:
         """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
@@ -339,12 +341,10 @@ class Launch:
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
-        packed = self._packed
-        if packed is None:
-            packed = self._packed = self._arguments.packed()
+        arguments = self._arguments
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: they may be rewritten in place
         with self.device.use():
-            note = self._facts, self._handle_set, packed
-            self.device.driver.launch(note, self._config, self._function, self._arguments.address, 0)
+            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)

@@ -13,12 +13,11 @@ allocation or synchronisation that happens outside `launch_group()` and while no
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,15 +30,16 @@ _open_groups_lock = threading.Lock()
 _holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def launch_group() -> Iterator[None]:
+class launch_group:
     """Around the launches of all ranks of one collective: nothing that was queued is freed inside, on any thread."""
-    global _open_groups
-    with _open_groups_lock:
-        _open_groups += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _open_groups
+        with _open_groups_lock:
+            _open_groups += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        global _open_groups
         with _open_groups_lock:
             _open_groups -= 1
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ArgumentError, CaptureError, DriverError, kind_of
 from .device import Device
@@ -14,10 +14,16 @@ from .lifetime import Owned, flush
 _NOT_READY = 600
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
-_CAPTURE_ACTIVE, _CAPTURE_INVALIDATED = 1, 2
+_CAPTURE_INVALIDATED = 2
 _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
 _UNKNOWN_HANDLE = (400, 709)
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of another library."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -188,20 +194,22 @@ class Stream(Owned):
         for it is being captured.
         """
         self._check_open()
-        query = self.device.driver.result
+        driver = self.device.driver
         if self._default:
             with self.device.use():
-                code, *values = query("cuStreamGetCaptureInfo", self.handle)
+                code, *status = driver.capture_status(self.handle)
         else:
-            code, *values = query("cuStreamGetCaptureInfo", self.handle)
+            code, *status = driver.capture_status(self.handle)
         if code:
             if int(code) == _CAPTURE_IMPLICIT:
                 raise CaptureError(f"{self!r} is the legacy default stream, and a stream that it orders is captured")
-            raise self.device.driver.error("cuStreamGetCaptureInfo", (self.handle,), code)
-        status = int(values[0])
-        if status == _CAPTURE_INVALIDATED:
+            raise driver.error("cuStreamIsCapturing", (self.handle,), code)
+        if not status[0]:
+            return None
+        if int(status[0]) == _CAPTURE_INVALIDATED:
             raise CaptureError(f"the capture of {self!r} was invalidated by an operation that capture forbids")
-        return int(values[1]) if status == _CAPTURE_ACTIVE else None
+        with self.device.use():
+            return int(driver.cuStreamGetCaptureInfo(self.handle)[1])
 
     def close(self) -> None:
         """Destroy the stream once its work is done; does not block. Arrays used on it stay correctly ordered."""
@@ -218,6 +226,10 @@ class Stream(Owned):
     def last_event(self) -> Event | None:
         """An event after everything this stream has queued; None if it was closed while captured or with its device."""
         return self._last if self.closed else self.record()
+
+
+StreamLike = Stream | int | SupportsCudaStream
+"""A stream: drvfuse's own, a handle, or that of another library."""
 
 
 def _ready(device: Device, call: str, handle: int) -> bool:

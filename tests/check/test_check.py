@@ -22,7 +22,7 @@ from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
 from drvfuse.check.mutants import MUTANTS, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
-from drvfuse.ops.collectives import kernels
+from drvfuse.ops.call.specialisation import CU
 
 pytestmark = pytest.mark.emu
 
@@ -206,7 +206,7 @@ def test_an_edit_that_does_not_fit_is_refused():
 
 
 def test_every_kernel_of_the_library_runs_in_a_case():
-    library = kernels.CU.rglob("*.cu")
+    library = CU.rglob("*.cu")
     named = {match for path in library for match in re.findall(r"__global__[^{;]*?(\w+)\(const", path.read_text())}
     seen = set()
 

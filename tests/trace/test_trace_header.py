@@ -12,8 +12,9 @@ import pytest
 import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.compiler.nvrtc import compile_source
+from drvfuse.ops.call.specialisation import CU, KernelCache, sources_from
 from drvfuse.ops.collectives import kernels
-from drvfuse.ops.collectives.kernels import CU, CollectiveKernel
+from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.trace import layout
 
 KERNEL = """
@@ -128,9 +129,9 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
 
     def code(folder: Path) -> str:
         out = BF16 if op == "allreduce" else E4M3
-        request = kernels.request(CollectiveKernel(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused))
+        kernel = CollectiveKernel(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused)
         with config.override(cache=False):
-            return comparable(compile_source(arch="sm_90a", **vars(request)).ptx, folder)
+            return comparable(kernel.specialisation.compile("sm_90a").ptx, folder)
 
     assert code(CU) == code(tmp_path)
 
@@ -141,11 +142,11 @@ def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path):
     plain_sources(tmp_path)
 
     def code(folder: Path) -> str:
-        with df.emu.Machine(devices=1) as machine, kernels.sources_from(folder), config.override(cache=False):
+        with df.emu.Machine(devices=1) as machine, sources_from(folder), config.override(cache=False):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
             df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
-            (kernel,) = device.driver.__dict__["_op_kernels"].values()
+            (kernel,) = device.driver.part(KernelCache).kernels.values()
             return comparable(kernel.module.image.ptx, folder)
 
     assert code(CU) == code(tmp_path)

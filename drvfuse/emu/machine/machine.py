@@ -100,6 +100,7 @@ class Machine:
         check_initialised: bool = True,
         delay_stores: bool = False,
     ) -> None:
+        self.gate: Any = None  # the Driver of the runtime for this machine: they die together
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)

@@ -9,7 +9,6 @@ from fp8_support import BF16, Strided, case, check_backward, place
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.coat import rmsnorm_backward
 from drvfuse.plans import coat_backward
 from drvfuse.plans.coat_backward import BackwardShape
 from drvfuse.reference import coat_rmsnorm
@@ -182,10 +181,8 @@ def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
 def test_rings_that_go_round(monkeypatch, rng, columns, teams, count, kept):
     """Each slot is filled several times, for teams of a warp and of two, under the race detector; the sums leave before
     dx of the last row, or of the last two."""
-    for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6)):
+    for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(coat_backward, name, value)
-    for name, value in (("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
-        monkeypatch.setattr(rmsnorm_backward, name, value)
     values = case(rng, (6 * teams * 4 + 7, columns))
     host = [values.g, rng.standard_normal(values.g.shape).astype(np.float32).astype(BF16)][:count]
     with df.emu.Machine(devices=1, sm_count=4, race="strict", seed=1) as machine:

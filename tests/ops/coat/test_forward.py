@@ -9,6 +9,7 @@ from fp8_support import BF16, Case, Strided, case, check_forward, place, same
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError
+from drvfuse.ops.call.planned import limits
 from drvfuse.plans import coat_forward
 from drvfuse.plans.coat_forward import MAX_COLUMNS, FewRows, ManyRows, forward_plan
 from drvfuse.reference import coat_rmsnorm
@@ -46,7 +47,7 @@ def altered(monkeypatch, **changes):
 def test_columns_that_a_block_keeps_and_columns_that_it_reads_again(device, rng, monkeypatch, columns, changes):
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
-    assert (forward_plan(device, *values.x.shape, 16).parts > 1) == (columns == 640)
+    assert (forward_plan(limits(device), *values.x.shape, 16).parts > 1) == (columns == 640)
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -59,7 +60,7 @@ def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
     values.s_x[24, 0] *= 64
-    assert forward_plan(device, *values.x.shape, 16).parts > 1
+    assert forward_plan(limits(device), *values.x.shape, 16).parts > 1
     x, s_x, w, _ = place(device, values)
     check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
@@ -67,7 +68,7 @@ def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
 def test_weights_of_shared_columns_that_are_nan(device, rng):
     """One block's columns are all NaN, but no row is."""
     values = case(rng, (many_rows(device), 3072))
-    plan = forward_plan(device, *values.x.shape, 16)
+    plan = forward_plan(limits(device), *values.x.shape, 16)
     assert plan.parts > 1
     values.w[: plan.part_columns] = np.nan
     x, s_x, w, _ = place(device, values)
@@ -95,7 +96,7 @@ def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
         device = df.device(0, driver=machine)
-        plan = forward_plan(device, rows, columns, 16)
+        plan = forward_plan(limits(device), rows, columns, 16)
         assert isinstance(plan, FewRows) and (plan.tile_rows, plan.tile_columns) == tile
         x, s_x, w, _ = place(device, values)
         check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
@@ -106,7 +107,7 @@ def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, t
     """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
     rows, columns = times * device.sm_count + more, 272
-    plan = forward_plan(device, rows, columns, 16)
+    plan = forward_plan(limits(device), rows, columns, 16)
     assert isinstance(plan, FewRows) and plan.block_rows == together
     values = case(rng, (rows, columns))
     x, s_x, w, _ = place(device, values)
@@ -205,9 +206,9 @@ def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
 def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
-        assert forward_plan(device, 2048, 4096, 16).parts == 4
-        assert isinstance(forward_plan(device, 2048, 8192, 16), FewRows)
-        assert forward_plan(device, 8192, 8192, 16).parts == 1
+        assert forward_plan(limits(device), 2048, 4096, 16).parts == 4
+        assert isinstance(forward_plan(limits(device), 2048, 8192, 16), FewRows)
+        assert forward_plan(limits(device), 8192, 8192, 16).parts == 1
 
 
 @pytest.mark.emu
@@ -219,7 +220,7 @@ def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
         x, s_x, w, _ = place(device, values)
         check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
         assert not machine.reports
-        plan = forward_plan(device, *values.x.shape, 16)
+        plan = forward_plan(limits(device), *values.x.shape, 16)
         assert (plan.parts, plan.known) == (1, False)
 
 
@@ -242,7 +243,7 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
         df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         counted = list(machine.launches)[-1].counters.total
-        plan = forward_plan(device, rows, columns, 16)
+        plan = forward_plan(limits(device), rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
     # Of the warps that reduce, half hold the weights of 512 columns, half of 128; each row of lanes loads a tile's.

@@ -11,7 +11,7 @@ from fp8_support import Strided, case, check_backward, check_forward, place
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, Unsupported
-from drvfuse.plans.coat_forward import WORDS_BYTES
+from drvfuse.plans.scratch import WORDS_BYTES
 from drvfuse.reference import coat_rmsnorm
 
 SHAPE = (33, 96)

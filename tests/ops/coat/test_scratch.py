@@ -11,9 +11,9 @@ import drvfuse as df
 from drvfuse import config
 from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
-from drvfuse.ops.call.scratch import HEADER_BYTES, _of
-from drvfuse.ops.collectives import kernels
-from drvfuse.plans import coat_forward
+from drvfuse.ops.call.scratch import Scratch
+from drvfuse.ops.call.specialisation import CU
+from drvfuse.plans import scratch as plan
 from drvfuse.reference import coat_rmsnorm
 from drvfuse.runtime import calls
 
@@ -41,18 +41,17 @@ NO_WORDS = SourceEdit(
 
 
 def test_the_host_knows_how_large_what_the_kernels_share_is(device):
-    plan = coat_forward
     sizes = {
         "sizeof(GridWords)": plan.WORDS_BYTES,
-        "sizeof(GridWorkspace)": HEADER_BYTES,
-        "MAX_WORD_BLOCKS": plan.MAX_BLOCKS,
+        "sizeof(GridWorkspace)": plan.GRID_BYTES,
+        "MAX_WORD_BLOCKS": plan.MAX_WORD_BLOCKS,
         "MAX_WORD_ROWS": plan.MAX_WORD_ROWS,
         "MAX_WORD_SUMS": plan.MAX_WORD_SUMS,
     }
     same_sizes = "".join(f'static_assert({name} == {size}, "{name}");\n' for name, size in sizes.items())
     headers = '#include "sync/grid_barrier.cuh"\n#include "sync/grid_words.cuh"\n'
     source = f'{headers}{same_sizes}extern "C" __global__ void nothing() {{}}\n'
-    df.compile(source, driver=device.driver, include=[kernels.CU])
+    df.compile(source, driver=device.driver, include=[CU])
 
 
 @pytest.fixture
@@ -239,7 +238,7 @@ def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(ba
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()
-    own = _of(device).own
+    own = device.part(Scratch).own
     own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
     for waits in (1, 0):
         calls.ring.clear()
@@ -254,5 +253,5 @@ def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, devi
     device.synchronize()
     for result in (results[0], results[-2], results[-1]):
         backward.check(result)
-    kept = [handle for handle, kind in _of(device).own if kind == ""]
+    kept = [handle for handle, kind in device.part(Scratch).own if kind == ""]
     assert kept == [stream.handle for stream in (*streams[9:], streams[0])]

@@ -283,7 +283,7 @@ def test_devices_of_several_drivers_are_refused(driver):
 def test_reprs_say_what_is_what(new_group):
     group = new_group(1)
     call = df.allreduce.prepare(group, group.ranks[0].zeros((2, 4), "bfloat16"), algo="one_stage")
-    assert repr(call) == f"<Prepared allreduce one_stage of (2, 4) bfloat16 on {group!r}>"
+    assert repr(call) == "<Prepared allreduce one_stage of (2, 4) bfloat16>"
     assert "size=1" in repr(group)
     buffer = group.symmetric(100)
     assert hex(buffer.ptrs[0]) in repr(buffer) and str(buffer.nbytes) in repr(buffer)

@@ -170,7 +170,7 @@ def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts)
     first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
     for call in (first, second):
         call.launch(rank=0)
-    with pytest.raises(LaunchError, match=r"rank 1 must first be launched with allreduce one_stage of \(1000,\)"):
+    with pytest.raises(LaunchError, match=r"rank 1 must first be launched with allreduce one_stage of 3 x \(1000,\)"):
         second.launch(rank=1)
     with pytest.raises(LaunchError, match="rank 1"):
         second.launch()
@@ -233,11 +233,11 @@ def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
     for call in (*plain.values(), *fused.values()):
         call.launch()
     missing = "which the peer was not launched with"
-    call = f"call 6 of the group, allreduce_rmsnorm_fp8 {algo} of (30, 64) bfloat16"
+    call = f"call 6 of the group, allreduce_rmsnorm_fp8 {algo} of 3 x (30, 64) bfloat16"
     assert timed_out(group, fused[algo]) == f"{call}, {missing}"
     group.reset()
     plain["naive"].launch()
-    assert timed_out(group, plain[algo]) == f"call 8 of the group, allreduce {algo} of (30, 64) bfloat16, {missing}"
+    assert timed_out(group, plain[algo]) == f"call 8 of the group, allreduce {algo} of 3 x (30, 64) bfloat16, {missing}"
 
 
 def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(group, hosts, short_waits):
@@ -251,7 +251,7 @@ def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(grou
     with pytest.raises(BarrierTimeout) as caught:
         group.synchronize()
     assert caught.value.call == (
-        "call 301 of the group, allreduce one_stage of (1000,) bfloat16, which rank 2 was not launched with"
+        "call 301 of the group, allreduce one_stage of 3 x (1000,) bfloat16, which rank 2 was not launched with"
     )
 
 
@@ -281,14 +281,14 @@ def test_the_timeout_names_the_call_in_a_graph(group, hosts, short_waits):
     group.synchronize()
     both[0].launch()
     graphs[0].launch(group.ranks[0].stream)
-    assert timed_out(group, both[1]).startswith("call 7 of the group, allreduce two_stage of (1000,)")
+    assert timed_out(group, both[1]).startswith("call 7 of the group, allreduce two_stage of 3 x (1000,)")
     group.reset()
     both[1].launch()
     graphs[1].launch(group.ranks[0].stream)
     with pytest.raises(BarrierTimeout) as caught:
         group.synchronize()
     assert caught.value.call == (
-        "call 9 of the group, allreduce one_stage of (1000,) bfloat16, call 1 of 2 in the replay of a graph, "
+        "call 9 of the group, allreduce one_stage of 3 x (1000,) bfloat16, call 1 of 2 in the replay of a graph, "
         f"which rank {caught.value.peer} was not launched with"
     )
     group.reset()

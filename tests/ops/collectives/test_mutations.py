@@ -81,7 +81,7 @@ for _op in scenarios.OPS:
         }
 MUTATIONS |= {
     "arrays are freed after the call": (
-        HostEdit("drvfuse.ops.call.prepared", "Prepared._launched", "mark_used(arrays, stream, event)", "pass"),
+        HostEdit("drvfuse.ops.call.order", "Route.tell", "mark_used(self.arrays, self.stream, event)", "pass"),
         scenarios.a_freed_input_is_not_reused_early,
     ),
     "peer access is enabled": (
