@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__, errors
+from .cli.options import check_files
 
 
 def _integer(text: str) -> int:
@@ -116,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        check_files(arguments)
         if arguments.command == "demo":
             from .cli.demo import run_demo
 
