@@ -2,7 +2,7 @@
 """PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
 
 `translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
-emitted by `codegen_emitter.Emitter`.
+emitted by `emitter.Emitter`.
 """
 
 from __future__ import annotations
