@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .. import config
 from ..comm.group import Group
-from ..emu.machine.machine import Machine
+from ..emu import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
 from ..ops.call.specialisation import CU
 from ..reference import bits

@@ -5,6 +5,23 @@
 `cuda.bindings.driver`'s own names, signatures and results. `Report` is one finding of a machine.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ..lazy import attach
+from .machine import api
+
+if TYPE_CHECKING:
+    from .machine.machine import Machine
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
+
+
+def _driver_of(machine: Machine) -> Any:
+    from .driver import EmulatedDriver
+
+    return EmulatedDriver(machine)
+
+
+api.make = _driver_of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 LayerNorm in numpy, with every rounding of the kernels and in their order.
 
-As in `reference_fp8`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
+As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def fp8_layernorm_backward(
     v: Floats,
     QB: int,
 ) -> tuple[npt.NDArray[Any], ...]:
-    """(dx, dw, db), or (dx,) without a weight; sums in the order of `reference_fp8.fp8_rmsnorm_backward`."""
+    """(dx, dw, db), or (dx,) without a weight; sums in the order of `coat_rmsnorm.fp8_rmsnorm_backward`."""
     values = dequantise(x, s_x, QB)
     shape = BackwardShape.of(*values.shape)
     total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)

@@ -65,7 +65,14 @@ def compile(
         raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
     target = arch if arch is not None else get_device(0, driver=gate).arch
     image = compile_source(
-        source, name=name, arch=target, defines=defines, names=names, options=options, include=include
+        source,
+        name=name,
+        arch=target,
+        defines=defines,
+        names=names,
+        options=options,
+        include=include,
+        cubin=gate.takes_cubins,
     )
     return Module(image, gate)
 
@@ -121,9 +128,8 @@ class Module:
             if handle is None:
                 if device.driver is not self.driver:
                     raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
-                # The emulated driver runs PTX. CUDA gets the cubin: PTX newer than the driver could not be loaded.
-                emulated = self.driver.name == "emu"
-                image = self.image.ptx.encode() + b"\0" if emulated else self.image.cubin
+                # CUDA gets the cubin: PTX newer than the driver could not be loaded.
+                image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():
                     handle = self._modules[device] = self.driver.cuModuleLoadData(image)
             return handle
@@ -310,6 +316,16 @@ class Launch:
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
         config.attrs, config.numAttrs = built, len(built)
         self._attributes = tuple(attributes)  # an event in them must live
+        self._facts = calls.LaunchFacts(
+            kernel.info.name,
+            device.index,
+            grid,
+            block,
+            smem,
+            tuple(repr(a) if isinstance(a, LaunchAttribute) else a.id.name for a in attributes),
+            kernel.info.params,
+            arguments.structures,
+        )
         self._handle_set = 0
 
     def __repr__(self) -> str:
@@ -331,8 +347,10 @@ class Launch:
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
+        arguments = self._arguments
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: they may be rewritten in place
         with self.device.use():
-            self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)

@@ -41,7 +41,7 @@ constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
 constexpr u32 NAN_BITS = 0x7fffffffu;
 constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
 
-// ops/fp8_rmsnorm.py has the same layout.
+// drvfuse/ops/coat/rmsnorm_forward.py has the same layout.
 struct ForwardParams {
     const u8* x;
     const bf16* scales;

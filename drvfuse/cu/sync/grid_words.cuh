@@ -6,7 +6,7 @@
 
 constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 14;
 
-// ops/fp8_forward_plan.py has its size.
+// drvfuse/plans/coat_forward.py has its size.
 struct GridWords {
     ScratchState state;
     u64 maxima[2][MAX_WORD_BLOCKS];  // of each block, in two rounds

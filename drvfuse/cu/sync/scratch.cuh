@@ -17,7 +17,7 @@ struct ScratchState {
     u32 epoch, abort, reporter, users;
 };
 
-// ops/scratch.py has the same layout. `magic` is written last.
+// ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
     u32 reason;
     u32 block, awaited;  // `block` waited for what block `awaited` should have left

@@ -122,9 +122,9 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
         lambda f: f.flags == abi.Trap.BREAKPOINT, {False: _Sentence("trap"), True: _Sentence("breakpoint")}
     ),
     FaultKind.ASSERT: _Sentence(
-        "{file}:{line_}: {function}: assertion `{message}` failed",
+        "{file}:{line}: {function}: assertion `{message}` failed",
         file=lambda f: f.string(_asserting(f).op_addr),
-        line_=lambda f: _asserting(f).op_a,
+        line=lambda f: _asserting(f).op_a,
         function=lambda f: f.string(_asserting(f).op_seen),
         message=lambda f: f.string(_asserting(f).op_value),
     ),

@@ -21,7 +21,7 @@ from ..bindings import R
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
-from . import interrupts, residency
+from . import api, interrupts, residency
 from .capture import Capture
 from .failure import Failure
 from .lock import MachineLock
@@ -162,9 +162,7 @@ class Machine:
     @functools.cached_property
     def driver(self) -> Any:
         """The driver API of this machine, with cuda.bindings.driver's names."""
-        from ..driver import EmulatedDriver
-
-        return EmulatedDriver(self)
+        return api.make(self)
 
     def close(self) -> None:
         """Drop all work and memory. Idempotent."""

@@ -2,7 +2,7 @@
 """PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
 
 `translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
-emitted by `codegen_emitter.Emitter`.
+emitted by `emitter.Emitter`.
 """
 
 from __future__ import annotations
@@ -107,12 +107,9 @@ def _up(value: int, align: int) -> int:
 
 
 def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
-    out, offset = [], 0
-    for v in fn.params:
-        offset = _up(offset, v.align)
-        out.append(Param(v.name, v.type, v.size, v.align, offset))
-        offset += v.size
-    return tuple(out), offset
+    offsets, size = fn.offsets()
+    placed = zip(fn.params, offsets, strict=True)
+    return tuple(Param(v.name, v.type, v.size, v.align, offset) for v, offset in placed), size
 
 
 def _prologue() -> list[str]:
@@ -265,10 +262,6 @@ class Unit:
         for name, g in emitted.items():
             params, size = _params(g.fn)
             reached = [device[f.name] for f in self._reached(g.fn) if f.name in device]
-            limit = g.fn.directives.get("maxntid") or g.fn.directives.get("reqntid") or ()
-            threads = 1
-            for x in limit:
-                threads *= x
             required = g.fn.directives.get("reqntid")
             out[name] = KernelCode(
                 name,
@@ -278,7 +271,7 @@ class Unit:
                 size,
                 self._static[name],
                 g.local_bytes,
-                threads if limit else 0,
+                g.fn.thread_limit() or 0,
                 (required + (1, 1))[:3] if required else None,  # type: ignore[arg-type]
                 sites,
                 any(e.waits for e in (g, *reached)),
@@ -386,12 +379,16 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     prefix: of every symbol that is defined. Raises `PtxError` naming the PTX line of what cannot be translated.
     """
     module = parse(ptx)
-    unit = Unit(module, raw, prefix)
-    kernels: dict[str, KernelCode] = {}
-    if raw:
-        unit.raw_functions()
-    else:
-        kernels = unit.kernels()
+    try:
+        unit = Unit(module, raw, prefix)
+        kernels: dict[str, KernelCode] = {}
+        if raw:
+            unit.raw_functions()
+        else:
+            kernels = unit.kernels()
+    except PtxError as error:
+        error.source = module.source(error.line)
+        raise
     metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
     ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
     variables = () if raw else tuple(unit.globals.values())

@@ -55,8 +55,9 @@ class Specialisation:
         """The kernel's name in the compiled module."""
         return self.kernel or self.name
 
-    def compile(self, arch: str, options: Sequence[str] = (), after: str = "") -> Image:
-        """The kernel compiled for an architecture, with further options of the compiler, and text after the file."""
+    def compile(self, arch: str, options: Sequence[str] = (), after: str = "", cubin: bool = True) -> Image:
+        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further options of the compiler,
+        and text after the file."""
         return compile_source(
             f'{self.text}#include "{self.room}/{self.name}.cu"\n{after}',
             name=f"{self.symbol}_kernel.cu",  # not the included file's own name
@@ -64,6 +65,7 @@ class Specialisation:
             defines=dict(self.defines),
             options=("--fmad=false", *options),
             include=(str(self.sources),),
+            cubin=cubin,
         )
 
 
@@ -80,7 +82,7 @@ class KernelCache:
             raise Unsupported(f"{spec.symbol} needs compute capability {least} for {spec.needs}; {device!r} has {own}")
         kernel = self.kernels.get((spec, device.arch))
         if kernel is None:
-            kernel = Module(spec.compile(device.arch), device.driver)[spec.symbol]
+            kernel = Module(spec.compile(device.arch, cubin=device.driver.takes_cubins), device.driver)[spec.symbol]
             kernel = self.kernels.setdefault((spec, device.arch), kernel)
         kernel.load(device)
         return kernel

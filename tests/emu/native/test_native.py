@@ -29,7 +29,7 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def entries(where: Path) -> list[Path]:
-    return [p for p in where.rglob("*") if p.is_file()]
+    return [p for p in where.glob("kernels/*") if p.is_dir()]
 
 
 def describe(module: loader.NativeModule) -> object:
@@ -50,31 +50,33 @@ def test_a_module_comes_back_from_the_cache_as_it_was(tmp_path, monkeypatch):
     assert second.address(kernel.symbol)
 
 
-def test_a_damaged_entry_is_replaced_and_the_log_says_so(tmp_path, caplog):
+@pytest.mark.parametrize("name", ["code.o", "kernels.json"])
+def test_a_damaged_entry_is_replaced_and_the_log_says_so(name, tmp_path, caplog):
     with config.override(cache_dir=str(tmp_path), cache=True):
         loader.load(ptx(SOURCE))
         (entry,) = entries(tmp_path)
-        whole = entry.read_bytes()
+        whole = (entry / name).read_bytes()
         for damage in (whole[:-100], b"", whole[:500] + b"?" + whole[501:]):
-            entry.write_bytes(damage)
+            (entry / name).write_bytes(damage)
             caplog.clear()
             loader.load(ptx(SOURCE))
-            assert entry.read_bytes() == whole
-            assert caplog.messages == [f"cache entry {entry} is damaged and is rebuilt"]
+            assert (entry / name).read_bytes() == whole
+            (message,) = caplog.messages
+            assert message.startswith(f"cache entry {entry} is damaged and is rebuilt")
     assert entries(tmp_path) == [entry]
 
 
 def test_without_a_cache_nothing_is_written(tmp_path):
     with config.override(cache_dir=str(tmp_path), cache=False):
         loader.load(ptx(SOURCE))
-    assert not entries(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
-    (tmp_path / "emu").write_text("in the way")
+    (tmp_path / "kernels").write_text("in the way")
     with config.override(cache_dir=str(tmp_path), cache=True):
         assert loader.load(ptx(SOURCE)).kernels
-    assert "cannot keep compiled code" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 def test_processes_share_a_directory(tmp_path):
@@ -94,7 +96,8 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
             for _ in range(2)
         ]
         assert {run.communicate(timeout=60)[0] for run in runs} == {"['k']\n"}
-    assert len(entries(tmp_path / "cache")) == 2, "the module and the runtime, and nothing left over"
+    names = sorted(entry.name.rpartition("-")[0] for entry in (tmp_path / "cache").glob("*/*"))
+    assert names == ["module.o", "runtime.cu", "runtime.o"], "the module, the runtime and its PTX, and nothing else"
 
 
 def test_an_unknown_opcode_is_refused_at_load_with_its_line():
