@@ -130,7 +130,8 @@ class Prepared(Generic[R]):
         return f"{self.op}{self.algo and ' ' + self.algo} of {count}{first.shape} {first.dtype}"
 
     def __repr__(self) -> str:
-        return f"<Prepared {self.describe()}>"
+        arrays = ", ".join(repr(arrays[0].array) for arrays in self._reads)
+        return f"<Prepared {self.op}{self.algo and ' ' + self.algo} on {self._turns!r} of {arrays}>"
 
     def launch(self, streams: Streams = None, *, rank: int | None = None, stream: StreamArgument = None) -> R:
         """Queue the call and return its results, which are valid in the order of the streams.
@@ -144,7 +145,6 @@ class Prepared(Generic[R]):
         in a capture, Unsupported where the algorithm cannot run like this, LaunchError if another rank was launched
         alone with another call, which must reach this rank first, ClosedError after `group.close()`.
         """
-        self._turns.require_open()
         if streams is None and rank is None and stream is None:
             self._queue(self._positions, self._streams)
             return self._result
@@ -182,8 +182,8 @@ class Prepared(Generic[R]):
         captures = [stream.capture_id() for stream in streams]
         schedule.check(captures, alone)
         routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
-        for position, route, capture in zip(positions, routes, captures, strict=True):
-            turns.follow(position, route.stream)
+        turns.follow(positions, streams)
+        for route, capture in zip(routes, captures, strict=True):
             if route.producers:
                 route.follow_producers(capture)
         if captures.count(None) == len(captures):
@@ -198,9 +198,10 @@ class Prepared(Generic[R]):
             turns.abandon()
             raise
         for position, route, capture in zip(positions, routes, captures, strict=True):
-            event = route.mark(capture)
-            turns.launched(position, route.stream, event, capture)
-            route.tell(event, turns.arrays())
+            stream = route.stream  # a foreign one may be gone when somebody waits for it
+            event = stream.mark() if stream.foreign and capture is None else None
+            turns.launched(position, stream, event, capture)
+            route.tell(event, turns.more)
             if capture is not None:
                 self._captured(position, route)
             if route.owners:
@@ -219,7 +220,7 @@ class Prepared(Generic[R]):
     def _captured(self, position: int, route: Route) -> None:
         graph = capturing(route.stream)
         if graph is not None:
-            graph.keep(*route.arrays, *self._turns.arrays(), *self._sections)
+            graph.keep(*route.arrays, *self._turns.more, *self._sections)
             self._turns.captured(position, graph)
 
     def give_back(self) -> None:
