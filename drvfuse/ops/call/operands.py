@@ -115,17 +115,17 @@ def one_device(operands: Iterable[Operand]) -> Device:
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
     """`value` as a list with an entry a local rank; a bare value is accepted if there is one local rank."""
     if isinstance(value, (list, tuple)):
-        if len(value) != len(group):
+        if len(value) != len(group.ranks):
             raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one a local rank")
         return list(value)
-    if len(group) != 1:
+    if len(group.ranks) != 1:
         raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one a local rank")
     return [value]
 
 
 def is_bare(group: Group, value: Any) -> bool:
     """Whether results are returned bare: one local rank, and its array was given without a list."""
-    return len(group) == 1 and not isinstance(value, (list, tuple))
+    return len(group.ranks) == 1 and not isinstance(value, (list, tuple))
 
 
 def of_rank(group: Group, name: str, value: Any, *, alignment: int | None, writable: bool = False) -> Operand:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ...errors import ArgumentError, Unsupported
 
-
 _FLOAT32 = struct.Struct("f")
 
 

@@ -87,9 +87,8 @@ class Replaceable(Protocol):
 class Prepared(Generic[R]):
     """A call with its arrays checked, its plan made and its kernels loaded.
 
-    `algo` is the algorithm chosen, "" for an op that has one; `traffic` the (local, remote) bytes that a collective
-    moves over all ranks. It keeps its arrays alive and belongs to one thread. Contents of the arrays may change between
-    launches; their addresses cannot.
+    `algo` is the algorithm chosen, "" for an op that has one. It keeps its arrays alive and belongs to one thread.
+    Contents of the arrays may change between launches; their addresses cannot.
     """
 
     def __init__(
@@ -104,14 +103,14 @@ class Prepared(Generic[R]):
         ready: Sequence[Ready] = (),
         *,
         algo: str = "",
-        traffic: Traffic = NONE,
+        traffic: Callable[[], Traffic] | None = None,
         parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
         """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; no schedule
         means no work. `streams` are those on which it is launched unless told otherwise. `ready` are its launches that
         another call may have after it."""
-        self.op, self.algo, self.traffic = op, algo, (traffic.local, traffic.remote)
+        self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
         self._reads = [list(arrays) for arrays in reads]
         self._writes = [list(arrays) for arrays in writes]
@@ -122,6 +121,12 @@ class Prepared(Generic[R]):
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
         self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The (local, remote) bytes that a collective moves over all ranks, and (0, 0) for an op on one device."""
+        moved = NONE if self._traffic is None else self._traffic()
+        return moved.local, moved.remote
 
     def describe(self) -> str:
         """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""

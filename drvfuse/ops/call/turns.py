@@ -149,17 +149,19 @@ class WorkspaceTurns(DeviceTurns):
         """`bind` writes the workspace to the parameters. Raises CaptureError where one must be made in a capture."""
         super().__init__(device)
         self._nbytes, self._bind, self._kind, self._own = nbytes, bind, kind, given is None
+        self._found_for: Stream | None = stream  # until the first launch
         self.space = scratch.own(device, stream, nbytes, kind) if given is None else scratch.brought(device, given)
         self.more = (self.space.array,)
         bind(self.space)
 
     def admit(self, streams: Sequence[Stream]) -> None:
         (stream,) = streams
-        if self._own:
+        if self._own and stream is not self._found_for:
             space = scratch.own(self.device, stream, self._nbytes, self._kind)
             if space is not self.space:
                 self._bind(space)
                 self.space, self.more = space, (space.array,)
+        self._found_for = None
         self.space.admit(stream)
 
     def captured(self, position: int, graph: Graph) -> None:
