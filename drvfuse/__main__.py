@@ -60,7 +60,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
     bench = commands.add_parser("bench", help="time an op on a real GPU beside its floor and its peers")
-    bench.add_argument("op", choices=("fp8-rmsnorm", "fp8-siblings", "gemv"))
+    bench.add_argument(
+        "op",
+        choices=("fp8-rmsnorm", "fp8-siblings", "gemv", "host"),
+        help="host: what calls cost the calling thread, which only the figures of real GPUs say",
+    )
     bench.add_argument(
         "--shape",
         action="append",
@@ -69,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
         "may be repeated",
     )
     bench.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
+    bench.add_argument("--devices", type=_positive, default=None, help="of host: ranks (default: 4, or all if fewer)")
+    bench.add_argument("--driver", choices=("cuda", "emu"), default=None, help="of host; emulated times mean nothing")
     bench.add_argument("--torch", action="store_true", help="time torch's versions too")
     bench.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..bench import fp8_rmsnorm, fp8_siblings, gemv
+from ..bench import fp8_rmsnorm, fp8_siblings, gemv, host
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..runtime.device import Device, device
+from ..runtime.driver import get_driver
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
@@ -61,8 +62,33 @@ def _require(option: str, package: str) -> None:
         raise Unsupported(f"{option} needs the package {package}, which is not installed")
 
 
+def _run_host(arguments: argparse.Namespace) -> int:
+    """Time calls on the host and print the table; JSON goes to the file asked for. Returns the exit status."""
+    for option in ("shape", "torch", "plot"):
+        if getattr(arguments, option):
+            raise ArgumentError(f"--{option}", "given", "left out: host has shapes of its own, no peers and no chart")
+    driver = get_driver(arguments.driver)
+    present = int(driver.cuDeviceGetCount())
+    ranks = min(4, present) if arguments.devices is None else arguments.devices
+    if ranks > min(8, present):
+        raise ArgumentError("--devices", ranks, f"from 1 to {min(8, present)}, as the {driver.name} driver has them")
+    with progress("measuring", show=True):
+        results = host.measure(driver, ranks)
+    if arguments.out:
+        Path(arguments.out).write_text(json.dumps(results, indent=1))
+    note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
+    print(f"microseconds of the calling thread a call, driver {driver.name}{note}")
+    print(table(host.HEAD, [line for result in results for line in host.lines(result)], host.TEXT_COLUMNS))
+    return 0
+
+
 def run_bench(arguments: argparse.Namespace) -> int:
     """Time every shape and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
+    if arguments.op == "host":
+        return _run_host(arguments)
+    for option in ("driver", "devices"):
+        if getattr(arguments, option) is not None:
+            raise ArgumentError(f"--{option}", "given", "left out but for host: the others run on one real GPU")
     op, shape, start = _OPS[arguments.op]
     shapes = [shape(text) for text in arguments.shape] if arguments.shape else list(op.SHAPES)
     if arguments.plot:

@@ -123,6 +123,11 @@ class Prepared(Generic[R]):
         self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
 
     @property
+    def launches(self) -> Sequence[Sequence[Launch]]:
+        """The launches of each local rank. Called by themselves they are ordered after nothing and not checked."""
+        return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
+
+    @property
     def traffic(self) -> tuple[int, int]:
         """The (local, remote) bytes that a collective moves over all ranks, and (0, 0) for an op on one device."""
         moved = NONE if self._traffic is None else self._traffic()
