@@ -165,7 +165,7 @@ class Group(Owned, Owner):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        else:
+        elif self.workspace.reported():
             self.check()
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
