@@ -322,7 +322,9 @@ class Launch:
             grid,
             block,
             smem,
-            tuple(repr(a) if isinstance(a, LaunchAttribute) else a.id.name for a in attributes),
+            tuple(
+                repr(a) if isinstance(a, LaunchAttribute) else b.id.name for a, b in zip(attributes, built, strict=True)
+            ),
             kernel.info.params,
             arguments.structures,
         )
