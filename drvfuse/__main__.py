@@ -55,6 +55,9 @@ def _add_benchmarks(benchmarks: Any) -> None:
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         benchmarks.add_parser(name, parents=[*parents, out], help=text)
+    host = benchmarks.add_parser("host", parents=[out], help="what calls cost the calling thread")
+    host.add_argument("--devices", type=_positive, default=None, help="ranks (default: 4, or all if fewer)")
+    host.add_argument("--driver", choices=("cuda", "emu"), default=None, help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
     for option, default in (("--gpus", 4), ("--calls", 8), ("--seeds", 2)):
         emulator.add_argument(option, type=_positive, default=default, help=f"(default: {default})")

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..bench import collectives, emulator, fp8_rmsnorm, fp8_siblings, gemv, trace_cost
+from ..bench import collectives, emulator, fp8_rmsnorm, fp8_siblings, gemv, host, trace_cost
 from ..bench.timing import copy_bandwidth
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
 from ..ops.call.options import MULTIMEM_VETOES
 from ..runtime.device import Device, device
+from ..runtime.driver import get_driver
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
@@ -102,6 +103,16 @@ def _trace_cost(arguments: argparse.Namespace) -> Started:
     return _on_group(arguments, trace_cost.measure)
 
 
+def _host(arguments: argparse.Namespace) -> Started:
+    driver = get_driver(arguments.driver)
+    present = int(driver.cuDeviceGetCount())
+    ranks = min(4, present) if arguments.devices is None else arguments.devices
+    if ranks > min(8, present):
+        raise ArgumentError("--devices", ranks, f"from 1 to {min(8, present)}, as the {driver.name} driver has them")
+    note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
+    return f"microseconds of the calling thread per call, driver {driver.name}{note}", iter(host.measure(driver, ranks))
+
+
 def _emulator(arguments: argparse.Namespace) -> Started:
     rows, cols = matrix_shape(arguments.shape) if arguments.shape else emulator.SHAPE
     note = f"emulated driver, {arguments.gpus} GPUs, fused op, {rows} x {cols} bfloat16: CPU seconds per call"
@@ -114,6 +125,7 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
     "fp8-siblings": (fp8_siblings, _siblings),
     "gemv": (gemv, _gemv),
+    "host": (host, _host),
     "trace-cost": (trace_cost, _trace_cost),
 }
 

@@ -159,7 +159,7 @@ class Group(Owned, Owner):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        else:
+        elif self.workspace.reported():
             self.check()
 
     def before_replay(self, stream: Stream) -> None:

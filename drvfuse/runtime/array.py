@@ -202,6 +202,8 @@ class Array:
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
     """`used_on(stream)` of all `arrays`; for a foreign stream `event` stands for it, and None there means captured."""
     for array in arrays:
+        if array._block is not None and array._block.home is stream:
+            continue
         if event is not None:
             array.used_before(event)
         elif not stream.foreign:

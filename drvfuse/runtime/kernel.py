@@ -333,7 +333,8 @@ class Launch:
         """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
         if not isinstance(stream, Stream) or stream.device is not self.device:
             stream = Stream.wrap(self.device, stream)
-        stream._check_open()
+        if stream._closed:
+            stream._check_open()
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle

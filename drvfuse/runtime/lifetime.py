@@ -85,6 +85,7 @@ class Owned:
     """Base of objects that free something once. Subclasses call `_owns` when the handle exists."""
 
     _finalizer: weakref.finalize[Any, Any] | None = None
+    _closed = False
 
     def _owns(self, driver: Driver, free: Callable[..., None], *args: Any) -> None:
         """`free(driver, *args)` will run once, at close() or at a flush after this object is collected.
@@ -96,19 +97,20 @@ class Owned:
 
     @property
     def closed(self) -> bool:
-        return self._finalizer is not None and not self._finalizer.alive
+        return self._closed
 
     def close(self) -> None:
         """Free the handle now. A second call does nothing; any other use afterwards raises ClosedError."""
         if self._finalizer is None or (state := self._finalizer.detach()) is None:
             return
+        self._closed = True
         weak, free, args = state[2]
         driver = weak()
         if driver is not None and not forked() and not driver.closed:
             free(driver, *args)
 
     def _check_open(self) -> None:
-        if self.closed:
+        if self._closed:
             raise ClosedError(f"{type(self).__name__} was closed")
 
     def __enter__(self) -> Self:

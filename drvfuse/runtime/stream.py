@@ -88,6 +88,8 @@ class Stream(Owned):
     """
 
     _default = False  # a stream of whatever context is current, so every call on it needs the device's context
+    foreign = False
+    """Whether this wraps a stream of somebody else, who may destroy it at any time."""
 
     def __init__(self, device: Device, *, priority: int = 0) -> None:
         self.device = device
@@ -121,7 +123,7 @@ class Stream(Owned):
         """A Stream for the foreign one of that handle, on the word of the caller that it is one of `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
-        self._default = handle <= PER_THREAD
+        self._default, self.foreign = handle <= PER_THREAD, True
         return self
 
     def _check_device(self, argument: str) -> None:
@@ -138,11 +140,6 @@ class Stream(Owned):
             driver.cuCtxPopCurrent()
         if index != self.device.index:
             raise ArgumentError(argument, f"{self.handle:#x}, a stream of device {index}", f"of {self.device!r}")
-
-    @property
-    def foreign(self) -> bool:
-        """Whether this wraps a stream of somebody else, who may destroy it at any time."""
-        return self._finalizer is None
 
     def __repr__(self) -> str:
         name = {LEGACY: "legacy default", PER_THREAD: "per-thread default"}.get(self.handle, f"{self.handle:#x}")
@@ -214,20 +211,22 @@ class Stream(Owned):
         CaptureError if that capture was invalidated, or if this is the legacy default stream and a stream that waits
         for it is being captured.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         driver = self.device.driver
         if self._default:
             with self.device.use():
-                code, *status = driver.capture_status(self.handle)
+                found = driver.capture_status(self.handle)
         else:
-            code, *status = driver.capture_status(self.handle)
+            found = driver.capture_status(self.handle)
+        code = found[0]
+        if not code and not found[1]:
+            return None
         if code:
             if int(code) == _CAPTURE_IMPLICIT:
                 raise CaptureError(f"{self!r} is the legacy default stream, and a stream that it orders is captured")
             raise driver.error("cuStreamIsCapturing", (self.handle,), code)
-        if not status[0]:
-            return None
-        if int(status[0]) == _CAPTURE_INVALIDATED:
+        if int(found[1]) == _CAPTURE_INVALIDATED:
             raise CaptureError(f"the capture of {self!r} was invalidated by an operation that capture forbids")
         with self.device.use():
             return int(driver.cuStreamGetCaptureInfo(self.handle)[1])

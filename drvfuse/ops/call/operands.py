@@ -7,6 +7,7 @@ anything is launched, allocated or written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,22 +115,25 @@ def one_device(operands: Iterable[Operand]) -> Device:
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
     """`value` as a list with an entry a local rank; a bare value is accepted if there is one local rank."""
     if isinstance(value, (list, tuple)):
-        if len(value) != len(group):
+        if len(value) != len(group.ranks):
             raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one a local rank")
         return list(value)
-    if len(group) != 1:
+    if len(group.ranks) != 1:
         raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one a local rank")
     return [value]
 
 
 def is_bare(group: Group, value: Any) -> bool:
     """Whether results are returned bare: one local rank, and its array was given without a list."""
-    return len(group) == 1 and not isinstance(value, (list, tuple))
+    return len(group.ranks) == 1 and not isinstance(value, (list, tuple))
 
 
 def of_rank(group: Group, name: str, value: Any, *, alignment: int | None, writable: bool = False) -> Operand:
     """One contiguous array of the group's driver, aligned to `alignment` bytes, or to an element for None."""
-    operand = whole(name, value, group.driver, writable=writable)
+    if isinstance(value, Array) and value.device.driver is group.driver:
+        operand = Operand(name, value, value.shape, 1, value.stream, False)
+    else:
+        operand = whole(name, value, group.driver, writable=writable)
     needed = operand.dtype.itemsize if alignment is None else alignment
     if operand.ptr % needed and operand.array.size:
         raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {needed} bytes")
@@ -151,23 +155,29 @@ def of_ranks(
 
     Where `shape` and `dtype` are None, all have those of the first one.
     """
-    values, bare, found = per_rank(group, argument, value), is_bare(group, value), []
-    for position, (rank, item) in enumerate(zip(group.ranks, values, strict=True)):
-        name = argument if bare else f"{argument}[{position}]"
-        operand = of_rank(group, name, item, alignment=alignment, writable=writable)
-        if operand.device is not rank.device:
+    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(group.ranks))
+    found = [
+        of_rank(group, name, item, alignment=alignment, writable=writable)
+        for name, item in zip(names, values, strict=True)
+    ]
+    for rank, operand in zip(group.ranks, found, strict=True):
+        if operand.array.device is not rank.device:
             where = f"on device {rank.device.index}, the device of rank {rank.index}"
-            raise ArgumentError(name, f"on device {operand.device.index}", where)
-        found.append(operand)
+            raise ArgumentError(operand.name, f"on device {operand.device.index}", where)
     first = found[0]
-    wanted_shape, wanted_dtype = first.shape if shape is None else shape, first.dtype if dtype is None else dtype
+    shape, dtype = first.shape if shape is None else shape, dtype or first.dtype
     why = why or f"that of {first.name}"
     for operand in found:
-        if operand.shape != wanted_shape:
-            raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {wanted_shape}, {why}")
-        if operand.dtype is not wanted_dtype and operand.dtype != wanted_dtype:
-            raise ArgumentError(operand.name, f"of dtype {operand.dtype}", f"of dtype {wanted_dtype}, {why}")
+        if operand.shape != shape:
+            raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
+        if operand.dtype is not dtype and operand.dtype != dtype:
+            raise ArgumentError(operand.name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _names(argument: str, ranks: int) -> tuple[str, ...]:
+    return tuple(f"{argument}[{position}]" for position in range(ranks)) or (argument,)
 
 
 def no_overlap(

@@ -51,17 +51,15 @@ class Route:
                     "not part of that capture; end the capture first, or join the stream to it"
                 )
 
-    def mark(self, capture: int | None) -> Event | None:
-        """An event after the launch, where the stream is foreign and may be gone when somebody waits for it."""
-        return self.stream.mark() if self.stream.foreign and capture is None else None
-
     def tell(self, event: Event | None, more: Sequence[Array]) -> None:
         """Tell the arrays, and `more` memory of the launch, who uses them."""
-        if self._told is more and not self.stream.foreign:
-            return  # an array does not forget a stream that drvfuse made
+        if self._told is more:
+            return
         mark_used(self.arrays, self.stream, event)
-        mark_used(more, self.stream, event)
-        self._told = more
+        if more:
+            mark_used(more, self.stream, event)
+        if not self.stream.foreign:
+            self._told = more  # an array does not forget a stream that drvfuse made
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""

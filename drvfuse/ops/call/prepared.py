@@ -87,9 +87,8 @@ class Replaceable(Protocol):
 class Prepared(Generic[R]):
     """A call with its arrays checked, its plan made and its kernels loaded.
 
-    `algo` is the algorithm chosen, "" for an op that has one; `traffic` the (local, remote) bytes that a collective
-    moves over all ranks. It keeps its arrays alive and belongs to one thread. Contents of the arrays may change between
-    launches; their addresses cannot.
+    `algo` is the algorithm chosen, "" for an op that has one. It keeps its arrays alive and belongs to one thread.
+    Contents of the arrays may change between launches; their addresses cannot.
     """
 
     def __init__(
@@ -104,14 +103,14 @@ class Prepared(Generic[R]):
         ready: Sequence[Ready] = (),
         *,
         algo: str = "",
-        traffic: Traffic = NONE,
+        traffic: Callable[[], Traffic] | None = None,
         parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
         """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; no schedule
         means no work. `streams` are those on which it is launched unless told otherwise. `ready` are its launches that
         another call may have after it."""
-        self.op, self.algo, self.traffic = op, algo, (traffic.local, traffic.remote)
+        self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
         self._reads = [list(arrays) for arrays in reads]
         self._writes = [list(arrays) for arrays in writes]
@@ -123,6 +122,17 @@ class Prepared(Generic[R]):
         self._positions = range(len(self._reads))
         self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
 
+    @property
+    def launches(self) -> Sequence[Sequence[Launch]]:
+        """The launches of each local rank. Called by themselves they are ordered after nothing and not checked."""
+        return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The (local, remote) bytes that a collective moves over all ranks, and (0, 0) for an op on one device."""
+        moved = NONE if self._traffic is None else self._traffic()
+        return moved.local, moved.remote
+
     def describe(self) -> str:
         """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
         first = self._reads[0][0]
@@ -130,7 +140,8 @@ class Prepared(Generic[R]):
         return f"{self.op}{self.algo and ' ' + self.algo} of {count}{first.shape} {first.dtype}"
 
     def __repr__(self) -> str:
-        return f"<Prepared {self.describe()}>"
+        arrays = ", ".join(repr(arrays[0].array) for arrays in self._reads)
+        return f"<Prepared {self.op}{self.algo and ' ' + self.algo} on {self._turns!r} of {arrays}>"
 
     def launch(self, streams: Streams = None, *, rank: int | None = None, stream: StreamArgument = None) -> R:
         """Queue the call and return its results, which are valid in the order of the streams.
@@ -144,7 +155,6 @@ class Prepared(Generic[R]):
         in a capture, Unsupported where the algorithm cannot run like this, LaunchError if another rank was launched
         alone with another call, which must reach this rank first, ClosedError after `group.close()`.
         """
-        self._turns.require_open()
         if streams is None and rank is None and stream is None:
             self._queue(self._positions, self._streams)
             return self._result
@@ -182,8 +192,8 @@ class Prepared(Generic[R]):
         captures = [stream.capture_id() for stream in streams]
         schedule.check(captures, alone)
         routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
-        for position, route, capture in zip(positions, routes, captures, strict=True):
-            turns.follow(position, route.stream)
+        turns.follow(positions, streams)
+        for route, capture in zip(routes, captures, strict=True):
             if route.producers:
                 route.follow_producers(capture)
         if captures.count(None) == len(captures):
@@ -198,9 +208,10 @@ class Prepared(Generic[R]):
             turns.abandon()
             raise
         for position, route, capture in zip(positions, routes, captures, strict=True):
-            event = route.mark(capture)
-            turns.launched(position, route.stream, event, capture)
-            route.tell(event, turns.arrays())
+            stream = route.stream  # a foreign one may be gone when somebody waits for it
+            event = stream.mark() if stream.foreign and capture is None else None
+            turns.launched(position, stream, event, capture)
+            route.tell(event, turns.more)
             if capture is not None:
                 self._captured(position, route)
             if route.owners:
@@ -219,7 +230,7 @@ class Prepared(Generic[R]):
     def _captured(self, position: int, route: Route) -> None:
         graph = capturing(route.stream)
         if graph is not None:
-            graph.keep(*route.arrays, *self._turns.arrays(), *self._sections)
+            graph.keep(*route.arrays, *self._turns.more, *self._sections)
             self._turns.captured(position, graph)
 
     def give_back(self) -> None:

@@ -36,8 +36,8 @@ class Turns(Protocol):
     def admit(self, streams: Sequence[Stream]) -> None:
         """Raise what earlier launches have reported, and make good what they left behind."""
 
-    def follow(self, position: int, stream: Stream) -> None:
-        """Order `stream` after the launch that had the turn before."""
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        """Order the streams after the launches that had the turn before."""
 
     def begin(self, positions: Sequence[int], call: object) -> None:
         """Launches of `call` at these positions follow, outside of captures."""
@@ -51,12 +51,15 @@ class Turns(Protocol):
     def captured(self, position: int, graph: Graph) -> None:
         """That launch went into `graph`."""
 
-    def arrays(self) -> Sequence[Array]:
+    @property
+    def more(self) -> Sequence[Array]:
         """Memory besides the call's own arrays that each launch uses."""
 
 
 class GroupTurns:
     """Collectives of a group, one at a time."""
+
+    more: Sequence[Array] = ()
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -76,9 +79,10 @@ class GroupTurns:
                 return [position], [] if stream is None else [local.wrap(stream)]
         raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
 
-    def follow(self, position: int, stream: Stream) -> None:
-        rank = self._ranks[position]
-        rank.order.admit(stream, rank.index)
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        for position, stream in zip(positions, streams, strict=True):
+            rank = self._ranks[position]
+            rank.order.admit(stream, rank.index)
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         self._ranks[position].order.launched(stream, event, capture)
@@ -89,12 +93,14 @@ class GroupTurns:
         graph.before_launch(rank.before_replay)
         graph.after_launch(rank.after_replay)
 
-    def arrays(self) -> Sequence[Array]:
-        return ()
+    def __repr__(self) -> str:
+        return repr(self.group)
 
 
 class DeviceTurns:
     """An op on one device that needs no workspace."""
+
+    more: Sequence[Array] = ()
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -109,7 +115,7 @@ class DeviceTurns:
     def admit(self, streams: Sequence[Stream]) -> None:
         pass
 
-    def follow(self, position: int, stream: Stream) -> None:
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         pass
 
     def begin(self, positions: Sequence[int], call: object) -> None:
@@ -124,8 +130,8 @@ class DeviceTurns:
     def captured(self, position: int, graph: Graph) -> None:
         pass
 
-    def arrays(self) -> Sequence[Array]:
-        return ()
+    def __repr__(self) -> str:
+        return repr(self.device)
 
 
 class WorkspaceTurns(DeviceTurns):
@@ -143,21 +149,20 @@ class WorkspaceTurns(DeviceTurns):
         """`bind` writes the workspace to the parameters. Raises CaptureError where one must be made in a capture."""
         super().__init__(device)
         self._nbytes, self._bind, self._kind, self._own = nbytes, bind, kind, given is None
+        self._found_for: Stream | None = stream  # until the first launch
         self.space = scratch.own(device, stream, nbytes, kind) if given is None else scratch.brought(device, given)
-        self._arrays = (self.space.array,)
+        self.more = (self.space.array,)
         bind(self.space)
 
     def admit(self, streams: Sequence[Stream]) -> None:
         (stream,) = streams
-        if self._own:
+        if self._own and stream is not self._found_for:
             space = scratch.own(self.device, stream, self._nbytes, self._kind)
             if space is not self.space:
                 self._bind(space)
-                self.space, self._arrays = space, (space.array,)
+                self.space, self.more = space, (space.array,)
+        self._found_for = None
         self.space.admit(stream)
 
     def captured(self, position: int, graph: Graph) -> None:
         graph.before_launch(self.space.admit)
-
-    def arrays(self) -> Sequence[Array]:
-        return self._arrays

@@ -100,15 +100,18 @@ def allreduce(
     results = Results(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
-    moved = traffic.NONE
+    staged = False
     ready: list[Ready] = []
     if nbytes:
         in_place_hazard = in_place and algo == "one_stage" and group.size > 1
         staged = algo != "naive" and (in_place_hazard or not plan.readable_by_peers(group, sources))
         call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
         schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in results.operands])
-        moved = traffic.reading_sources(algo, group.size, nbytes, staged)
-        moved += traffic.writing_results(algo, group.size, nbytes)
+
+    def moved() -> traffic.Traffic:
+        written = traffic.writing_results(algo, group.size, nbytes)
+        return traffic.reading_sources(algo, group.size, nbytes, staged) + written
+
     extra = bound.operands if bound is not None else [[] for _ in sources]
     return Prepared(
         "allreduce",
@@ -183,7 +186,7 @@ class _Call:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
-        key = ("allreduce", self.algo, self.dtype, count, columns, self.staged, self.blocks, text)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text)
         try:
             found = plan.take(self.group, key, lambda: self._plan(count, columns, text), self.pdl, self.trace, more)
         except CompileError as error:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -144,7 +144,7 @@ def allreduce_rmsnorm_fp8(
         for (argument, value, of, kind), found in zip(wanted, targets, strict=True)
     }
     schedule: Schedule | None = None
-    moved = traffic.NONE
+    moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
         staged = algo != "naive" and not plan.readable_by_peers(group, sources)
@@ -164,7 +164,7 @@ def allreduce_rmsnorm_fp8(
             algo = "one_stage"  # which needs less of the workspace, or none
             call = replace(call, algo=algo)
             schedule, ready = call.schedule(arrays)
-        moved = call.traffic()
+        moved = call.traffic
     bare = operands.is_bare(group, inputs)
     returned = {argument: found.returned(bare) for argument, found in results.items()}
     return Prepared(
@@ -262,7 +262,7 @@ class _Call:
 
     def _ready(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Ready]:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
-        types = self.dtype, self.out_dtype, self.scales_dtype
+        types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name
         key = ("fused", self.algo, types, rows, self.columns, self.staged, self.residual, self.blocks)
         found = plan.take(self.group, key, lambda: self._plan(rows), self.pdl, self.trace)
         for one, sources, own in zip(found, table, arrays, strict=True):

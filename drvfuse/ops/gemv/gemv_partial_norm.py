@@ -207,7 +207,8 @@ def _outputs(
             if dtype not in (None, found[name].dtype):
                 raise ArgumentError(f"{name}.dtype", str(found[name].dtype), f"{dtype}, as that of normed_output")
             operands.require_shape(found[name], (*lead, columns), "that of the result")
-            operands.one_device((x, found[name]))
+            if found[name].device is not device:
+                operands.one_device((x, found[name]))
             dtype = found[name].dtype
     for name, (value, columns) in wanted.items():
         if value is None:
@@ -265,7 +266,8 @@ class _Call:
             self.scales = "group" if len(scales.shape) == 2 else "tensor" if scales.array.size == 1 else "row"
         shapes = m, self.n, self.k, n_normed
         alignment = self.access, self.act_aligned, self.norm_aligned
-        self.key = ("gemv", shapes, self.dtypes, alignment, self.scales, level, sources())
+        types = tuple(dtype.name for dtype in self.dtypes)
+        self.key = ("gemv", shapes, types, alignment, self.scales, level.value, sources())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
         """How the work is shared out, and the kernel with what it takes of that. A trace gets a section."""
