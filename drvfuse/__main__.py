@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__, errors
+from .cli.options import check_files
 
 
 def _integer(text: str) -> int:
@@ -55,9 +56,8 @@ def _add_benchmarks(benchmarks: Any) -> None:
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         benchmarks.add_parser(name, parents=[*parents, out], help=text)
-    host = benchmarks.add_parser("host", parents=[out], help="what calls cost the calling thread")
-    host.add_argument("--devices", type=_positive, default=None, help="ranks (default: 4, or all if fewer)")
-    host.add_argument("--driver", choices=("cuda", "emu"), default=None, help="emulated times mean nothing")
+    host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
+    host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
     for option, default in (("--gpus", 4), ("--calls", 8), ("--seeds", 2)):
         emulator.add_argument(option, type=_positive, default=default, help=f"(default: {default})")
@@ -119,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        check_files(arguments)
         if arguments.command == "demo":
             from .cli.demo import run_demo
 

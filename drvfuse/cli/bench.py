@@ -106,11 +106,14 @@ def _trace_cost(arguments: argparse.Namespace) -> Started:
 def _host(arguments: argparse.Namespace) -> Started:
     driver = get_driver(arguments.driver)
     present = int(driver.cuDeviceGetCount())
-    ranks = min(4, present) if arguments.devices is None else arguments.devices
-    if ranks > min(8, present):
-        raise ArgumentError("--devices", ranks, f"from 1 to {min(8, present)}, as the {driver.name} driver has them")
+    if arguments.gpus > min(8, present):
+        raise ArgumentError(
+            "--gpus", arguments.gpus, f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
+        )
     note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
-    return f"microseconds of the calling thread per call, driver {driver.name}{note}", iter(host.measure(driver, ranks))
+    return f"microseconds of the calling thread per call, driver {driver.name}{note}", iter(
+        host.measure(driver, arguments.gpus)
+    )
 
 
 def _emulator(arguments: argparse.Namespace) -> Started:

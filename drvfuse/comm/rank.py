@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..runtime.array import Array, ShapeLike
     from ..runtime.device import Device
     from ..runtime.stream import Event, StreamLike
+    from .group import Group
 
 
 class Rank:
@@ -25,7 +27,8 @@ class Rank:
     told otherwise: the device's own default stream, so that arrays and groups on one device share an order.
     """
 
-    def __init__(self, index: int, device: Device) -> None:
+    def __init__(self, index: int, device: Device, group: Group) -> None:
+        self._group = weakref.ref(group)  # which is not kept: the group's finaliser has its ranks
         self.index = index
         self.device = device
         self.stream: Stream = device.stream
@@ -62,7 +65,17 @@ class Rank:
                 raise CaptureError(f"rank {self.index}: {stream!r} is being captured; end the capture first")
 
     def synchronize(self) -> None:
-        """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""
+        """Wait until the rank's own stream and that of its last collective are idle, then `Group.check`.
+
+        Raises BarrierTimeout if any rank of the group has given up waiting.
+        """
+        self.drain()
+        group = self._group()
+        if group is not None and not group.closed:
+            group.check()
+
+    def drain(self) -> None:
+        """Wait like `synchronize`, but do not read the hang report."""
         self.stream.synchronize()
         self.order.drain(self.stream)
 

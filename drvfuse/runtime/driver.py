@@ -152,7 +152,7 @@ class Driver(Owner):
         self._functions = functions
         mode = config.get("trace_driver")
         self._sink = calls.sink(mode)
-        self._record: Callable[[Any], None] = calls.ring.append if mode != "off" else lambda entry: None
+        self._recording = mode != "off"
 
     def __repr__(self) -> str:
         return f"<Driver {self.name}>"
@@ -171,21 +171,34 @@ class Driver(Owner):
                 return function
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
-    def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        append, sink = self._record, self._sink
+    @functools.cached_property
+    def launch(self) -> Callable[..., Any]:
+        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record shows."""
+        return self._checked("cuLaunchKernelEx", self._raw("cuLaunchKernelEx"), noted=True)
+
+    def _recorder(self, name: str) -> Callable[[calls.Entry], None]:
+        return calls.ring_of(name).append if self._recording else lambda entry: None
+
+    def _checked(self, name: str, function: Callable[..., Any], noted: bool = False) -> Callable[..., Any]:
+        """`noted`: the first argument is not passed on, and stands for the others in the record and in errors."""
+        append, append_failure, sink = self._recorder(name), self._recorder(""), self._sink
 
         def call(*args: Any) -> Any:
             if _forked:
                 raise ClosedError(FORKED)
+            shown = args
+            if noted:
+                shown, args = args[0], args[1:]
             try:
-                result = function(*args) if sink is None else sink(name, function, args)
+                result = function(*args) if sink is None else sink(name, function, args, shown)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-                self._translate(name, args, error)
+                self._translate(name, shown, error)
                 raise
             code = result[0]
-            append((name, args, code))
             if code:
-                raise self.error(name, args, code)
+                append_failure((name, shown, code))
+                raise self.error(name, shown, code)
+            append((name, shown, code))
             count = len(result)
             if count == 2:
                 return result[1]
@@ -214,7 +227,7 @@ class Driver(Owner):
         def call(*args: Any) -> tuple[Any, ...]:
             if _forked:
                 raise ClosedError(FORKED)
-            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args)
+            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args, args)
             return found
 
         return call
@@ -230,11 +243,11 @@ class Driver(Owner):
             raise ClosedError(FORKED)
         function = self._raw(name)
         try:
-            result = function(*args) if self._sink is None else self._sink(name, function, args)
+            result = function(*args) if self._sink is None else self._sink(name, function, args, args)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self._translate(name, args, error)
             raise
-        self._record((name, args, result[0]))
+        self._recorder(name)((name, args, result[0]))
         return tuple(result)
 
     def pointer_device(self, ptr: int) -> int | None:
@@ -336,7 +349,7 @@ class Driver(Owner):
             raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
         if isinstance(error, (TypeError, OverflowError, ValueError)):
             shown = calls.format_args(args)
-            raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
+            raise ArgumentError(f"arguments of {name}", f"({shown})", f"what cuda.bindings take: {text}") from error
 
 
 FORKED = (

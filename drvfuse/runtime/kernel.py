@@ -316,6 +316,19 @@ class Launch:
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
         config.attrs, config.numAttrs = built, len(built)
         self._attributes = tuple(attributes)  # an event in them must live
+        self._facts = calls.LaunchFacts(
+            kernel.info.name,
+            device.index,
+            grid,
+            block,
+            smem,
+            tuple(
+                repr(a) if isinstance(a, LaunchAttribute) else made.id.name
+                for a, made in zip(attributes, built, strict=True)
+            ),
+            kernel.info.params,
+            arguments.structures,
+        )
         self._handle_set = 0
 
     def __repr__(self) -> str:
@@ -338,8 +351,10 @@ class Launch:
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
+        arguments = self._arguments
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: they may be rewritten in place
         with self.device.use():
-            self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)

@@ -25,7 +25,8 @@ _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
 
 class Arguments:
-    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes.
+    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes; `packed` holds
+    each at its parameter's offset.
 
     An Array or an int goes to an integer parameter (a pointer is one of 8 bytes), a number to a float parameter, and
     any buffer of the exact size (bytes, ctypes.Structure, numpy scalar) to a struct passed by value. Ints must fit the
@@ -36,11 +37,13 @@ class Arguments:
         if len(values) != len(info.params):
             raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
         self._info, self._device = info, device
-        self._buffer = (ctypes.c_ubyte * max(info.param_bytes, 1))()
-        base = ctypes.addressof(self._buffer)
+        self.packed = bytearray(max(info.param_bytes, 1))
+        self._exported = ctypes.c_ubyte.from_buffer(self.packed)  # while it lives, the bytes cannot move
+        base = ctypes.addressof(self._exported)
         self._pointers = (ctypes.c_void_p * max(len(values), 1))(*(base + param.offset for param in info.params))
         self.address = ctypes.addressof(self._pointers)
         self.arrays: dict[int, Array] = {}
+        self.structures: dict[int, type[ctypes.Structure]] = {}
         for index, value in enumerate(values):
             self.set(index, value)
 
@@ -51,18 +54,20 @@ class Arguments:
             raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
         param = params[index]
         packed = _PACK[param.kind](self, index, param, value)
-        ctypes.memmove(ctypes.addressof(self._buffer) + param.offset, packed, param.size)
+        self.packed[param.offset : param.offset + param.size] = packed
         if isinstance(value, Array):
             self.arrays[index] = value
         else:
             self.arrays.pop(index, None)
+            if isinstance(value, ctypes.Structure):
+                self.structures[index] = type(value)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
         """One argument, a struct of class `kind`, in place. ArgumentError if the kernel's has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
             raise self._wrong(index, f"a {kind.__name__} of {ctypes.sizeof(kind)} bytes", f"of {param.size} bytes")
-        return kind.from_buffer(self._buffer, param.offset)
+        return kind.from_buffer(self.packed, param.offset)
 
     def _wrong(self, index: int, value: object, expected: str) -> ArgumentError:
         return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)

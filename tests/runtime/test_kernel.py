@@ -186,6 +186,34 @@ def test_record_of_calls_names_kernels(module: Module, device: df.Device) -> Non
     assert any("cuLaunchKernelEx(<grid 2x1x1 block 32x1x1 smem 0>, add_one," in call for call in df.last_calls(5))
 
 
+def test_record_of_calls_shows_what_a_launch_had_when_it_was_made(module: Module, device: df.Device) -> None:
+    array = device.zeros((64,), "float32")
+    values = (array, array, 0, 0.1, Pair(7, 1.25), True, -2)
+    launch = module["scale<float>"].prepare(1, 32, *values, priority=0)
+    with df.Stream(device) as one, df.Stream(device) as other:
+        launch(one)
+        launch.set(6, 3)
+        launch(other)
+        launch.set(6, 4)
+        shown = [call for call in df.last_calls(9) if call.startswith("cuLaunchKernelEx")]
+        for call, stream, number in zip(shown[-2:], (one, other), ("0xfffffffffffffffe", "3"), strict=True):
+            assert call == (
+                f"cuLaunchKernelEx(<grid 1x1x1 block 32x1x1 smem 0>, scale<float>, stream {stream.handle:#x} of device "
+                f"{device.index}, attributes [Priority(value=0)], arguments ({array.ptr:#x}, {array.ptr:#x}, 0, 0.1, "
+                f"Pair(a=7, b=1.25), 1, {number})) -> CUDA_SUCCESS"
+            )
+        device.synchronize()
+
+
+def test_a_failed_launch_shows_its_arguments(module: Module, device: df.Device) -> None:
+    launch = module["add_one"].prepare(2, 32, device.zeros((64,), "int32"))
+    launch._config.blockDimX = 4096
+    with pytest.raises(DriverError) as caught:
+        launch(device.stream)
+    assert caught.value.call == "cuLaunchKernelEx"
+    assert f"stream {device.stream.handle:#x} of device {device.index}, arguments (0x" in caught.value.args_text
+
+
 def test_pdl_without_a_wait_is_refused(module: Module, device: df.Device) -> None:
     array = device.zeros((64,), "int32")
     with pytest.raises(LaunchError, match=r"bounded has no griddepcontrol\.wait"):

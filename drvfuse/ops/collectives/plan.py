@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import config
 from ...errors import Unsupported
-from ...plans.collectives import LaunchShape, trace_counts
+from ...plans.collectives import LaunchShape, barriers, trace_counts
 from ...runtime import interop
 from ..call.operands import Operand
 from ..call.options import PDLLevel
@@ -72,7 +72,9 @@ def _planned(
             early_trigger=int(pdl is PDLLevel.OVERLAP_AT_BEGINNING),
         )
         template.call.workspaces[: group.size] = list(workspace.pointers)
-        found.append(Planned(rank.device, specialisation, shape.blocks, shape.threads, template, pdl=pdl))
+        passed = barriers(spec.work, items, chunk)
+        planned = Planned(rank.device, specialisation, shape.blocks, shape.threads, template, pdl=pdl, barriers=passed)
+        found.append(planned)
     return found
 
 
