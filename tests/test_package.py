@@ -9,7 +9,9 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
@@ -130,6 +132,14 @@ def test_every_view_of_a_public_module_has_the_same_names(module: ModuleType) ->
     assert {name for name in dir(module) if not name.startswith("__")} == names
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name  # noqa: B018
+
+
+def test_a_wheel_has_the_stubs_that_packages_read() -> None:
+    patterns = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "drvfuse"
+    ]
+    stubs = [path.relative_to(ROOT) for path in ROOT.rglob("*.pyi")]
+    assert stubs and all(any(fnmatch(str(stub), pattern) for pattern in patterns) for stub in stubs)
 
 
 TYPED = ("comm", "dtypes", "reference", "runtime", "trace")  # of the ops the last word is not said

@@ -322,7 +322,10 @@ class Launch:
             grid,
             block,
             smem,
-            tuple(repr(a) if isinstance(a, LaunchAttribute) else a.id.name for a in attributes),
+            tuple(
+                repr(a) if isinstance(a, LaunchAttribute) else made.id.name
+                for a, made in zip(attributes, built, strict=True)
+            ),
             kernel.info.params,
             arguments.structures,
         )
