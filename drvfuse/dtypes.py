@@ -74,13 +74,14 @@ def get(dtype: Any, argument: str = "dtype") -> DType:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
-    if found is None and dtype is not None:
+    structured = isinstance(dtype, (tuple, list, dict))  # as numpy would take them
+    if found is None and dtype is not None and not structured:
         import numpy as np
 
         try:
             element = np.dtype(dtype)
             found = _TABLE.get(element.name) if element.isnative else None
-        except TypeError:
+        except (TypeError, ValueError):
             found = None
     if found is None:
         raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
