@@ -142,7 +142,7 @@ def test_a_wheel_has_the_stubs_that_packages_read() -> None:
     assert stubs and all(any(fnmatch(str(stub), pattern) for pattern in patterns) for stub in stubs)
 
 
-TYPED = ("comm", "dtypes", "reference", "runtime", "trace")  # of the ops the last word is not said
+TYPED = ("comm", "dtypes", "ops", "reference", "runtime", "trace")
 
 
 def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
@@ -151,7 +151,7 @@ def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
         found = getattr(module, name)
         if not getattr(found, "__module__", "").startswith(tuple(f"drvfuse.{room}" for room in TYPED)):
             continue
-        members = {"": found} if inspect.isfunction(found) else vars(found) if inspect.isclass(found) else {}
+        members = vars(found) if inspect.isclass(found) else {"": inspect.unwrap(found) if callable(found) else found}
         for key, member in members.items():
             function = getattr(member, "fget", None) or getattr(member, "__func__", member)
             if inspect.isfunction(function) and (not key.startswith("_") or key in ("__init__", "__call__")):
@@ -161,7 +161,7 @@ def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
 def test_public_signatures_have_types() -> None:
     numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"  # whose element types are not static
     checked = 0
-    for module in (df, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
+    for module in (df, df.coat, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
         for where, found in _signatures(module):
             checked += 1
             for argument, text in found.items():

@@ -35,6 +35,10 @@ with df.Group.local(2, driver=machine) as group:
     inputs = [rank.array(np.zeros((4, 32), ml_dtypes.bfloat16)) for rank in group]
     assert_type(inputs, list[df.Array])
     assert_type(df.allreduce(group, inputs), list[df.Array])
+    assert_type(df.allreduce.prepare(group, inputs).launch(), list[df.Array])
+    result = df.allreduce_rmsnorm_fp8(group, inputs, inputs, epsilon=1e-6)
+    assert_type(result.output, list[df.Array])
+    assert_type(result.scales, list[df.Array] | None)
     array = inputs[0][1:3].reshape((-1, 8))[0]
     assert_type(array, df.Array)
     array.copy_from(np.zeros(8, np.float32))
@@ -68,6 +72,10 @@ def divide(x: df.ArrayLike) -> None:
     array.copy_from(x)
 
 
+normed, unnormed = df.gemv_partial_norm(array, array, Foreign(), n_normed=8, eps=1e-6)
+assert_type(normed, df.Array)
+qy, s_y, qy_t, (_, rstd, num_warps) = coat.fp8_rmsnorm_forward(array, array, Foreign(), 16, 1e-5)
+assert_type((qy, s_y, qy_t, rstd, num_warps), tuple[df.Array, df.Array, df.Array, df.Array, int])
 divide(array)
 divide(Foreign())
 """

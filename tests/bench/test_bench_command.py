@@ -140,7 +140,14 @@ def test_the_siblings_are_measured(command: Command, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("emulator", "--torch"), ("fp8-siblings", "--torch"), ("trace-cost", "--shape=2x64"), ("collectives", "--plot=p")],
+    [
+        ("host", "--torch"),
+        ("gemv", "--devices=2"),
+        ("emulator", "--torch"),
+        ("fp8-siblings", "--torch"),
+        ("trace-cost", "--shape=2x64"),
+        ("collectives", "--plot=p"),
+    ],
 )
 def test_an_option_that_a_benchmark_does_not_have_is_wrong_usage(
     name: str, option: str, capsys: pytest.CaptureFixture[str]

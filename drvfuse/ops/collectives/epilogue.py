@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,7 +57,7 @@ class Replicated:
 
     copies: tuple[Any, ...]
 
-    def __init__(self, copies: Any) -> None:
+    def __init__(self, copies: Iterable[object]) -> None:
         object.__setattr__(self, "copies", tuple(copies))
 
 
@@ -99,7 +99,7 @@ class Epilogue:
     Only the expression and the parameters' types enter the kernel, so `with_` never recompiles.
     """
 
-    def __init__(self, expression: str, /, **parameters: Any) -> None:
+    def __init__(self, expression: str, /, **parameters: object) -> None:
         if not isinstance(expression, str) or not expression.strip():
             raise ArgumentError("epilogue", repr(expression), "a CUDA C++ expression")
         found = _FORBIDDEN.search(expression)
@@ -123,7 +123,7 @@ class Epilogue:
         uses_rank = re.search(r"\brank\b", self.expression) is not None
         return uses_rank or any(isinstance(value, list) for value in self.parameters.values())
 
-    def with_(self, **parameters: Any) -> Epilogue:
+    def with_(self, **parameters: object) -> Epilogue:
         """A copy with some parameters replaced. ArgumentError for a name that the epilogue does not have."""
         for name in parameters:
             if name not in self.parameters:
