@@ -20,7 +20,7 @@ struct ScratchState {
 // ops/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
     u32 reason;
-    u32 block, awaited;  // `block` waited for what block `awaited` should have left
+    u32 block, peer;     // `block` waited for what block `peer` should have left
     u32 expected, seen;  // epochs
     u32 unused;
     u64 state;  // the workspace's address
@@ -50,7 +50,7 @@ __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason,
     ScratchReport* report = scratch.report;
     report->reason = reason;
     report->block = blockIdx.x;
-    report->awaited = awaited;
+    report->peer = awaited;
     report->expected = expected;
     report->seen = seen;
     report->state = reinterpret_cast<u64>(scratch.state);
