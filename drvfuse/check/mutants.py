@@ -378,7 +378,7 @@ MUTANTS: dict[str, Mutant] = {
                 "coat/fp8_rmsnorm_forward_rows.cu",
                 "    ScratchUse use(p.scratch, gridDim.x > 1);\n",
                 "    ScratchUse use(p.scratch, gridDim.x > 1);\n"
-                "    if (threadIdx.x + blockIdx.x == 0) set_scratch_word(&p.scratch.state->epoch, use.epoch());\n",
+                "    if (threadIdx.x + blockIdx.x == 0) ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());\n",
             ),
         ),
         fp8.rmsnorm_rows,

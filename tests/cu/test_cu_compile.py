@@ -209,3 +209,17 @@ def test_chunks_fit_the_payload():
     with pytest.raises(ArgumentError, match="workspace_bytes"):
         kernels.rmsnorm_chunk(fused(staged=True), 4, 8192, 30_000)
     assert kernels.allreduce_chunk(allreduce(), 10**9, 16) == 1
+
+
+def test_inline_assembly_stands_in_one_folder():
+    sources = [path for folder in (kernels.CU, kernels.CU.parent / "check" / "cu") for path in folder.rglob("*.cu*")]
+    with_assembly = {path for path in sources if re.search(r"\basm\b", path.read_text())}
+    assert with_assembly == {path for path in sources if path.parent.name == "ptx"}
+
+
+def test_an_instruction_has_one_wrapper():
+    """But for the two forms of the wait on an mbarrier, of which each architecture has one."""
+    text = "\n".join(path.read_text() for path in sorted((kernels.CU / "ptx").glob("*.cuh")))
+    forms = re.findall(r'asm(?: volatile)?\(\s*((?:"[^"\n]*"\s*)+)', text)
+    assert len(forms) > 40
+    assert len(forms) == len(set(forms))

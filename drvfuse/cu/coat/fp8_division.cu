@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
 #pragma unroll
-                for (int i = 0; i < TC; ++i) v[r][i] = divide_full(v[r][i], scale);
+                for (int i = 0; i < TC; ++i) v[r][i] = ptx::divide_full(v[r][i], scale);
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v[r] + 4 * j);
                 const i64 row = row0 + 4 * q + r;

@@ -117,8 +117,8 @@ __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 
     }
 #pragma unroll
     for (int mask = 1; mask < QB / PACK; mask *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
-    const float unrounded = divide_full(__fadd_rn(most, 1e-10f), Finite<X>::max);
-    const float inverse = reciprocal(unrounded);
+    const float unrounded = ptx::divide_full(__fadd_rn(most, 1e-10f), Finite<X>::max);
+    const float inverse = ptx::reciprocal_approx(unrounded);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float quotient[4];
@@ -195,14 +195,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float v[4];
-                    fp8_floats<X>(x.word[i][j], v);
+                    Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
                 }
                 const float by = bf16{x.scale[i]};
                 sums[i] = __fmul_rn(__fmul_rn(squares, by), by);
             }
-            const float mean = divide_full(team.sum(scratch, sums), float(p.columns));
+            const float mean = ptx::divide_full(team.sum(scratch, sums), float(p.columns));
             const float rstd = reciprocal_root(__fadd_rn(mean, p.epsilon));
             if (team.member == 0 && team.lane == 0) p.rstd[row] = rstd;
 #pragma unroll
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float four[4];
-                    fp8_floats<X>(x.word[i][j], four);
+                    Word<X>::unpack(x.word[i][j], four);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
                         v[4 * j + k] = __fmul_rn(__fmul_rn(__fmul_rn(four[k], by), rstd), w[4 * j + k]);

@@ -99,7 +99,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             float v[4];
-            fp8_floats<X>(x.word[i][j], v);
+            Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 if constexpr (SQUARES) {
@@ -150,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     for (; row < p.rows; row += step) {
         Fp8Row x = loaded;
         load(loaded, row + step);
-        const float mean = divide_full(row_sum<false>(team, scratch, x, 0.0f, p.columns), count);
-        const float variance = divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
+        const float mean = ptx::divide_full(row_sum<false>(team, scratch, x, 0.0f, p.columns), count);
+        const float variance = ptx::divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
         float best = __uint_as_float(NAN_BITS);  // loses to every number
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float v[4];
-                fp8_floats<X>(x.word[i][j], v);
+                Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     const int at = 4 * j + k;
@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     const u32 maximum = found;
     const u16 scale_bits = fp8_scale_bits<X>(__uint_as_float(maximum));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
-    const float inverse = reciprocal(bf16{scale_bits});
+    const float inverse = ptx::reciprocal_approx(bf16{scale_bits});
 
     // Phase 2.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
             const float mean = means[warp][of_warp], rstd = rstds[warp][of_warp];
             float v[TC];
 #pragma unroll
-            for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(tile.word[r][j], v + 4 * j);
+            for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(tile.word[r][j], v + 4 * j);
 #pragma unroll
             for (int k = 0; k < TC; ++k) v[k] = normalised(v[k], scale, mean, rstd, w[k], b[k]);
             quantise<X, TC>(out[r / 4][r % 4], v, inverse);

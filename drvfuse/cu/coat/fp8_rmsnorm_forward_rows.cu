@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             reduce_packs(batch, w, squares, most);
             const float sum = sum_lanes(squares);
 #pragma unroll
-            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
+            for (int r = 0; r < BATCH; ++r) most[r] = ptx::warp_max(most[r]);
             if (lane % (32 / BATCH) == 0) {
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         begin_chunk();
         __syncthreads();
     }
-    best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
+    best = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
-    const float inverse = reciprocal(bf16{u16(scale_bits)});
+    const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
     far_tiles.quantise_all(inverse);

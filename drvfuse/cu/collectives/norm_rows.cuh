@@ -5,6 +5,7 @@
 #pragma once
 #include "common/pack16.cuh"
 #include "common/reduce.cuh"
+#include "ptx/special.cuh"
 #include "trace/trace.cuh"
 #include "sync/workspace.cuh"
 
@@ -93,7 +94,7 @@ __device__ __forceinline__ Quantisation quantisation(float maximum, float upper_
 template <typename T>
 __device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
 #pragma unroll
-    for (int i = 0; i < Pack<T, W>::words; ++i) asm volatile("" : "+r"(pack.word[i]));
+    for (int i = 0; i < Pack<T, W>::words; ++i) ptx::forget(pack.word[i]);
 }
 
 // One block's share of a call: the steps that a row goes through.
@@ -250,7 +251,7 @@ private:
     // tensors are hoisted out of the loop over rows, and take more registers than there are.
     __device__ __forceinline__ void refresh() {
         thread_ = threadIdx.x;
-        asm volatile("" : "+r"(thread_));
+        ptx::forget(thread_);
     }
 
     __device__ __forceinline__ int index(int i) const { return i * blockDim.x + thread_; }

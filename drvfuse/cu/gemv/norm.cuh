@@ -16,8 +16,8 @@ struct Words {
 };
 
 __device__ __forceinline__ void load_words_relaxed(Words& w, const u64* at) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[0]), "=l"(w.word[1]) : "l"(at) : "memory");
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[2]), "=l"(w.word[3]) : "l"(at + 2) : "memory");
+    ptx::load_relaxed_gpu_v2(w.word[0], w.word[1], at);
+    ptx::load_relaxed_gpu_v2(w.word[2], w.word[3], at + 2);
 }
 
 __device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& p, int pack) {
@@ -84,7 +84,7 @@ public:
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
-        asm volatile("bar.sync 1, %0;" ::"r"(THREADS - FIRST_NORM_THREAD) : "memory");
+        ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
         const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
