@@ -10,7 +10,7 @@
 //
 // Two warps a block, of which the second does the backfill. `flags[rank]` holds, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.
-#include "common/prelude.cuh"
+#include "common/faults.cuh"
 #include "ptx/ordered.cuh"
 
 constexpr int MAX_RANKS = 8;
@@ -34,10 +34,12 @@ __device__ __forceinline__ void backfill(const Peers& peers, int peer, int rank,
 __device__ __forceinline__ void barrier(const Peers& peers, int rank, int ranks, u32 step) {
     const int peer = threadIdx.x % 32;
     __syncthreads();
+    if (FAULT("flag-before-backfill") && threadIdx.x < ranks) set(peers, peer, blockIdx.x, rank, step);
+    if (FAULT("flag-before-backfill")) __syncthreads();
     if (threadIdx.x >= 32 && peer < ranks) backfill(peers, peer, rank, step);
-    __syncthreads();
+    if (!FAULT("flag-before-backfill")) __syncthreads();
     if (threadIdx.x < ranks) {
-        set(peers, peer, blockIdx.x, rank, step);
+        if (!FAULT("flag-before-backfill")) set(peers, peer, blockIdx.x, rank, step);
         const u32* flag = peers.flags[rank] + blockIdx.x * MAX_RANKS + peer;
         u32 seen;
         do seen = ptx::load_acquire_sys(flag);

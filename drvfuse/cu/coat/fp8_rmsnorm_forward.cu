@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         load_weight_pack(weights, p, lane_column());
     };
 
-    wait_for_producer();
+    if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
 
@@ -155,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         __syncwarp();
     };
+    if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     tell(words, 0, meetings.estimate, meetings.epoch);
     await_rows();
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, false, awaited)) return;

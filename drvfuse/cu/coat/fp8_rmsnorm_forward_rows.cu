@@ -58,6 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     };
     wait_for_producer();
     ScratchUse use(p.scratch, gridDim.x > 1);
+    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
+        ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());
+    }
     begin_chunk();
     if (p.early_trigger) launch_dependents();
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
@@ -103,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int segment = first_segment + i % segments, row = i / segments;
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 const u32 sum = __float_as_uint(sums[segment * p.chunk_rows + row]);
+                if (FAULT("block-1-leaves-no-sums") && blockIdx.x == 1) continue;
                 if (word < p.rows * all_segments) leave_word(words->sums + word, meetings.epoch, sum);
             }
             Patience patience(p.scratch);

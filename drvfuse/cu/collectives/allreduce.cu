@@ -146,7 +146,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
-    if (!barrier.arrive_and_wait(false)) return;
+    if (!FAULT("no-start-barrier") && !barrier.arrive_and_wait(false)) return;
 #endif
     reduce_range(
         packs, trace,
@@ -159,7 +159,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
             trace.lap(TraceRole::store);
         });
 #if !DRVFUSE_LOCAL
-    if (!barrier.arrive_and_wait(true)) return;
+    if (!FAULT("start-barrier-only") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 #endif
 #else
@@ -243,6 +243,7 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
             if (!barrier.arrive_and_wait(true)) return;
         }
         const i64 begin = part.start(p.call.rank) + done;
+        if (FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
         reduce_range(
             part.in_chunk(p.call.rank, done, chunk), trace,
             [&](InPack& pack, int source, i64 j) {
@@ -260,10 +261,10 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
                 store_output(p.output, begin + j, p.count, pack);
                 trace.lap(TraceRole::store);
             });
-        if (!barrier.arrive_and_wait(true)) return;
+        if (!FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
         gather(p, part, results, done);
         trace.lap(TraceRole::gather);
-        if (!STAGED) results = chunk * OUT_BYTES - results;
+        if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;
     }
     barrier.finish();
 }

@@ -212,7 +212,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
                     });
             }
         }
-        if (!barrier.arrive_and_wait(true)) return;
+        if (!FAULT("gathered-before-barrier") && !barrier.arrive_and_wait(true)) return;
         const int most = part.in_chunk(0, done, chunk);
 #pragma unroll 1
         for (int j = blockIdx.x; j < most; j += gridDim.x) {

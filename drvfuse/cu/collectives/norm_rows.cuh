@@ -107,6 +107,7 @@ public:
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
+                if (early_residual() && has(i)) load_of_row(early_, p.residual, blockIdx.x, index(i), p);
             }
         }
     }
@@ -247,6 +248,10 @@ public:
     }
 
 private:
+    static __device__ constexpr bool early_residual() {
+        return FAULT("operand-before-pdl-wait") && RESIDUAL && KEEP_GAMMA && PACKS == 1;
+    }
+
     // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all
     // tensors are hoisted out of the loop over rows, and take more registers than there are.
     __device__ __forceinline__ void refresh() {
@@ -260,7 +265,11 @@ private:
     __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at) const {
         InPack pack;
         float residual[W];
-        load_of_row(pack, p_.residual, row, at, p_);
+        if (early_residual() && row == blockIdx.x) {
+            pack = early_;
+        } else {
+            load_of_row(pack, p_.residual, row, at, p_);
+        }
         to_float(residual, pack);
 #pragma unroll
         for (int k = 0; k < W; ++k) x[k] = __fadd_rn(x[k], residual[k]);
@@ -286,5 +295,6 @@ private:
     const int packs_;
     int thread_;
     u32 done_;
+    InPack early_;  // unused but for that fault
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
 };

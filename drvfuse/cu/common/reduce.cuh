@@ -13,6 +13,7 @@
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
 // used in turn: a warp that is still reading one row's can be overtaken by one row only, as the next row has a barrier.
 #pragma once
+#include "common/faults.cuh"
 #include "common/prelude.cuh"
 #include "ptx/threads.cuh"
 
@@ -41,8 +42,9 @@ __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
     const u32 warps = blockDim.x / 32;
-    float* sums = scratch.sums[row % 2];
-    u32* maxima = scratch.maxima[row % 2];
+    const u32 turn = FAULT("scratch-reused") ? 0 : row % 2;
+    float* sums = scratch.sums[turn];
+    u32* maxima = scratch.maxima[turn];
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         float group = butterfly_sum(squares[j]);

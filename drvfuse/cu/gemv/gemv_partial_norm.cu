@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
     __syncthreads();
-    wait_for_producer();
+    if (!FAULT("gemv-act-before-pdl-wait")) wait_for_producer();
     if constexpr (DEPENDENT) products.load_resident_act();
     if constexpr (DIRECT) trace.start();
     products.widen_resident_act();
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
         } else {
             pipeline.full[stage.slot()].wait(stage.parity());
         }
-        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS, tag);
+        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE), parts + sums_slot(stage) * PARTS, tag);
         if constexpr (DIRECT) {
             trace.lap(TraceRole::multiply);
         } else {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
         }
         pipeline.done[stage.slot()].wait(stage.parity());
         trace.lap(TraceRole::multiply);
-        sums.add(stage, tag, parts + stage.slot() * PARTS);
+        sums.add(stage, tag, parts + sums_slot(stage) * PARTS);
         trace.lap(TraceRole::store);
     }
     announcement.make(true);

@@ -84,7 +84,7 @@ public:
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
-        ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
+        if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
         const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
@@ -165,7 +165,9 @@ private:
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) late |= tag_of(w[k], i) ^ tag;
+                for (int i = 0; i < 4; ++i) {
+                    late |= FAULT("gemv-word-of-any-launch") ? tag_of(w[k], i) == 0 : tag_of(w[k], i) ^ tag;
+                }
             }
             if (late == 0 || (polls % 16 == 0 && !goes_on(w, group, tag, patience))) break;
         }

@@ -16,8 +16,10 @@ DRVFUSE_LOAD(load_relaxed_gpu, u32, "r", "ld.relaxed.gpu.global.u32")
 DRVFUSE_LOAD(load_relaxed_gpu, u64, "l", "ld.relaxed.gpu.global.u64")
 DRVFUSE_LOAD(load_relaxed_sys, u32, "r", "ld.relaxed.sys.global.u32")
 DRVFUSE_LOAD(load_relaxed_sys, u64, "l", "ld.relaxed.sys.global.u64")
+DRVFUSE_LOAD(load_acquire_gpu, u64, "l", "ld.acquire.gpu.global.u64")
 DRVFUSE_LOAD(load_acquire_sys, u32, "r", "ld.acquire.sys.global.u32")
 DRVFUSE_LOAD(load_acquire_sys, u64, "l", "ld.acquire.sys.global.u64")
+DRVFUSE_LOAD(load_volatile, u64, "l", "ld.volatile.global.u64")
 #undef DRVFUSE_LOAD
 
 #define DRVFUSE_STORE(NAME, T, REGISTER, INSTRUCTION)                                          \
@@ -31,6 +33,7 @@ DRVFUSE_STORE(store_relaxed_sys, u64, "l", "st.relaxed.sys.global.u64")
 DRVFUSE_STORE(store_release_gpu, u64, "l", "st.release.gpu.global.u64")
 DRVFUSE_STORE(store_release_sys, u32, "r", "st.release.sys.global.u32")
 DRVFUSE_STORE(store_release_sys, u64, "l", "st.release.sys.global.u64")
+DRVFUSE_STORE(store_volatile, u64, "l", "st.volatile.global.u64")
 #undef DRVFUSE_STORE
 
 // Each 8-byte part of a vector is an access of its own to other threads.

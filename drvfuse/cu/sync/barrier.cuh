@@ -20,7 +20,10 @@
 // thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
 // for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
 #pragma once
+#include "common/faults.cuh"
 #include "ptx/ordered.cuh"
+#include "ptx/special.cuh"
+#include "sync/flags.cuh"
 #include "sync/workspace.cuh"
 #include "trace/trace.cuh"
 
@@ -34,23 +37,26 @@ public:
         aborted_ = false;
         if (threadIdx.x < Ranks) {
             epoch_ = *epoch_word(own);
-            aborted_ = ptx::load_relaxed_sys(abort_word(own)) != 0;
+            if (!FAULT("abort-not-read-at-entry")) aborted_ = ptx::load_relaxed_sys(abort_word(own)) != 0;
         }
     }
 
     // All threads of the block. False, for all of them, if the call is aborted; then nothing may be assumed of peers.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
-        if (publish) __syncthreads();
+        const bool unordered = FAULT("no-block-barrier-before-release") ||
+                               (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
+        if (FAULT("fence-before-relaxed-flag")) __threadfence_system();
+        if (publish && !unordered) __syncthreads();
         if (publish) trace_.lap(TraceRole::sync);
         ++ordinal_;
         u64 met = 0;
         if (threadIdx.x < Ranks && !aborted_) {
             u64 expected = epoch_ + ordinal_;
-            ptx::store_release_sys(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
+            set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
             aborted_ = !wait(threadIdx.x, expected, met);
         }
         trace_.waits(ordinal_ - 1, Ranks, met);
-        const bool all = !__syncthreads_or(aborted_);
+        const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);
         trace_.lap(TraceRole::barrier);
         return all;
     }
@@ -60,9 +66,11 @@ public:
     __device__ __forceinline__ void finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];
-            if (ptx::increment_acq_rel_gpu(arrived_word(own)) == gridDim.x - 1) {
+            const u32 before = FAULT("last-arriver-relaxed") ? ptx::increment_relaxed_gpu(arrived_word(own))
+                                                             : ptx::increment_acq_rel_gpu(arrived_word(own));
+            if (before == gridDim.x - 1) {
                 *arrived_word(own) = 0;
-                *epoch_word(own) = epoch_ + ordinal_;
+                if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = epoch_ + ordinal_;
             }
         }
     }
@@ -72,11 +80,14 @@ private:
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
+        while (FAULT("rank-not-launched-unbounded")) {
+            if (read_flag(flag) >= expected) return true;
+        }
         for (u32 polls = 1;; ++polls) {
-            u64 seen = ptx::load_acquire_sys(flag);
+            u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
-            if (seen >= expected) return true;
-            if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0) return false;
+            if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected) return true;
+            if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0) return false;
             if (polls % 1024 == 0) {
                 u64 now = ptx::nanoseconds();
                 if (deadline == 0) {
@@ -101,7 +112,10 @@ private:
         ptx::fence_sys();
         ptx::store_relaxed_sys(&report->magic, DRVFUSE_REPORT_MAGIC);
 #pragma unroll 1
-        for (int rank = 0; rank < Ranks; ++rank) ptx::store_relaxed_sys(abort_word(call_.workspaces[rank]), 1);
+        for (int rank = 0; rank < Ranks; ++rank) {
+            if (FAULT("abort-of-own-rank-only") && rank != call_.rank) continue;
+            ptx::store_relaxed_sys(abort_word(call_.workspaces[rank]), 1);
+        }
     }
 
     const Call& call_;

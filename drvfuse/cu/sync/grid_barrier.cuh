@@ -27,9 +27,13 @@ __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse&
     if (gridDim.x == 1) return true;
     u64* slots = reinterpret_cast<GridWorkspace*>(scratch.state)->slots;
     const u32 epoch = use.epoch();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
         const u64 word = u64(epoch) << 32 | *shared_maximum;
-        ptx::store_release_gpu(slots + blockIdx.x, word);
+        if constexpr (FAULT("grid-barrier-relaxed")) {
+            ptx::store_relaxed_gpu(slots + blockIdx.x, word);
+        } else {
+            ptx::store_release_gpu(slots + blockIdx.x, word);
+        }
     }
     __syncthreads();
     Patience patience(scratch);
@@ -43,7 +47,7 @@ __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse&
             failed = !patience.goes_on(slot, epoch, u32(word >> 32));
         }
         __syncwarp();
-        ptx::fence_gpu();
+        if (!FAULT("grid-barrier-no-fence")) ptx::fence_gpu();
         const u32 most = ptx::warp_max(u32(word));
         if (threadIdx.x % 32 == 0) atomicMax(shared_maximum, most);
     }

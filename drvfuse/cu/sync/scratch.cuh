@@ -11,6 +11,7 @@
 // that gives up goes on to its block's next barrier, where the block learns of it. Launches that find the abort word
 // wait for nothing, until the host has zeroed the workspace; those that find the report read say so again.
 #pragma once
+#include "common/faults.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 
@@ -111,7 +112,7 @@ public:
     // All threads of the block, after their waits, a block barrier: false for all if one of them failed.
     __device__ __forceinline__ bool met(bool failed) {
         if (leads() && aborted_ != 0) report_abort(scratch_);
-        return !__syncthreads_or(failed);
+        return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
     }
 
     // In the leading thread, how many launches were at work when this one began.

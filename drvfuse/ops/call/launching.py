@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...comm.ordering import same
@@ -17,7 +16,8 @@ from ...runtime.device import Device
 from ...runtime.graph import capturing
 from ...runtime.kernel import Kernel, Module
 from ...runtime.stream import Stream
-from ..collectives.kernels import sources
+from ..collectives.kernels import CU
+from . import faults
 from .operands import Operand
 from .options import PDLLevel
 from .scratch import Workspace
@@ -31,13 +31,13 @@ _FP8_CAPABILITY = (8, 9)
 @dataclass(frozen=True)
 class Specialisation:
     """What a kernel is compiled for: the room and name of its file (the kernel has the same name), its definitions,
-    whether it converts FP8, and the folder of the rooms."""
+    whether it converts FP8, and the fault that is planted in it (`faults`)."""
 
     room: str
     name: str
     defines: tuple[tuple[str, str | int], ...]
     fp8: bool = True
-    sources: Path = field(default_factory=sources)
+    fault: str = field(default_factory=faults.planted)
 
 
 def build(spec: Specialisation, arch: str, options: Sequence[str] = ()) -> Image:
@@ -46,9 +46,9 @@ def build(spec: Specialisation, arch: str, options: Sequence[str] = ()) -> Image
         f'#include "{spec.room}/{spec.name}.cu"\n',
         name=f"{spec.name}_kernel.cu",  # not the included file's own name
         arch=arch,
-        defines=dict(spec.defines),
+        defines=dict(spec.defines) | faults.defines(spec.fault),
         options=("--fmad=false", *options),
-        include=(str(spec.sources),),
+        include=(str(CU),),
     )
 
 

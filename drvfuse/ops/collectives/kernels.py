@@ -7,10 +7,7 @@ kernel, grid and number of barriers. The structures match those of the `.cu` fil
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,9 +17,9 @@ from ...comm import workspace
 from ...dtypes import DType
 from ...errors import ArgumentError
 from ...trace import layout
+from ..call import faults
 
 CU = Path(__file__).parents[2] / "cu"
-_sources: ContextVar[Path] = ContextVar("drvfuse_kernel_sources", default=CU)
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ALGOS = ("one_stage", "two_stage")
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
@@ -37,21 +34,6 @@ MAX_ROWS = 2**31 - 1
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 
-def sources() -> Path:
-    """The folder of the `.cu` files of kernels that are made now: `CU`, or that of `sources_from`."""
-    return _sources.get()
-
-
-@contextlib.contextmanager
-def sources_from(folder: Path) -> Iterator[None]:
-    """Calls prepared in a `with` block get kernels from `folder`, an edited copy of `CU`: to try what an edit does."""
-    token = _sources.set(folder)
-    try:
-        yield
-    finally:
-        _sources.reset(token)
-
-
 @dataclass(frozen=True)
 class CollectiveKernel:
     """What a kernel is compiled for.
@@ -62,8 +44,8 @@ class CollectiveKernel:
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
     type.
-    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `sources`: the
-    folder of the `.cu` files.
+    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
+    planted in it (`ops.call.faults`).
     """
 
     op: str
@@ -80,7 +62,7 @@ class CollectiveKernel:
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
     traced: int = 0
-    sources: Path = field(default_factory=sources)
+    fault: str = field(default_factory=faults.planted)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
@@ -135,6 +117,7 @@ def request(spec: CollectiveKernel) -> CompileRequest:
     """How to compile the kernel of `spec`."""
     defines: dict[str, str | int] = {
         **workspace.defines(),
+        **faults.defines(spec.fault),
         "DRVFUSE_RANKS": spec.ranks,
         "DRVFUSE_PACKS": spec.packs,
         "DRVFUSE_RAGGED": int(spec.ragged),
@@ -157,7 +140,7 @@ def request(spec: CollectiveKernel) -> CompileRequest:
         defines["DRVFUSE_EPILOGUE"] = 1
         lines += ['#include "common/prelude.cuh"', spec.epilogue]
     lines += [f'#include "collectives/{spec.op}.cu"', ""]
-    return CompileRequest("\n".join(lines), f"{spec.name}.cu", defines, (), ("--fmad=false",), (str(spec.sources),))
+    return CompileRequest("\n".join(lines), f"{spec.name}.cu", defines, (), ("--fmad=false",), (str(CU),))
 
 
 class Call(ctypes.Structure):
