@@ -4,19 +4,15 @@
 // A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
 // stand; what does not exist is undefined (with ALIGNED) or 0.
 #pragma once
-#include "common/fp8_rows.cuh"
+#include "coat/kernel.cuh"
 #include "sync/scratch.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
 constexpr bool CENTRED = DRVFUSE_CENTRED;
 constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;
 constexpr bool FULL = DRVFUSE_FULL;  // no thread has a pack beyond the last column
 
 constexpr int WIDTH = 8;  // elements of a pack

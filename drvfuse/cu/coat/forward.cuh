@@ -19,30 +19,25 @@
 // block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
 // and rstd hold is undefined.
 #pragma once
+#include "coat/kernel.cuh"
 #include "coat/tile.cuh"
 #include "ptx/threads.cuh"
 #include "sync/grid_words.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
 constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
 constexpr bool WHOLE = DRVFUSE_WHOLE;      // ALIGNED, and whole tiles and groups of BLOCK_ROWS
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEGMENT = 32 * PACK;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
 constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
-constexpr u32 NAN_BITS = 0x7fffffffu;
 constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
 
-// ops/fp8_rmsnorm.py has the same layout.
+// drvfuse/ops/coat/rmsnorm_forward.py has the same layout.
 struct ForwardParams {
     const u8* x;
     const bf16* scales;

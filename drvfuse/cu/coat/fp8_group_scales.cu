@@ -12,15 +12,11 @@
 // no memory, so there is nothing to order and nothing to wait for.
 // A lane's pack of bf16 is 32 bytes. The two lanes of a pair load and store the halves of one pack, then those of the
 // other, and trade: so every access takes whole sectors.
+#include "coat/kernel.cuh"
 #include "coat/teams.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr bool ADD = DRVFUSE_ADD;
 constexpr bool NORM = DRVFUSE_NORM;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
 constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
 struct GroupParams {
@@ -167,8 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
     i64 row = i64(blockIdx.x) * TEAMS + team.index;
     const i64 step = i64(gridDim.x) * TEAMS;
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     Loaded loaded;
     load_row(loaded, p, team, row);
     WeightPack weight[HOLD ? PACKS : 1];
@@ -230,5 +225,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
             }
         }
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

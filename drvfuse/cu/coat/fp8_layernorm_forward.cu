@@ -16,16 +16,12 @@
 // fp8_teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
+#include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr bool PARAMETERS = DRVFUSE_PARAMETERS;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
 constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
 constexpr bool HOLD = PARAMETERS && PACKS * sizeof(Weight) <= 4;  // w and b stay in registers in phase 1
 
@@ -33,7 +29,6 @@ constexpr int WARPS = TEAM_WARPS * TEAMS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8;  // a thread's part of a tile
 constexpr int ROW_LANES = DRVFUSE_ROW_LANES;   // how many lanes are over one another
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
-constexpr u32 NAN_BITS = 0x7fffffff;
 
 struct LayerNormParams {
     const u8* x;
@@ -122,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     Team team;
     const float count = float(p.columns);
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
@@ -241,5 +235,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         for (int q = 0; q < TR / 4; ++q) turned.take(q, out[q]);
         store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

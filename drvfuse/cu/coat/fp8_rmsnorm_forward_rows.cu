@@ -173,5 +173,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     far_tiles.quantise_all(inverse);
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

@@ -30,22 +30,11 @@
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "sync/barrier.cuh"
 #include "collectives/epilogue.cuh"
-#include "common/pack16.cuh"
+#include "collectives/kernel.cuh"
 #include "common/partition.cuh"
-#include "sync/pdl.cuh"
-#include "trace/trace.cuh"
+#include "sync/barrier.cuh"
 
-using In = DRVFUSE_DTYPE;
-using Out = DRVFUSE_OUT_DTYPE;
-constexpr int RANKS = DRVFUSE_RANKS;
-constexpr int PACKS = DRVFUSE_PACKS;  // packs a thread has in flight
-constexpr bool RAGGED = DRVFUSE_RAGGED;
-constexpr bool STAGED = DRVFUSE_STAGED;
-constexpr int W = 16 / sizeof(In);
-using InPack = Pack<In, W>;
-using OutPack = Pack<Out, W>;
 using Packs = Partition<i64, RANKS>;
 constexpr i64 IN_BYTES = sizeof(InPack);
 constexpr i64 OUT_BYTES = sizeof(OutPack);
@@ -100,7 +89,7 @@ __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, co
     }
 }
 
-// Sum this thread's packs of the range [0, count).
+// Sum this thread's packs of the range [0, count), PACKS of which are in flight.
 template <typename Load, typename Store>
 __device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load& load, const Store& store) {
     const i64 stride = thread_count();
@@ -193,12 +182,10 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
-    wait_for_producer();
-    trace.start();
+    begin(p.call);
+    follow_producer(trace);
     one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #else
@@ -272,12 +259,10 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
-    wait_for_producer();
-    trace.start();
+    begin(p.call);
+    follow_producer(trace);
     two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #endif

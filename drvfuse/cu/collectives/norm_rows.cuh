@@ -3,27 +3,15 @@
 //
 // Layout, numerics and the meaning of the definitions are at the top of that file.
 #pragma once
-#include "common/pack16.cuh"
+#include "collectives/kernel.cuh"
 #include "common/reduce.cuh"
-#include "ptx/special.cuh"
-#include "trace/trace.cuh"
-#include "sync/workspace.cuh"
 
-using In = DRVFUSE_DTYPE;
-using Out = DRVFUSE_OUT_DTYPE;
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Scale = DRVFUSE_SCALES_DTYPE;
-constexpr int RANKS = DRVFUSE_RANKS;
-constexpr int PACKS = DRVFUSE_PACKS;
-constexpr bool RAGGED = DRVFUSE_RAGGED;
-constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool QUANTISE = sizeof(Out) == 1;
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
-constexpr int W = 16 / sizeof(In);
-using InPack = Pack<In, W>;
-using OutPack = Pack<Out, W>;
 // Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
 constexpr int WISHED = RANKS > 4 || PACKS * RANKS > 12 ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;

@@ -80,13 +80,11 @@ private:
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
-        while (FAULT("rank-not-launched-unbounded")) {
-            if (read_flag(flag) >= expected) return true;
-        }
         for (u32 polls = 1;; ++polls) {
             u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected) return true;
+            if (FAULT("rank-not-launched-unbounded")) continue;
             if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0) return false;
             if (polls % 1024 == 0) {
                 u64 now = ptx::nanoseconds();
