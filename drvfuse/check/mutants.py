@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that other systems have had, planted in drvfuse's kernels: `drvfuse check` must find each of them.
 
-In a kernel a fault is where FAULT has its name (cu/common/faults.cuh), on the host a method that is exchanged for another
-(substitutions.py). It comes with a case in which it has its effect; without the fault that case must be clean.
+In a kernel a fault is where FAULT has its name (cu/common/faults.cuh), on the host a method that is exchanged for
+another (substitutions.py). It comes with a case in which it has its effect; without the fault that case must be clean.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.compiler.nvrtc import compile_source
+from drvfuse.ops.call import launching
 from drvfuse.ops.collectives import kernels
 from drvfuse.ops.collectives.kernels import CU, CollectiveKernel
 from drvfuse.trace import layout
@@ -60,7 +61,7 @@ TRACED = re.compile(
     r"""//.*
     |\b(?:Trace|BlockTrace<\w+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
     |(?:if\ (?:constexpr\ )?\(!?\w+\)\ )?\b(?:trace_?|trace_b)\.\w+\([^;]*\);
-    |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,
+    |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,|(?<=\()trace(?=\))
     |\ DRVFUSE_TRACE_PARAMETER""",
     re.X | re.M,
 )
@@ -128,20 +129,22 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
 
     def code(folder: Path) -> str:
         out = BF16 if op == "allreduce" else E4M3
-        request = kernels.request(CollectiveKernel(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused))
+        request = kernels.request(CollectiveKernel(op, algo, BF16, 4, out, staged=staged, **fused))
         with config.override(cache=False):
-            return comparable(compile_source(arch="sm_90a", **vars(request)).ptx, folder)
+            options = vars(request) | {"include": (str(folder),)}
+            return comparable(compile_source(arch="sm_90a", **options).ptx, folder)
 
     assert code(CU) == code(tmp_path)
 
 
 @pytest.mark.emu
 @pytest.mark.parametrize("m", [1, 3])
-def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path):
+def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path, monkeypatch):
     plain_sources(tmp_path)
 
     def code(folder: Path) -> str:
-        with df.emu.Machine(devices=1) as machine, kernels.sources_from(folder), config.override(cache=False):
+        monkeypatch.setattr(launching, "CU", folder)
+        with df.emu.Machine(devices=1) as machine, config.override(cache=False):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
             df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
