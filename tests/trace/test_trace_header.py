@@ -61,7 +61,8 @@ TRACED = re.compile(
     r"""//.*
     |\b(?:Trace|BlockTrace<\w+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
     |(?:if\ (?:constexpr\ )?\(!?\w+\)\ )?\b(?:trace_?|trace_b)\.\w+\([^;]*\);
-    |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,|(?<=\()trace(?=\))
+    |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,
+    |(?<=\()trace(?=\))
     |\ DRVFUSE_TRACE_PARAMETER""",
     re.X | re.M,
 )
