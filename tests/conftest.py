@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,3 +89,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             devices = device_count() if devices is None else devices
             if needed.args[0] > devices:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed.args[0]} devices, {devices} present"))
+
+
+@pytest.fixture
+def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`counted_calls(driver, call)`: the driver functions that `call()` calls, those that no record has included."""
+
+    def count(driver: Any, call: Callable[[], object]) -> list[str]:
+        made: list[str] = []
+
+        def spied(name: str, function: Callable[..., Any], *args: Any) -> Any:
+            made.append(name)
+            return function(*args[0])
+
+        with monkeypatch.context() as patch:
+            for name in [name for name in vars(driver) if name.startswith("cu") or name == "capture_status"]:
+                patch.delitem(vars(driver), name)
+            patch.setattr(driver, "_sink", spied)
+            for device in driver.devices.values():
+                patch.setattr(device, "_use", type(device._use)(driver, device.context))
+            call()
+            for name in [name for name in vars(driver) if name.startswith("cu") or name == "capture_status"]:
+                del vars(driver)[name]
+        return made
+
+    return count

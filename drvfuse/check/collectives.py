@@ -23,6 +23,7 @@ from ..comm.group import Group
 from ..comm.rank import Rank
 from ..dtypes import DType
 from ..ops.call.options import PDLLevel
+from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.collectives.epilogue import Epilogue, float32
@@ -121,6 +122,7 @@ class Calls:
             sources = [rank.array(host) for rank, host in zip(group, solution.hosts, strict=True)]
             produce = [[self._copying(*pair)] for pair in zip(sources, inputs, strict=True)]
             outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
+            call: Prepared[Any]
             if problem.op == "allreduce":
                 call = allreduce.prepare(group, inputs, inputs if in_place else outputs[0], **options)
                 if in_place:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from .. import config
 from ..comm.group import Group
-from ..emu.machine.machine import Machine
+from ..emu import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
 from ..ops.call import faults
-from ..ops.collectives.kernels import CU
+from ..ops.call.specialisation import CU
 from ..reference import bits
 from ..runtime.driver import Driver
 from ..runtime.kernel import Kernel
@@ -84,7 +84,7 @@ class Run:
 
     def kernel(self, driver: Driver, name: str) -> Kernel:
         """The kernel `name` of drvfuse/check/cu/`name`.cu."""
-        known: dict[str, Kernel] = driver.__dict__.setdefault("_check_kernels", {})  # dies with the driver
+        known = driver.part(_Kernels).known
         if name not in known:
             known[name] = compile_source(
                 _OWN / f"{name}.cu", driver=driver, include=[CU], defines=faults.defines(faults.planted())
@@ -99,6 +99,13 @@ class Run:
             got, wanted = actual.reshape(-1)[at], expected.reshape(-1)[at]
             text = f"{what}: {wrong.size} of {expected.size} elements differ, first [{at}]: {got} and not {wanted}"
             self.findings.append(Finding("mismatch", text))
+
+
+class _Kernels:
+    """The kernels of drvfuse/check/cu that a driver has, by name."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.known: dict[str, Kernel] = {}
 
 
 _images: dict[str, Any] = {}  # translated modules, which all machines of this process share

@@ -45,9 +45,9 @@ def nothing(original: _Method) -> _Method:
 
 
 def _on_other_grid(prepare: _Method) -> _Method:
-    def prepared(kernel: Kernel, grid: Sequence[int], *args: Any, **options: Any) -> Launch:
+    def prepared(kernel: Kernel, grid: int, *args: Any, **options: Any) -> Launch:
         if kernel.info.name.startswith(_COLLECTIVES):
-            grid = (max(1, grid[0] - options["device"].index % 2), 1, 1)
+            grid = max(1, grid - options["device"].index % 2)
         return prepare(kernel, grid, *args, **options)
 
     return prepared

@@ -17,7 +17,7 @@ from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.kernels import MAX_COLUMNS
+from ..plans.collectives import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
 from .terminal import progress, table
@@ -105,7 +105,7 @@ class Demo:
         result = prepared.launch()
         self.group.synchronize()
         wrong = sum(_mismatches(output.numpy(), self.fused.output) for output in result.output)
-        assert self.fused.scales is not None
+        assert self.fused.scales is not None and result.scales is not None
         wrong += sum(_mismatches(scales.numpy(), self.fused.scales) for scales in result.scales)
         return Check("allreduce_rmsnorm_fp8", algo, wrong, *prepared.traffic)
 

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DriverError, DrvfuseError, Unsupported
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
-from ..runtime.driver import forked, get_driver
+from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
+from .history import History, Noted
 from .partial import PartialCalls
 from .rank import Rank
 from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
-    from ..runtime.driver import Driver
+    from ..runtime.driver import Driver, DriverLike
+    from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
 MIN_WORKSPACE_BYTES = 4096
@@ -29,7 +31,7 @@ MIN_WORKSPACE_BYTES = 4096
 _log = logging.getLogger("drvfuse.comm")
 
 
-class Group(Owned):
+class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
     Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
@@ -38,12 +40,14 @@ class Group(Owned):
     """
 
     def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+        Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
-        self._broken: tuple[int, int, int, str, int, int] | None = None
-        self._stale = False
+        self._broken: tuple[int, int, int, str, int, int, str] | None = None
+        self._stale = self._held = False
         self._partial = PartialCalls(self.size)
-        self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
+        self._history = History(self.size)
+        self.ranks = tuple(Rank(index, device, self) for index, device in enumerate(devices))
         for rank in self.ranks:
             rank.require_no_capture()
         flush(self.driver)
@@ -62,7 +66,7 @@ class Group(Owned):
         cls,
         devices: int | Sequence[int | Device],
         *,
-        driver: Any = None,
+        driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
     ) -> Group:
@@ -114,9 +118,10 @@ class Group(Owned):
         """Wait for every local rank's stream and last call, then :meth:`check`."""
         self.require_open()
         for rank in self.ranks:
-            rank.synchronize()
+            rank.drain()
         self._forget_partial()
         self.check()
+        self._history.settle()
 
     def check(self) -> None:
         """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
@@ -127,9 +132,10 @@ class Group(Owned):
         self.require_open()
         if self._broken is None and self.workspace.reported():
             report = self.workspace.first_report()
-            ordinal = report["phase"]
+            rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
             phase = "start" if ordinal == 1 else f"phase {ordinal}"
-            self._broken = (report["rank"], report["peer"], report["block"], phase, report["expected"], report["seen"])
+            call = self._history.find(rank, peer, expected - ordinal)
+            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call)
         if self._broken is not None:
             raise BarrierTimeout(*self._broken)
 
@@ -142,9 +148,10 @@ class Group(Owned):
         """
         self.require_open()
         for rank in self.ranks:
-            rank.synchronize()
+            rank.drain()
         self._forget_partial()
         self.workspace.clear([rank.stream for rank in self.ranks])
+        self._history.clear()
         self._broken = None
         self._stale = False
 
@@ -158,27 +165,39 @@ class Group(Owned):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        else:
+        elif self.workspace.reported():
             self.check()
 
-    def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of the group is launched on `stream`. Like :meth:`admit`."""
-        self.admit([stream])
-        self._forget_partial()  # which calls the graph holds is not recorded, so their order is the user's care
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
+        self._history.captured(position, graph, call.note)
+        if graph is not None:
+            rank = self.ranks[position]
+            graph.before_launch(self._before_replay)
+            graph.before_launch(rank.before_replay)
+            graph.after_launch(rank.after_replay)
 
-    def begin(self, positions: Sequence[int], call: object) -> None:
+    def _before_replay(self, stream: Stream) -> None:
+        self.admit([stream])
+        self._forget_partial()  # the order of the ranks' calls is then the user's care
+
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
 
         Raises LaunchError if another rank was launched alone with another call, which these would meet on the device.
         While a call has been launched on some ranks only, nothing that was dropped is freed.
         """
         if self._partial.begin(positions, call):
+            self._held = True
             hold(self)
-        else:
+        elif self._held:
+            self._held = False
             release(self)
+        self._history.launched(positions, call.note)
 
     def _forget_partial(self) -> None:
         self._partial.clear()
+        self._held = False
         release(self)
 
     def abandon(self) -> None:
@@ -186,7 +205,7 @@ class Group(Owned):
         self._stale = True
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
-        """Memory at one address a rank that every rank can read and write; the caller closes it.
+        """Memory of one address per rank that every rank can read and write; the caller closes it.
 
         Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
         """
@@ -241,7 +260,7 @@ def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget
     failure: DrvfuseError | None = None
     for rank in ranks:
         try:
-            rank.synchronize()
+            rank.drain()
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
@@ -257,7 +276,7 @@ def _integer(argument: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
-def _driver_of(devices: Any, driver: Any) -> Driver:
+def _driver_of(devices: Any, driver: DriverLike) -> Driver:
     """The driver that was asked for, or that of the Device objects, which must be the same."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)
@@ -274,5 +293,5 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     if not 1 <= len(ids) <= MAX_RANKS:
         raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):
-        raise ArgumentError("devices", list(ids), "distinct device ids, one a rank")
+        raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
     return ids

@@ -45,7 +45,7 @@ class RankOrder:
     def admit(self, stream: Stream, rank: int) -> None:
         """Order `stream` after the rank's last call, or raise CaptureError before anything is queued."""
         last = self._last
-        if last is None:
+        if last is None or (last is stream and not last.foreign):
             return
         if last.foreign:
             self._after_foreign(last, stream, rank)

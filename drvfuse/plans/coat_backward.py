@@ -3,10 +3,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from .limits import Limits, ceil_div
+from .scratch import SUMS_AT
+
+MAX_COLUMNS = 32768
+MAX_GRADIENTS = 3
 DW_SEGMENTS = 132
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21  # what is read twice rather than exchanged between blocks
+_SLICE = 32  # columns of a block, where blocks take columns
+_MAX_RING = 8
+_LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
+_RING_CAPABILITY = (9, 0)
+
+
+def workspace_bytes(columns: int) -> int:
+    """Of the workspace of any call with that many columns."""
+    return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
 class BackwardShape(NamedTuple):
@@ -54,6 +69,20 @@ class BackwardShape(NamedTuple):
         """Rows of the team that has most, of one segment."""
         return -(-rows // (self.segments * self.block_teams))
 
+    def ring_slots(self, rows: int, slot: int, room: int) -> int:
+        """Rows of each team that are on their way, where one of all teams takes `slot` bytes of `room`; 0: none."""
+        # Two keep memory busy. More help a block that has few, up to half of them; else some multiprocessors get ahead
+        # of others, and the launch ends with the slowest. Measured on an H200.
+        team_rows = self.team_rows(rows)
+        wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
+        slots = min(max(wanted, 2), room // slot, _MAX_RING)
+        return slots if slots >= 2 else 0
+
+    def shares(self, rows: int) -> tuple[int, int]:
+        """Rows of a segment, and how many segments have one more."""
+        segments = max(self.segments, 1)
+        return (rows if self.few else rows // segments), rows % segments
+
     @property
     def team_columns(self) -> int:
         """Columns that the packs of a team cover."""
@@ -65,3 +94,46 @@ class BackwardShape(NamedTuple):
             return 4 * (self.team_columns + 8 * self.threads * sums)
         exchanged = self.teams * self.team_columns if self.teams > 1 else 0
         return 4 * (self.team_columns + max(exchanged, 4 * self.threads))
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A launch: how rows are shared out, rows of each team that are on their way through shared memory (0: none),
+    whether dx of the last two waits, shared memory, and blocks, which may wait for one another."""
+
+    shape: BackwardShape
+    ring: int
+    kept: bool
+    shared_bytes: int
+    grid: int
+    waits: bool
+
+    @classmethod
+    def of(
+        cls,
+        limits: Limits,
+        rows: int,
+        columns: int,
+        QB: int,
+        gradients: int,
+        sums: int,
+        *,
+        centred: bool,
+        aligned: bool,
+        scales_aligned: bool,
+    ) -> BackwardPlan:
+        """With `sums` sums over the rows. `aligned`: rows of all but the scales begin and end at 16 bytes."""
+        shape = BackwardShape.of(rows, columns)
+        if not sums and shape.few:  # no sums over rows, for which blocks take columns
+            shape = shape._replace(segments=min(rows, DW_SEGMENTS), teams=shape.block_teams, few=False)
+        smem = shape.sum_bytes(sums) if sums else 0
+        # `Ring::slot_bytes` of cu/coat/backward_ring.cuh, of all teams
+        slot = shape.block_teams * ceil_div(columns * (1 + 2 * gradients) + columns // QB * 2, 128) * 128
+        copied = aligned and scales_aligned and columns % (8 * QB) == 0 and limits.capability >= _RING_CAPABILITY
+        # Of one row a block, none is on its way.
+        fits = copied and not shape.few and rows > shape.segments
+        ring = shape.ring_slots(rows, slot, limits.shared_bytes - 4096 - smem) if fits else 0
+        kept = ring > 0 and shape.team_rows(rows) >= _LONG and not centred
+        useful = max(ceil_div(rows, shape.block_teams), ceil_div(columns, _SLICE)) if shape.few else shape.segments
+        grid = max(1, min(useful, limits.sm_count))
+        return cls(shape, ring, kept, smem + ring * slot, grid, bool(sums) and not shape.few)

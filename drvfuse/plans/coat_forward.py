@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels share out rows and tiles: the host's side of cu/fp8_rmsnorm_forward*.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_rmsnorm_forward*.cu."""
 
 from __future__ import annotations
 
 from math import inf
 
-from ..ops.call.scratch import STATE_BYTES
-from ..runtime.device import Device
+from .limits import Limits, ceil_div
+from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
 
 MAX_COLUMNS = 1 << 18
-MAX_BLOCKS = 256
-MAX_WORD_ROWS = 2048
-MAX_WORD_SUMS = 1 << 14
-WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
 _SEGMENT = 512
 _SUMS_BYTES = 16384
 _MEETINGS_BYTES = 32
@@ -21,13 +17,13 @@ _FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 
 
-def forward_plan(device: Device, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
-    teams = rows * _ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
-    few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(device.sm_count, MAX_BLOCKS)
+    teams = rows * ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
+    few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
-        return ManyRows(device, rows, columns, QB)
-    return FewRows(device, rows, columns)
+        return ManyRows(limits, rows, columns, QB)
+    return FewRows(limits, rows, columns)
 
 
 class FewRows:
@@ -36,8 +32,8 @@ class FewRows:
     kernel = "fp8_rmsnorm_forward"
     parts, resident_columns, whole = 1, 0, False
 
-    def __init__(self, device: Device, rows: int, columns: int) -> None:
-        multiprocessors = min(device.sm_count, MAX_BLOCKS)
+    def __init__(self, limits: Limits, rows: int, columns: int) -> None:
+        multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
@@ -50,15 +46,15 @@ class FewRows:
             (16, (16, 8, 4), inf),
         ):
             self.tile_rows, self.tile_columns, self.row_lanes = shape
-            down = _ceil_div(rows, self.tile_rows * self.row_lanes)
-            tiles = down * _ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
+            down = ceil_div(rows, self.tile_rows * self.row_lanes)
+            tiles = down * ceil_div(columns, 32 // self.row_lanes * self.tile_columns)
             if tiles <= most * self.warps * multiprocessors:
                 break
-        groups = _ceil_div(rows, self.block_rows)
-        blocks = 1 if rows * columns <= _ALONE else max(groups, _ceil_div(tiles, self.warps))
+        groups = ceil_div(rows, self.block_rows)
+        blocks = 1 if rows * columns <= _ALONE else max(groups, ceil_div(tiles, self.warps))
         self.grid = max(1, min(multiprocessors, blocks))
         self.groups, self.longer = divmod(groups, self.grid)
-        segments, step = _ceil_div(columns, _SEGMENT), self.block_rows
+        segments, step = ceil_div(columns, _SEGMENT), self.block_rows
         most = (self.groups + (self.longer > 0)) * step
         self.chunk_rows = max(step, min(most, _SUMS_BYTES // (8 * segments) // step * step))
         rstds = (rows if self.grid == 1 else 0) + self.warps * self.tile_rows * self.row_lanes
@@ -81,31 +77,31 @@ class ManyRows:
     kernel = "fp8_rmsnorm_forward_rows"
     warps = 16
 
-    def __init__(self, device: Device, rows: int, columns: int, QB: int) -> None:
-        segments = _ceil_div(columns, _SEGMENT)
-        widest = min(segments, device.sm_count, MAX_BLOCKS) if rows * segments <= MAX_WORD_SUMS else 1
-        self._share_out(device, rows, columns, QB, widest)
+    def __init__(self, limits: Limits, rows: int, columns: int, QB: int) -> None:
+        segments = ceil_div(columns, _SEGMENT)
+        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= MAX_WORD_SUMS else 1
+        self._share_out(limits, rows, columns, QB, widest)
         if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
-            self._share_out(device, rows, columns, QB, 1)
+            self._share_out(limits, rows, columns, QB, 1)
 
-    def _share_out(self, device: Device, rows: int, columns: int, QB: int, widest: int) -> None:
+    def _share_out(self, limits: Limits, rows: int, columns: int, QB: int, widest: int) -> None:
         """By teams of at most `widest` blocks."""
-        multiprocessors = min(device.sm_count, MAX_BLOCKS)
-        segments = _ceil_div(columns, _SEGMENT)
-        room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
+        segments = ceil_div(columns, _SEGMENT)
+        room = limits.shared_bytes
         self.block_rows, split = min(
             ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
         )
-        each = _ceil_div(segments, split)
-        self.parts = _ceil_div(segments, each)
+        each = ceil_div(segments, split)
+        self.parts = ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
         # Small tiles where there are few, else those with the wider stores of columns.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         tile_columns = 32 // self.row_lanes * self.tile_columns
         self.whole = rows % self.block_rows == 0 and columns % tile_columns == 0
-        groups = _ceil_div(rows, self.block_rows)
+        groups = ceil_div(rows, self.block_rows)
         teams = max(1, min(multiprocessors // self.parts, groups))
         self.grid = teams * self.parts
         self.groups, self.longer = divmod(groups, teams)
@@ -113,11 +109,11 @@ class ManyRows:
         most = (self.groups + (self.longer > 0)) * self.block_rows
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
-        known_bytes = most * (2 * _ceil_div(width, QB) + 4)
+        known_bytes = most * (2 * ceil_div(width, QB) + 4)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known
-        self.resident_columns = min(_ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
+        self.resident_columns = min(ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
         self.shared_bytes += self.resident_columns * most
 
     @property
@@ -146,17 +142,5 @@ def _tile_defines(plan: FewRows | ManyRows, batch: int, aligned: bool) -> tuple[
 
 def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
     """Rows times segments of the block that has most."""
-    groups = _ceil_div(_ceil_div(rows, size), max(1, multiprocessors // parts))
-    return groups * size * _ceil_div(segments, parts)
-
-
-def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
-    """Bytes of a column of qy_t that one store can take: they must be aligned and stay in one batch."""
-    run = tile_rows
-    while run > 1 and (batch_rows % run or address % run):
-        run //= 2
-    return run if run >= 4 else 1
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+    groups = ceil_div(ceil_div(rows, size), max(1, multiprocessors // parts))
+    return groups * size * ceil_div(segments, parts)

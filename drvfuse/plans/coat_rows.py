@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..runtime.device import Device
+from .limits import Limits, ceil_div
+from .scratch import MAX_GRID
 
 MAX_COLUMNS = 32768
 _SEGMENT = 512
+_LARGE = 4 << 20
 
 
 class RowPlan(NamedTuple):
@@ -19,14 +21,14 @@ class RowPlan(NamedTuple):
     packs: int
 
     @classmethod
-    def of(cls, device: Device, rows: int, columns: int, packs: int) -> RowPlan:
+    def of(cls, limits: Limits, rows: int, columns: int, packs: int) -> RowPlan:
         """`packs` a thread, or 1 where there are few rows, and more in long rows; blocks of up to 16 warps."""
-        segments = -(-columns // _SEGMENT)
-        packs = 1 if rows <= 4 * device.sm_count else min(packs, segments)
-        while -(-segments // packs) > (16 if packs <= 2 else 11):  # more packs need more registers
+        segments = ceil_div(columns, _SEGMENT)
+        packs = 1 if rows <= 4 * limits.sm_count else min(packs, segments)
+        while ceil_div(segments, packs) > (16 if packs <= 2 else 11):  # more packs need more registers
             packs *= 2
-        team_warps = -(-segments // packs)
-        teams = 1 if rows <= device.sm_count or packs > 2 else max(1, 16 // team_warps)
+        team_warps = ceil_div(segments, packs)
+        teams = 1 if rows <= limits.sm_count or packs > 2 else max(1, 16 // team_warps)
         return cls(team_warps, teams, packs)
 
     @property
@@ -37,3 +39,46 @@ class RowPlan(NamedTuple):
     def defines(self) -> tuple[tuple[str, str | int], ...]:
         names = ("TEAM_WARPS", "TEAMS", "PACKS")
         return tuple((f"DRVFUSE_{name}", value) for name, value in zip(names, self, strict=True))
+
+    def grid(self, rows: int, resident: int) -> int:
+        """Blocks, of which at most `resident` run at once."""
+        return max(1, min(ceil_div(rows, self.teams), resident))
+
+
+class LayerNormTiles(NamedTuple):
+    """Rows of a thread's part of a tile, and threads over one another: small ones where there is little to share."""
+
+    rows: int
+    lanes: int
+
+    @classmethod
+    def of(cls, elements: int) -> LayerNormTiles:
+        return cls(16, 2) if elements >= _LARGE else cls(4, 8)
+
+    def grid(self, plan: RowPlan, rows: int, columns: int, resident: int) -> int:
+        """Blocks that meet at a barrier, of which at most `resident` run at once."""
+        tiles = ceil_div(rows, self.rows * self.lanes) * ceil_div(columns, 32 // self.lanes * 8)
+        useful = max(ceil_div(rows, plan.teams), ceil_div(tiles, plan.threads // 32))
+        return max(1, min(useful, resident, MAX_GRID))
+
+
+class Division:
+    """Tiles of the division: 32 rows by 128 columns, one for each warp of a block."""
+
+    warps = 8
+    threads = 32 * warps
+
+    @classmethod
+    def grid(cls, rows: int, columns: int, resident: int) -> int:
+        """Blocks that meet at a barrier, of which at most `resident` run at once."""
+        tiles = ceil_div(rows, 32) * ceil_div(columns, 128)
+        return max(1, min(ceil_div(tiles, cls.warps), resident, MAX_GRID))
+
+
+def column_run(tile_rows: int, batch_rows: int, address: int) -> int:
+    """Bytes of a column of a transposed output at `address` that one store can take: they must be aligned and stay in
+    one batch."""
+    run = tile_rows
+    while run > 1 and (batch_rows % run or address % run):
+        run //= 2
+    return run if run >= 4 else 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .limits import Limits
+
+MAX_ROWS = 8
 PACK_BYTES = 16
 GROUP = 32
 GROUP_BYTES = PACK_BYTES * GROUP
@@ -23,6 +26,8 @@ COPIED_ROW_BYTES, COPIED_ROWS = 8 << 10, 8
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # under way, at most: more of them delay what else the block reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4
+COPY_CAPABILITY = (9, 0)
+KERNEL_SHARED_BYTES = 4 << 10  # that the kernel has itself, at most
 DIRECT_ROWS = 32  # of a block, at most, where a warp has whole rows: with more, loads by many warps are faster
 
 
@@ -144,3 +149,42 @@ class Shares:
         if self.normed_share * self.grid <= ROUND_COLUMNS:
             return self.normed_share
         return max(0, self.normed_share - ROUND_COLUMNS // self.grid)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A launch for `m` rows of act: `padded` words for the normed columns of each, `phases` of a traced block."""
+
+    m: int
+    groups: int
+    shape: Shape
+    shares: Shares
+    padded: int
+    norm_batch: int
+    norm_held: bool
+    whole: bool
+    phases: int
+
+    @staticmethod
+    def of(limits: Limits, m: int, n: int, k: int, itemsize: int, n_normed: int, access: int) -> Plan:
+        """For weights [n, k] of `itemsize` bytes whose rows begin and end at multiples of `access` bytes."""
+        groups, shares = groups_of_row(k, itemsize), Shares.of(n, n_normed, limits.sm_count)
+        can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
+        width = PACK_BYTES // itemsize
+        shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # of an H100's it never needs too much
+            shape = Shape.of(m, groups, width, shares.most_rows, False)
+        whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
+        phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # two for each stage
+        batch, held = shape.norm_batch(m, n_normed), shape.norm_held(m, n_normed)
+        return Plan(m, groups, shape, shares, -(-n_normed // 4) * 4, batch, held, whole, phases)
+
+    @property
+    def words_bytes(self) -> int:
+        """Of the words by which blocks meet."""
+        return 8 * self.m * self.padded
+
+    def shared_bytes(self, room: int) -> tuple[int, bool]:
+        """Dynamic shared memory, of which `room` bytes can be had, and whether normed sums are stashed there."""
+        needed, stash = self.shape.shared_bytes(self.m), 4 * self.m * self.padded * (not self.norm_held)
+        return (needed + stash, stash > 0) if needed + stash <= room else (needed, False)

@@ -22,7 +22,7 @@ from .driver import Driver
 from .lifetime import retire
 from .stream import LEGACY, Stream
 
-CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 2, 3, 13, 12
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 1, 2, 3, 13, 12
 VERSION = (1, 1)
 _READ_ONLY = 1
 _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}
@@ -125,6 +125,7 @@ def export(
     consumer drops its tensor when its work on the memory is ordered before later work of the array's stream: the
     consumer's stream may be gone by then, so the free is not ordered after it.
     """
+    array.require_open()
     if dl_device is not None and tuple(dl_device) != device_of(array):
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
     if copy:

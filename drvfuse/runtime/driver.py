@@ -11,20 +11,26 @@ Nothing here runs at import. A process forked after a driver was opened must not
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
+from ..compiler.library import cuda_version
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
 from . import calls
 from .calls import last_calls as last_calls
 
 if TYPE_CHECKING:
+    from ..emu import Machine
     from .device import Device
+
+DriverLike: TypeAlias = "Driver | Machine | str | None"
+"""What `get_driver` takes for a driver."""
 
 # In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
 _NEWEST = {
@@ -114,13 +120,29 @@ def forked() -> bool:
     return _forked
 
 
-class Driver:
+Part = TypeVar("Part")
+
+
+class Owner:
+    """Holds what other rooms keep for as long as this object lives: `part(kind)` is the one object of a class."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Any, Any] = {}
+
+    def part(self, kind: Callable[[Self], Part]) -> Part:
+        """The object of class `kind`, made as `kind(self)` when it is first asked for."""
+        found: Part | None = self._parts.get(kind)
+        return self._parts.setdefault(kind, kind(self)) if found is None else found
+
+
+class Driver(Owner):
     """One driver: `name` is "cuda" or "emu", `machine` the emulated machine or None, `types` the bindings' enums.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
-    def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | None = None) -> None:
+        super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
@@ -130,7 +152,7 @@ class Driver:
         self._functions = functions
         mode = config.get("trace_driver")
         self._sink = calls.sink(mode)
-        self._record: Callable[[Any], None] = calls.ring.append if mode != "off" else lambda entry: None
+        self._recording = mode != "off"
 
     def __repr__(self) -> str:
         return f"<Driver {self.name}>"
@@ -149,21 +171,34 @@ class Driver:
                 return function
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
-    def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        append, sink = self._record, self._sink
+    @functools.cached_property
+    def launch(self) -> Callable[..., Any]:
+        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record shows."""
+        return self._checked("cuLaunchKernelEx", self._raw("cuLaunchKernelEx"), noted=True)
+
+    def _recorder(self, name: str) -> Callable[[calls.Entry], None]:
+        return calls.ring_of(name).append if self._recording else lambda entry: None
+
+    def _checked(self, name: str, function: Callable[..., Any], noted: bool = False) -> Callable[..., Any]:
+        """`noted`: the first argument is not passed on, and stands for the others in the record and in errors."""
+        append, append_failure, sink = self._recorder(name), self._recorder(""), self._sink
 
         def call(*args: Any) -> Any:
             if _forked:
                 raise ClosedError(FORKED)
+            shown = args
+            if noted:
+                shown, args = args[0], args[1:]
             try:
-                result = function(*args) if sink is None else sink(name, function, args)
+                result = function(*args) if sink is None else sink(name, function, args, shown)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-                self._translate(name, args, error)
+                self._translate(name, shown, error)
                 raise
             code = result[0]
-            append((name, args, code))
             if code:
-                raise self.error(name, args, code)
+                append_failure((name, shown, code))
+                raise self.error(name, shown, code)
+            append((name, shown, code))
             count = len(result)
             if count == 2:
                 return result[1]
@@ -185,17 +220,34 @@ class Driver:
 
         return call
 
+    def query(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        """The function of a query that launches make: like `result`, but it stays out of the ring."""
+        function, sink = self._raw(name), self._sink
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            if _forked:
+                raise ClosedError(FORKED)
+            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args, args)
+            return found
+
+        return call
+
+    @functools.cached_property
+    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
+        """cuStreamIsCapturing as a query."""
+        return self.query("cuStreamIsCapturing")
+
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""
         if _forked:
             raise ClosedError(FORKED)
         function = self._raw(name)
         try:
-            result = function(*args) if self._sink is None else self._sink(name, function, args)
+            result = function(*args) if self._sink is None else self._sink(name, function, args, args)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self._translate(name, args, error)
             raise
-        self._record((name, args, result[0]))
+        self._recorder(name)((name, args, result[0]))
         return tuple(result)
 
     def pointer_device(self, ptr: int) -> int | None:
@@ -213,6 +265,11 @@ class Driver:
     def has(self, name: str) -> bool:
         """True if the bindings of this driver have the function."""
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
+
+    @property
+    def takes_cubins(self) -> bool:
+        """False for the emulated driver, which runs PTX: kernels are compiled to that alone for it."""
+        return self.machine is None
 
     @property
     def closed(self) -> bool:
@@ -292,7 +349,7 @@ class Driver:
             raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
         if isinstance(error, (TypeError, OverflowError, ValueError)):
             shown = calls.format_args(args)
-            raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
+            raise ArgumentError(f"arguments of {name}", f"({shown})", f"what cuda.bindings take: {text}") from error
 
 
 FORKED = (
@@ -307,18 +364,6 @@ _NO_LIBRARY = (
     "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
     f"(in a container: run it with --gpus). {_HOW_TO_EMULATE}"
 )
-
-
-def cuda_version() -> tuple[int, int] | None:
-    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int(0)
-    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
-        return None
-    return value.value // 1000, value.value % 1000 // 10
 
 
 def _bindings() -> Any:
@@ -351,15 +396,15 @@ def _open_cuda() -> Driver:
     return Driver("cuda", bindings, bindings)
 
 
-def _open_machine(machine: Any) -> Driver:
+def _open_machine(machine: Machine) -> Driver:
     global _machines_opened
-    found = machine.__dict__.get("_drvfuse_driver")  # kept there so that machine and driver die together
+    found: Driver | None = machine.gate
     if found is None:
         if machine.closed:
             raise ClosedError(f"{machine!r} was closed")
         found = Driver("emu", machine.driver, _bindings(), machine)
         found.cuInit(0)
-        machine.__dict__["_drvfuse_driver"] = found
+        machine.gate = found
         _machines_opened = True
     return found
 
@@ -370,14 +415,14 @@ def _check_emulator() -> None:
     _bindings()
 
 
-def _default_machine() -> Any:
+def _default_machine() -> Machine:
     _check_emulator()
-    from ..emu.machine.machine import default_machine
+    from .. import emu
 
-    return default_machine()
+    return emu.driver.default_machine()
 
 
-def get_driver(spec: Any = None) -> Driver:
+def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
 
     None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to

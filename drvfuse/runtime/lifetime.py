@@ -13,12 +13,11 @@ allocation or synchronisation that happens outside `launch_group()` and while no
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,28 +27,29 @@ from .driver import Driver, forked
 _log = logging.getLogger("drvfuse.driver")
 _open_groups = 0
 _open_groups_lock = threading.Lock()
-_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+_holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 
-@contextlib.contextmanager
-def launch_group() -> Iterator[None]:
+class launch_group:
     """Around the launches of all ranks of one collective: nothing that was queued is freed inside, on any thread."""
-    global _open_groups
-    with _open_groups_lock:
-        _open_groups += 1
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        global _open_groups
+        with _open_groups_lock:
+            _open_groups += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        global _open_groups
         with _open_groups_lock:
             _open_groups -= 1
 
 
-def hold(owner: Any) -> None:
+def hold(owner: object) -> None:
     """Nothing that was queued is freed until `release(owner)`, or until `owner` is collected."""
     _holders.add(owner)
 
 
-def release(owner: Any) -> None:
+def release(owner: object) -> None:
     """Take `hold(owner)` back. Harmless without one."""
     _holders.discard(owner)
 
@@ -85,6 +85,7 @@ class Owned:
     """Base of objects that free something once. Subclasses call `_owns` when the handle exists."""
 
     _finalizer: weakref.finalize[Any, Any] | None = None
+    _closed = False
 
     def _owns(self, driver: Driver, free: Callable[..., None], *args: Any) -> None:
         """`free(driver, *args)` will run once, at close() or at a flush after this object is collected.
@@ -96,19 +97,20 @@ class Owned:
 
     @property
     def closed(self) -> bool:
-        return self._finalizer is not None and not self._finalizer.alive
+        return self._closed
 
     def close(self) -> None:
         """Free the handle now. A second call does nothing; any other use afterwards raises ClosedError."""
         if self._finalizer is None or (state := self._finalizer.detach()) is None:
             return
+        self._closed = True
         weak, free, args = state[2]
         driver = weak()
         if driver is not None and not forked() and not driver.closed:
             free(driver, *args)
 
     def _check_open(self) -> None:
-        if self.closed:
+        if self._closed:
             raise ClosedError(f"{type(self).__name__} was closed")
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Protocol, SupportsInt
 
 from ..errors import ArgumentError, CaptureError, DriverError, kind_of
 from .device import Device
@@ -14,10 +14,27 @@ from .lifetime import Owned, flush
 _NOT_READY = 600
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
-_CAPTURE_ACTIVE, _CAPTURE_INVALIDATED = 1, 2
+_CAPTURE_INVALIDATED = 2
 _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
 _UNKNOWN_HANDLE = (400, 709)
+
+
+class SupportsCudaStream(Protocol):
+    """A stream of another library that tells its handle by `__cuda_stream__`."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class HasCudaStream(Protocol):
+    """A stream of torch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
+"""A stream: drvfuse's own, that of another library, or a handle."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -35,7 +52,12 @@ class Event(Owned):
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuEventCreate(0 if timing else _DISABLE_TIMING))
+        self.timing = timing
         self._owns(device.driver, _destroy_event, self.handle)
+
+    def __repr__(self) -> str:
+        notes = ", with timing" * self.timing + ", closed" * self.closed
+        return f"<Event {self.handle:#x} of device {self.device.index}{notes}>"
 
     def record(self, stream: Stream) -> Event:
         """Mark the work queued on `stream` so far."""
@@ -66,17 +88,19 @@ class Stream(Owned):
     """
 
     _default = False  # a stream of whatever context is current, so every call on it needs the device's context
+    foreign = False
+    """Whether this wraps a stream of somebody else, who may destroy it at any time."""
 
     def __init__(self, device: Device, *, priority: int = 0) -> None:
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
-        self._holder: Any = None
+        self._holder: object = None
         self._last: Event | None = None
         self._owns(device.driver, _destroy_stream, self.handle)
 
     @classmethod
-    def wrap(cls, device: Device, stream: Any, argument: str = "stream") -> Stream:
+    def wrap(cls, device: Device, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
         0 and 1 are the device's legacy default stream, which has handle 1 then, and 2 is its per-thread one. Not owned:
@@ -99,7 +123,7 @@ class Stream(Owned):
         """A Stream for the foreign one of that handle, on the word of the caller that it is one of `device`."""
         self = cls.__new__(cls)
         self.device, self.handle, self._holder, self._last = device, handle, None, None
-        self._default = handle <= PER_THREAD
+        self._default, self.foreign = handle <= PER_THREAD, True
         return self
 
     def _check_device(self, argument: str) -> None:
@@ -117,13 +141,10 @@ class Stream(Owned):
         if index != self.device.index:
             raise ArgumentError(argument, f"{self.handle:#x}, a stream of device {index}", f"of {self.device!r}")
 
-    @property
-    def foreign(self) -> bool:
-        """Whether this wraps a stream of somebody else, who may destroy it at any time."""
-        return self._finalizer is None
-
     def __repr__(self) -> str:
-        return f"<Stream {self.handle:#x} of device {self.device.index}>"
+        name = {LEGACY: "legacy default", PER_THREAD: "per-thread default"}.get(self.handle, f"{self.handle:#x}")
+        notes = ", foreign" * (self.foreign and not self._default) + ", closed" * self.closed
+        return f"<Stream {name} of device {self.device.index}{notes}>"
 
     def __cuda_stream__(self) -> tuple[int, int]:
         self._check_open()
@@ -176,8 +197,11 @@ class Stream(Owned):
         return event
 
     def follow(self, other: Stream) -> None:
-        """Work queued here from now on starts after what `other` has queued so far."""
-        if other.handle != self.handle or other.device is not self.device:
+        """Work queued here from now on starts after what `other` has queued so far, or had when it was closed."""
+        if other.closed:
+            if (last := other.last_event()) is not None:
+                self.wait(last)
+        elif other.handle != self.handle or other.device is not self.device:
             with other.record() as event:  # the driver keeps a destroyed event until the waits on it are done
                 self.wait(event)
 
@@ -187,21 +211,25 @@ class Stream(Owned):
         CaptureError if that capture was invalidated, or if this is the legacy default stream and a stream that waits
         for it is being captured.
         """
-        self._check_open()
-        query = self.device.driver.result
+        if self._closed:
+            self._check_open()
+        driver = self.device.driver
         if self._default:
             with self.device.use():
-                code, *values = query("cuStreamGetCaptureInfo", self.handle)
+                found = driver.capture_status(self.handle)
         else:
-            code, *values = query("cuStreamGetCaptureInfo", self.handle)
+            found = driver.capture_status(self.handle)
+        code = found[0]
+        if not code and not found[1]:
+            return None
         if code:
             if int(code) == _CAPTURE_IMPLICIT:
                 raise CaptureError(f"{self!r} is the legacy default stream, and a stream that it orders is captured")
-            raise self.device.driver.error("cuStreamGetCaptureInfo", (self.handle,), code)
-        status = int(values[0])
-        if status == _CAPTURE_INVALIDATED:
+            raise driver.error("cuStreamIsCapturing", (self.handle,), code)
+        if int(found[1]) == _CAPTURE_INVALIDATED:
             raise CaptureError(f"the capture of {self!r} was invalidated by an operation that capture forbids")
-        return int(values[1]) if status == _CAPTURE_ACTIVE else None
+        with self.device.use():
+            return int(driver.cuStreamGetCaptureInfo(self.handle)[1])
 
     def close(self) -> None:
         """Destroy the stream once its work is done; does not block. Arrays used on it stay correctly ordered."""
@@ -227,7 +255,7 @@ def _ready(device: Device, call: str, handle: int) -> bool:
     return not code
 
 
-def foreign_handle(stream: Any, argument: str) -> int:
+def foreign_handle(stream: StreamLike, argument: str) -> int:
     """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
     handle = _handle_of(stream, argument)
     if not 0 <= handle < 1 << 64:

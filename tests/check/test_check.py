@@ -22,7 +22,7 @@ from drvfuse.check.mutants import MUTANTS, Mutant, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
 from drvfuse.ops.call import faults
-from drvfuse.ops.collectives import kernels
+from drvfuse.ops.call.specialisation import CU
 
 pytestmark = pytest.mark.emu
 
@@ -195,7 +195,7 @@ def test_every_fault_of_a_kernel_is_planted_by_the_check_or_a_test():
 
 
 def test_every_kernel_of_the_library_runs_in_a_case():
-    library = kernels.CU.rglob("*.cu")
+    library = CU.rglob("*.cu")
     named = {match for path in library for match in re.findall(r"__global__[^{;]*?(\w+)\(const", path.read_text())}
     seen = set()
 

@@ -10,22 +10,24 @@ import pytest
 
 from drvfuse import dtypes
 from drvfuse.comm import workspace
-from drvfuse.compiler.nvrtc import Image, compile_source
+from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
+from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.collectives import kernels
 from drvfuse.ops.collectives.kernels import CollectiveKernel
+from drvfuse.plans import collectives as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3, E5M2 = (dtypes.get(name) for name in ("float8_e4m3fn", "float8_e5m2"))
 
 
 def allreduce(algo="one_stage", dtype=BF16, ranks=8, **rest) -> CollectiveKernel:
-    packs = kernels.allreduce_launch(1 << 20, dtype, ranks, algo, 64).packs
+    packs = plans.allreduce_launch(1 << 20, dtype.itemsize, ranks, algo, 64).packs
     return CollectiveKernel("allreduce", algo, dtype, ranks, **{"out_dtype": dtype, "packs": packs, **rest})
 
 
 def fused(algo="one_stage", dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> CollectiveKernel:
-    packs = kernels.rmsnorm_launch(1, columns, dtype, ranks, algo, 64).packs
+    packs = plans.rmsnorm_launch(1, columns, dtype.itemsize, ranks, algo, 64).packs
     return CollectiveKernel(
         "allreduce_rmsnorm_fp8", algo, dtype, ranks, out_dtype, **{"packs": packs, "gamma_dtype": dtype, **rest}
     )
@@ -65,15 +67,7 @@ def label(spec: CollectiveKernel) -> str:
 
 
 def compiled(spec: CollectiveKernel, arch="sm_90a", options=()) -> Image:
-    request = kernels.request(spec)
-    return compile_source(
-        request.source,
-        name=request.name,
-        arch=arch,
-        defines=request.defines,
-        options=(*request.options, *options),
-        include=request.include,
-    )
+    return spec.specialisation.compile(arch, options)
 
 
 @pytest.mark.parametrize("spec", [*VARIANTS, *RAGGED], ids=label)
@@ -83,7 +77,7 @@ def test_kernel_compiles_with_pdl_and_its_parameter_block(spec):
     assert [param.kind for param in info.params] == ["bytes"]
     assert info.param_bytes == ctypes.sizeof(kernels.PARAMETERS[spec.op])
     assert info.has_pdl_wait and info.has_pdl_trigger
-    assert info.max_threads == kernels.MAX_THREADS
+    assert info.max_threads == plans.MAX_THREADS
 
 
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
@@ -136,12 +130,12 @@ def test_numerics_need_ieee_operations_without_contraction(spec):
 
 @pytest.mark.parametrize("spec", [allreduce(), fused(out_dtype=BF16)], ids=label)
 def test_kernels_without_fp8_compile_for_sm_80_without_pdl(spec):
-    assert spec.min_arch == 80
+    assert spec.specialisation.capability == (8, 0)
     assert not compiled(spec, arch="sm_80").kernels[spec.name].has_pdl_wait
 
 
 def test_fp8_compiles_for_sm_89():
-    assert fused().min_arch == 89
+    assert fused().specialisation.capability == (8, 9)
     assert fused().name in compiled(fused(), arch="sm_89").kernels
 
 
@@ -172,54 +166,54 @@ def test_a_specialisation_without_kernel_is_refused(change, argument):
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("columns", [1, 8, 1000, 4096, 5120, 7168, 8200, 16384])
 def test_a_block_holds_a_row(dtype, columns):
-    shape = kernels.rmsnorm_launch(5, columns, dtype, 4, "one_stage", 64)
+    shape = plans.rmsnorm_launch(5, columns, dtype.itemsize, 4, "one_stage", 64)
     assert shape.blocks == 5
-    assert shape.threads % 32 == 0 and shape.threads <= kernels.MAX_THREADS and shape.packs <= kernels.MAX_PACKS
-    assert shape.threads * shape.packs * kernels.PACK_BYTES >= columns * dtype.itemsize
+    assert shape.threads % 32 == 0 and shape.threads <= plans.MAX_THREADS and shape.packs <= kernels.MAX_PACKS
+    assert shape.threads * shape.packs * plans.PACK_BYTES >= columns * dtype.itemsize
 
 
 def test_grids_are_bounded_and_never_empty():
     for algo in kernels.ALGOS:
-        assert kernels.allreduce_launch(1, BF16, 8, algo, 64).blocks == 1
-        assert kernels.allreduce_launch(1 << 30, BF16, 8, algo, 24).blocks == 24
-        assert kernels.allreduce_launch(1 << 30, BF16, 8, algo, 10**6).blocks == workspace.MAX_BLOCKS
-        assert kernels.rmsnorm_launch(1, 64, BF16, 8, algo, 64).blocks == 1
-    assert kernels.rmsnorm_launch(17, 64, BF16, 8, "two_stage", 64).blocks == 3
-    for rows, columns in ((1, kernels.MAX_COLUMNS + 1), (kernels.MAX_ROWS + 1, 1), (1, 0)):
+        assert plans.allreduce_launch(1, BF16.itemsize, 8, algo, 64).blocks == 1
+        assert plans.allreduce_launch(1 << 30, BF16.itemsize, 8, algo, 24).blocks == 24
+        assert plans.allreduce_launch(1 << 30, BF16.itemsize, 8, algo, 10**6).blocks == workspace.MAX_BLOCKS
+        assert plans.rmsnorm_launch(1, 64, BF16.itemsize, 8, algo, 64).blocks == 1
+    assert plans.rmsnorm_launch(17, 64, BF16.itemsize, 8, "two_stage", 64).blocks == 3
+    for rows, columns in ((1, plans.MAX_COLUMNS + 1), (plans.MAX_ROWS + 1, 1), (1, 0)):
         with pytest.raises(ArgumentError):
-            kernels.rmsnorm_launch(rows, columns, BF16, 4, "one_stage", 64)
+            plans.rmsnorm_launch(rows, columns, BF16.itemsize, 4, "one_stage", 64)
 
 
 def test_chunks_fit_the_payload():
     """Sizes as laid out at the top of the .cu files."""
     payload = 100_000
     for spec in (allreduce(staged=True), allreduce("two_stage"), allreduce("two_stage", staged=True)):
-        chunk = kernels.allreduce_chunk(spec, 10**7, payload)
+        chunk = plans.allreduce_chunk(spec.work, 10**7, payload)
         used = 2 * chunk * 16 if not (spec.staged and spec.algo == "two_stage") else (spec.ranks + 1) * chunk * 16
         assert payload - 16 * (spec.ranks + 1) < used <= payload
-        assert kernels.allreduce_chunk(spec, 8 * 64, payload) == (64 if spec.algo == "one_stage" else 8)
+        assert plans.allreduce_chunk(spec.work, 8 * 64, payload) == (64 if spec.algo == "one_stage" else 8)
     row = 1000 * 2
     for residual in (False, True):
         for staged in (False, True):
             spec = fused("two_stage", columns=1000, residual=residual, staged=staged)
-            chunk = kernels.rmsnorm_chunk(spec, 1000, 1000, payload)
+            chunk = plans.rmsnorm_chunk(spec.work, 1000, 1000, payload)
             result = chunk * row if residual else chunk * 1008 + (4 * chunk + 15) // 16 * 16
             used = spec.ranks * chunk * row + result if staged else 2 * result
             assert used <= payload
     with pytest.raises(ArgumentError, match="workspace_bytes"):
-        kernels.rmsnorm_chunk(fused(staged=True), 4, 8192, 30_000)
-    assert kernels.allreduce_chunk(allreduce(), 10**9, 16) == 1
+        plans.rmsnorm_chunk(fused(staged=True).work, 4, 8192, 30_000)
+    assert plans.allreduce_chunk(allreduce().work, 10**9, 16) == 1
 
 
 def test_inline_assembly_stands_in_one_folder():
-    sources = [path for folder in (kernels.CU, kernels.CU.parent / "check" / "cu") for path in folder.rglob("*.cu*")]
+    sources = [path for folder in (CU, CU.parent / "check" / "cu") for path in folder.rglob("*.cu*")]
     with_assembly = {path for path in sources if re.search(r"\basm\b", path.read_text())}
     assert with_assembly == {path for path in sources if path.parent.name == "ptx"}
 
 
 def test_an_instruction_has_one_wrapper():
     """But for the two forms of the wait on an mbarrier, of which each architecture has one."""
-    text = "\n".join(path.read_text() for path in sorted((kernels.CU / "ptx").glob("*.cuh")))
+    text = "\n".join(path.read_text() for path in sorted((CU / "ptx").glob("*.cuh")))
     forms = re.findall(r'asm(?: volatile)?\(\s*((?:"[^"\n]*"\s*)+)', text)
     assert len(forms) > 40
     assert len(forms) == len(set(forms))

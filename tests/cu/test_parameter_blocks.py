@@ -14,12 +14,13 @@ from drvfuse.check.protocols import Peers
 from drvfuse.comm import workspace
 from drvfuse.errors import CompileError
 from drvfuse.ops.call import scratch
+from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.coat.division import DivisionParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
-from drvfuse.ops.collectives.kernels import CU, AllreduceParams, Call, FusedParams
+from drvfuse.ops.collectives.kernels import AllreduceParams, Call, FusedParams
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 

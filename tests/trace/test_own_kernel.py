@@ -8,7 +8,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.errors import DrvfuseError
-from drvfuse.ops.collectives.kernels import CU
+from drvfuse.ops.call.specialisation import CU
 from drvfuse.trace import layout
 
 KERNEL = r"""

@@ -12,9 +12,10 @@ import pytest
 import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.compiler.nvrtc import compile_source
-from drvfuse.ops.call import launching
+from drvfuse.ops.call import specialisation
+from drvfuse.ops.call.specialisation import CU, KernelCache
 from drvfuse.ops.collectives import kernels
-from drvfuse.ops.collectives.kernels import CU, CollectiveKernel
+from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.trace import layout
 
 KERNEL = """
@@ -124,16 +125,16 @@ BF16, E4M3 = dtypes.get("bfloat16"), dtypes.get("float8_e4m3fn")
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("algo", kernels.ALGOS)
 @pytest.mark.parametrize("op", kernels.OPS)
-def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path):
+def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path, monkeypatch):
     plain_sources(tmp_path)
     fused = {"packs": 2, "residual": staged, "gamma_dtype": BF16} if op != "allreduce" else {"packs": 2}
 
     def code(folder: Path) -> str:
         out = BF16 if op == "allreduce" else E4M3
-        request = kernels.request(CollectiveKernel(op, algo, BF16, 4, out, staged=staged, **fused))
+        monkeypatch.setattr(specialisation, "CU", folder)
+        kernel = CollectiveKernel(op, algo, BF16, 4, out, staged=staged, **fused)
         with config.override(cache=False):
-            options = vars(request) | {"include": (str(folder),)}
-            return comparable(compile_source(arch="sm_90a", **options).ptx, folder)
+            return comparable(kernel.specialisation.compile("sm_90a").ptx, folder)
 
     assert code(CU) == code(tmp_path)
 
@@ -144,12 +145,12 @@ def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path, monkeypatch):
     plain_sources(tmp_path)
 
     def code(folder: Path) -> str:
-        monkeypatch.setattr(launching, "CU", folder)
+        monkeypatch.setattr(specialisation, "CU", folder)
         with df.emu.Machine(devices=1) as machine, config.override(cache=False):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
             df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
-            (kernel,) = device.driver.__dict__["_op_kernels"].values()
+            (kernel,) = device.driver.part(KernelCache).kernels.values()
             return comparable(kernel.module.image.ptx, folder)
 
     assert code(CU) == code(tmp_path)

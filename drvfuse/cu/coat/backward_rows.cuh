@@ -30,7 +30,7 @@ struct BackwardParams {
     u16* dx;
     Weight* dw;
     Weight* db;
-    u32* words;  // [segments][SUMS][PACKS * SPAN], fp8_backward_sums.cuh
+    u32* words;  // [segments][SUMS][PACKS * SPAN], backward_sums.cuh
     Scratch scratch;
     i64 x_stride, scale_stride, g_stride[3];
     int columns, segments;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block of the FP8 RMSNorm forward keeps of its many rows, and a warp's tiles of them in the second phase.
 //
-// A tile has a group's rows and 32 / ROW_LANES * TC columns (fp8_tile.cuh), and is resident as a whole or not at all, so
+// A tile has a group's rows and 32 / ROW_LANES * TC columns (tile.cuh), and is resident as a whole or not at all, so
 // lanes do not part. Of a tile that is not resident all rows have been asked for when it begins; each quad of rows that
 // has been used makes room in registers for one of the next tile.
 #pragma once

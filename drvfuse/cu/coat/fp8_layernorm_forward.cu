@@ -13,7 +13,7 @@
 //            stored.
 //
 // A sum over a row: 16 elements in order (for the mean of x before its scale, then times the scale), then the tree of
-// fp8_teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
+// teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
 #include "coat/kernel.cuh"

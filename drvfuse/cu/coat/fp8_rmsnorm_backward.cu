@@ -21,7 +21,7 @@
 // grid, and there are no locks. All operations are IEEE. A pack is 8 elements here, so that a warp's accesses of g and
 // dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 //
-// Memory order: fp8_backward_sums.cuh.
+// Memory order: backward_sums.cuh.
 // PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store of dw.
 // Grid: cooperative, at most one block a segment. The last block has the first segment: the first segments may have a
 // row more, and the first blocks add up columns. Failure: scratch.cuh; then dw is not written.

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 RMSNorm forward of few rows in one launch: x and its group scales are read, qy, its transpose, one scale and rstd
-// written. Of many rows: fp8_rmsnorm_forward_rows.cu. What both share, with the numerics: fp8_forward.cuh.
+// written. Of many rows: fp8_rmsnorm_forward_rows.cu. What both share, with the numerics: forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
 // Grid: cooperative, one block a multiprocessor at most. Groups of BLOCK_ROWS rows go round the blocks.
 //   Phase 1  a warp takes BATCH rows of one segment of 512 columns: sum of squares, and largest |x * s * w|. Their
 //            combination over the segments gives the rows' rstd and the block's estimate of the largest |y|.
 //   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (fp8_tile.cuh). Tiles go round the
+//   Phase 2  a warp takes a tile of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh). Tiles go round the
 //            grid and each row's rstd comes from its block.
 // Global bytes an element with groups of QB: read twice 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the
 // scale of its 16); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile and row

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 RMSNorm forward of many rows in one launch: a block quantises the very part of the tensor that it has reduced. What
-// it shares with fp8_rmsnorm_forward.cu, with the numerics: fp8_forward.cuh.
+// it shares with fp8_rmsnorm_forward.cu, with the numerics: forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
 // Grid: cooperative, one block a multiprocessor at most. PARTS blocks are a team; groups of BLOCK_ROWS rows go round the
@@ -9,7 +9,7 @@
 //            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
 //            |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and rstd do.
 //   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes tiles of a group's rows (fp8_forward_tiles.cuh): first those that are not resident, since L2 may
+//   Phase 2  a warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
 // its 16), and again what is not resident or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of

@@ -17,7 +17,7 @@
 // Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
 // behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
 // places of every row, so that act stays in registers where M is 1; TEAMS of them take turns. SUM_WARPS warps begin the
-// stages and add what the teams leave (gemv_pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
+// stages and add what the teams leave (pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
 // rows, there are none: a team is one warp, which adds and publishes its rows itself. The others finish, in the last block;
 // elsewhere one of them reads the epoch with DIRECT, and that is all.
 //

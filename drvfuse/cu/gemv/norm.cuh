@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
     }
 }
 
-// The words of the last pack that no column has are published as 0 (gemv_result.cuh), so that all packs are whole here.
+// The words of the last pack that no column has are published as 0 (result.cuh), so that all packs are whole here.
 //
 // This is the end of every launch, by warps that wait for each instruction before: fewer of them are what makes it fast.
 class Norm {

@@ -43,9 +43,9 @@ constexpr int SLICE = GROUPS * 512;               // its bytes
 constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
 constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
-              "gemv_pipeline.cuh");
+              "pipeline.cuh");
 static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from chunk to chunk");
-static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "gemv_products.cuh");
+static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
 // What the first copy needs comes first: a kernel's parameters are fetched by lines.

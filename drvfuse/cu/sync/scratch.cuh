@@ -19,7 +19,7 @@ struct ScratchState {
     u32 epoch, abort, reporter, users;
 };
 
-// ops/scratch.py has the same layout. `magic` is written last.
+// ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
     u32 reason;
     u32 block, peer;     // `block` waited for what block `peer` should have left

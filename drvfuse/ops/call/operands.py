@@ -1,72 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops on one device have in common before a launch: checked arrays, their device, stream and outputs."""
+"""Checked arrays of a call, each with its name in messages and the stream that its contents are produced on.
+
+Every check raises ArgumentError naming the argument (`inputs[2]`), what it was and what it must be, and runs before
+anything is launched, allocated or written.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...dtypes import DType
-from ...errors import ArgumentError, CaptureError, kind_of
+from ...errors import ArgumentError, DriverUnavailable, kind_of
 from ...runtime import interop
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver, get_driver
 from ...runtime.stream import Stream
 
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...dtypes import DType
+
 VECTOR = 16
 
 
-def driver_of(*arrays: Any) -> Driver:
-    """The driver of the first drvfuse Array among `arrays`, else the one of the `driver` setting."""
-    for array in arrays:
-        if isinstance(array, Array):
-            return array.device.driver
-    return get_driver(None)
-
-
-@dataclass(frozen=True)
 class Operand:
-    """A checked array of the call: rows of `columns` elements at `stride`. `foreign`: of another library."""
+    """An array of a call: rows of `shape[-1]` elements at `stride`.
 
-    name: str
-    span: Array
-    shape: tuple[int, ...]
-    stride: int
-    producer: Stream | None
-    foreign: bool
+    `array` is all memory from the first element to the last. `producer` is the stream whose work the call comes after,
+    if the array names one. `foreign` arrays belong to another library, which may reuse them in the order of `producer`.
+    """
+
+    __slots__ = ("array", "dtype", "foreign", "name", "producer", "ptr", "shape", "stride")
+
+    def __init__(
+        self, name: str, array: Array, shape: tuple[int, ...], stride: int, producer: Stream | None, foreign: bool
+    ) -> None:
+        self.name, self.array, self.shape, self.stride = name, array, shape, stride
+        self.producer, self.foreign = producer, foreign
+        self.ptr, self.dtype = array.ptr, array.dtype
+
+    def __repr__(self) -> str:
+        return f"<Operand {self.name} {self.dtype}{list(self.shape)}>"
 
     @property
-    def ptr(self) -> int:
-        return self.span.ptr
-
-    @property
-    def dtype(self) -> DType:
-        return self.span.dtype
+    def device(self) -> Device:
+        return self.array.device
 
     @property
     def rows_aligned(self) -> bool:
         """Whether every row begins at a multiple of 16 bytes."""
-        step = self.stride * self.dtype.itemsize
-        return self.ptr % VECTOR == 0 and step % VECTOR == 0
+        return self.ptr % VECTOR == 0 and self.stride * self.dtype.itemsize % VECTOR == 0
 
 
-def rows(name: str, value: Any, driver: Driver, allowed: Sequence[str]) -> Operand:
-    """An input whose rows may be farther apart than they are long."""
-    found = interop.as_rows(value, driver=driver, argument=name)
-    if found.span.dtype.name not in allowed:
-        raise ArgumentError(f"{name}.dtype", str(found.span.dtype), "one of " + ", ".join(allowed))
-    return Operand(name, found.span, found.shape, found.stride, found.producer, not isinstance(value, Array))
+def driver_of(**arrays: Any) -> Driver:
+    """The driver of the first drvfuse Array among the arguments, else the one of the `driver` setting.
+
+    Host memory is called that, also where the driver of the setting cannot be had.
+    """
+    for array in arrays.values():
+        if isinstance(array, Array):
+            return array.device.driver
+    try:
+        return get_driver(None)
+    except DriverUnavailable:
+        for name, array in arrays.items():
+            interop.refuse_host(array, name)
+        raise
 
 
-def whole(name: str, value: Any, driver: Driver, dtype: Sequence[str], writable: bool = False) -> Operand:
-    """A C-contiguous input or output."""
+def made(name: str, array: Array) -> Operand:
+    """An array of drvfuse's own that no work was queued for yet."""
+    return Operand(name, array, array.shape, array.shape[-1] if array.shape else 1, None, False)
+
+
+def whole(
+    name: str, value: Any, driver: Driver, dtypes: Sequence[str] | None = None, writable: bool = False
+) -> Operand:
+    """A C-contiguous input or output of one of `dtypes`."""
     array, producer = interop.as_array(value, driver=driver, argument=name, writable=writable)
-    if array.dtype.name not in dtype:
-        raise ArgumentError(f"{name}.dtype", str(array.dtype), "one of " + ", ".join(dtype))
-    columns = array.shape[-1] if array.shape else 1
-    return Operand(name, array, array.shape, columns, producer, not isinstance(value, Array))
+    if dtypes is not None and array.dtype.name not in dtypes:
+        raise ArgumentError(f"{name}.dtype", str(array.dtype), "one of " + ", ".join(dtypes))
+    shape = array.shape
+    return Operand(name, array, shape, shape[-1] if shape else 1, producer, array is not value)
+
+
+def rows(name: str, value: Any, driver: Driver, dtypes: Sequence[str]) -> Operand:
+    """An input whose rows may be farther apart than they are long."""
+    if isinstance(value, Array):
+        return whole(name, value, driver, dtypes)
+    found = interop.as_rows(value, driver=driver, argument=name)
+    if found.span.dtype.name not in dtypes:
+        raise ArgumentError(f"{name}.dtype", str(found.span.dtype), "one of " + ", ".join(dtypes))
+    return Operand(name, found.span, found.shape, found.stride, found.producer, True)
 
 
 def require_shape(operand: Operand, shape: tuple[int, ...], why: str) -> None:
@@ -77,60 +104,98 @@ def require_shape(operand: Operand, shape: tuple[int, ...], why: str) -> None:
 def one_device(operands: Iterable[Operand]) -> Device:
     """The device of all operands."""
     first, *rest = operands
+    device = first.device
     for operand in rest:
-        if operand.span.size and operand.span.device is not first.span.device:
-            raise ArgumentError(
-                operand.name,
-                f"on device {operand.span.device.index}",
-                f"on device {first.span.device.index}, as {first.name} is",
-            )
-    return first.span.device
+        if operand.device is not device and operand.array.size:
+            where = f"on device {device.index}, as {first.name} is"
+            raise ArgumentError(operand.name, f"on device {operand.device.index}", where)
+    return device
 
 
-def workspace(driver: Driver, value: Any) -> list[Operand]:
-    """The caller's workspace, if he gives one, for `no_overlap`."""
-    return [] if value is None else [whole("workspace", value, driver, ("uint8",))]
+def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
+    """`value` as a list with an entry a local rank; a bare value is accepted if there is one local rank."""
+    if isinstance(value, (list, tuple)):
+        if len(value) != len(group.ranks):
+            raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one a local rank")
+        return list(value)
+    if len(group.ranks) != 1:
+        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one a local rank")
+    return [value]
 
 
-def no_overlap(read: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """No output shares memory with another array of the call."""
-    for position, output in enumerate(written):
-        for other in (*read, *written[:position]):
-            a, b = output.span, other.span
-            if a.nbytes and b.nbytes and a.ptr < b.ptr + b.nbytes and b.ptr < a.ptr + a.nbytes:
-                raise ArgumentError(output.name, f"overlapping {other.name}", "memory of its own")
+def is_bare(group: Group, value: Any) -> bool:
+    """Whether results are returned bare: one local rank, and its array was given without a list."""
+    return len(group.ranks) == 1 and not isinstance(value, (list, tuple))
 
 
-def resolve_stream(stream: Any, x: Operand) -> Stream:
-    """None: the device's own stream. "current": that of x's framework. Else a stream or a handle, of which
-    0 and 1 are the legacy default stream."""
-    if stream is None:
-        return x.span.device.stream
-    if isinstance(stream, str):
-        if stream != "current":
-            raise ArgumentError("stream", repr(stream), 'None, "current" or a stream')
-        if x.producer is None:
-            raise ArgumentError("stream", '"current"', f"explicit: {x.name} does not say its stream")
-        return x.producer
-    return Stream.wrap(x.span.device, stream)
+def of_rank(group: Group, name: str, value: Any, *, alignment: int | None, writable: bool = False) -> Operand:
+    """One contiguous array of the group's driver, aligned to `alignment` bytes, or to an element for None."""
+    if isinstance(value, Array) and value.device.driver is group.driver:
+        operand = Operand(name, value, value.shape, 1, value.stream, False)
+    else:
+        operand = whole(name, value, group.driver, writable=writable)
+    needed = operand.dtype.itemsize if alignment is None else alignment
+    if operand.ptr % needed and operand.array.size:
+        raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {needed} bytes")
+    return operand
 
 
-def new_outputs(
-    device: Device, stream: Stream, shapes: Sequence[tuple[str, tuple[int, ...], DType]], given: Any
+def of_ranks(
+    group: Group,
+    argument: str,
+    value: Any,
+    shape: tuple[int, ...] | None = None,
+    dtype: DType | None = None,
+    why: str = "",
+    *,
+    alignment: int | None = VECTOR,
+    writable: bool = False,
 ) -> list[Operand]:
-    """The arrays of `outputs=`, checked, or new ones allocated in the order of `stream`."""
-    if given is None:
-        if stream.capture_id() is not None:
-            raise CaptureError("outputs=None allocates, which a capture forbids; pass outputs")
-        made = [(name, device.empty(shape, dtype, stream=stream)) for name, shape, dtype in shapes]
-        return [Operand(f"outputs.{name}", a, a.shape, a.shape[-1] if a.shape else 1, None, False) for name, a in made]
-    names = ", ".join(name for name, _, _ in shapes)
-    if not isinstance(given, (list, tuple)) or len(given) != len(shapes):
-        shown = f"{len(given)} arrays" if isinstance(given, (list, tuple)) else kind_of(given)
-        raise ArgumentError("outputs", shown, f"a tuple or list of {len(shapes)}: ({names})")
-    found = []
-    for value, (name, shape, dtype) in zip(given, shapes, strict=True):
-        operand = whole(f"outputs.{name}", value, device.driver, [dtype.name], writable=True)
-        require_shape(operand, shape, "that of the result")
-        found.append(operand)
+    """One contiguous array a local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
+
+    Where `shape` and `dtype` are None, all have those of the first one.
+    """
+    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(group.ranks))
+    found = [
+        of_rank(group, name, item, alignment=alignment, writable=writable)
+        for name, item in zip(names, values, strict=True)
+    ]
+    for rank, operand in zip(group.ranks, found, strict=True):
+        if operand.array.device is not rank.device:
+            where = f"on device {rank.device.index}, the device of rank {rank.index}"
+            raise ArgumentError(operand.name, f"on device {operand.device.index}", where)
+    first = found[0]
+    shape, dtype = first.shape if shape is None else shape, dtype or first.dtype
+    why = why or f"that of {first.name}"
+    for operand in found:
+        if operand.shape != shape:
+            raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
+        if operand.dtype is not dtype and operand.dtype != dtype:
+            raise ArgumentError(operand.name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _names(argument: str, ranks: int) -> tuple[str, ...]:
+    return tuple(f"{argument}[{position}]" for position in range(ranks)) or (argument,)
+
+
+def no_overlap(
+    read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]] = ()
+) -> None:
+    """No written array shares memory with any other, but for the pairs of `in_place`, which may be the same memory."""
+    spans = sorted((o.ptr, o.ptr + o.array.nbytes) for arrays in (read, written) for o in arrays)
+    reached = 0
+    for start, end in spans:
+        if start < reached:
+            break
+        reached = end
+    else:
+        return
+    exempt = {(a.name, b.name) for a, b in in_place if (a.ptr, a.array.nbytes) == (b.ptr, b.array.nbytes)}
+    for position, output in enumerate(written):
+        low, high = output.ptr, output.ptr + output.array.nbytes
+        for other in (*read, *written[:position]):
+            start, end = other.ptr, other.ptr + other.array.nbytes
+            if low < end and start < high and start < end and low < high and (other.name, output.name) not in exempt:
+                raise ArgumentError(output.name, f"overlapping {other.name}", "memory of its own")

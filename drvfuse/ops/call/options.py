@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, Unsupported
+
+_FLOAT32 = struct.Struct("f")
 
 
 class PDLLevel(IntEnum):
@@ -49,6 +52,8 @@ MULTIMEM_VETOES = {
 
 def pdl_level(value: Any) -> PDLLevel:
     """The level, or ArgumentError; Unsupported for the level that no op can honour."""
+    if value is PDLLevel.OFF:
+        return PDLLevel.OFF
     try:
         level = PDLLevel(value)
     except ValueError:
@@ -92,11 +97,12 @@ def block_limit(value: Any, budget: int) -> int:
 
 def real(argument: str, value: Any, *, least: float = -math.inf, finite: bool = True) -> float:
     """`value` rounded to float32: a number, not NaN, at least `least`, and finite where asked."""
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        try:
+            rounded = float(_FLOAT32.unpack(_FLOAT32.pack(value))[0])
+        except OverflowError:
+            rounded = math.inf if value > 0 else -math.inf
+        if rounded >= least and not (finite and math.isinf(rounded)):  # never of a NaN
+            return rounded
     expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (", finite" if finite else "")
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentError(argument, repr(value), expected)
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(value))
-    if math.isnan(rounded) or rounded < least or (finite and math.isinf(rounded)):
-        raise ArgumentError(argument, repr(value), expected)
-    return rounded
+    raise ArgumentError(argument, repr(value), expected)

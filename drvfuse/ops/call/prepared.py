@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A validated, planned and compiled collective, ready to launch any number of times."""
+"""Calls that are checked, planned and compiled, to be launched any number of times; and the ops that make them."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
-from ...comm.ordering import same
+from ...comm.history import CallNote
 from ...errors import ArgumentError, CaptureError
-from ...plans.traffic import Traffic
-from ...runtime.array import mark_used
+from ...plans.traffic import NONE, Traffic
 from ...runtime.graph import capturing
 from ...runtime.memory import launch_group
-from ..collectives.epilogue_binding import BoundEpilogue, bind
-from .streams import resolve_streams
+from .operands import Operand, no_overlap
+from .order import Route
+from .planned import Ready
 from .tracing import CallTrace
-from .validate import RankArray, flatten, no_overlap
+from .turns import Turns
 
 if TYPE_CHECKING:
-    from ...comm.group import Group
     from ...runtime.kernel import Launch
     from ...runtime.stream import Stream
+    from .streams import StreamArgument, Streams
 
 R = TypeVar("R")
-Result = TypeVar("Result", covariant=True)
 P = ParamSpec("P")
 
 
@@ -44,69 +45,125 @@ class Schedule(Protocol):
         """Raise if the algorithm cannot run on streams in these captures, or for one rank alone. Queues nothing."""
 
 
-class Prepared(Generic[R]):
-    """A collective with its arrays checked, its plan made and its kernels loaded on every rank.
+class Direct:
+    """One kernel a rank; the kernels meet on the device, in any order of launch."""
 
-    `algo` is the algorithm chosen; `traffic` the (local, remote) bytes that a call moves over all ranks. It keeps its
-    arrays alive and belongs to one thread. Contents of the arrays may change between launches; their addresses cannot.
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self.launches = [[launch] for launch in launches]
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
+        outside = captures.count(None)
+        if 0 < outside < len(captures):
+            inside = [position for position, capture in enumerate(captures) if capture is not None]
+            others = [position for position, capture in enumerate(captures) if capture is None]
+            raise CaptureError(
+                f"the streams of local ranks {inside} are being captured and those of local ranks {others} are not: "
+                "these would wait for kernels that only a replay starts. Capture the streams of all ranks, or launch "
+                "each rank with launch(rank=i)"
+            )
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        for (launch,), stream in zip(self.launches, streams, strict=True):
+            launch(stream)
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        self.launches[position][0](stream)
+
+
+class Replaceable(Protocol):
+    """Parameters that may change between launches: by rank, the struct that is the kernels' second argument, and the
+    arrays that it points to."""
+
+    @property
+    def structures(self) -> Sequence[ctypes.Structure]: ...
+
+    @property
+    def operands(self) -> Sequence[Sequence[Operand]]: ...
+
+    def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
+        """With some parameters replaced; ArgumentError for what `algo` or the compiled kernel does not allow."""
+
+
+class Prepared(Generic[R]):
+    """A call with its arrays checked, its plan made and its kernels loaded.
+
+    `algo` is the algorithm chosen, "" for an op that has one. It keeps its arrays alive and belongs to one thread.
+    Contents of the arrays may change between launches; their addresses cannot.
     """
 
     def __init__(
         self,
-        group: Group,
-        algo: str,
+        op: str,
+        turns: Turns,
         result: R,
-        reads: Sequence[Sequence[RankArray]],
-        writes: Sequence[Sequence[RankArray]],
+        reads: Sequence[Sequence[Operand]],
+        writes: Sequence[Sequence[Operand]],
         schedule: Schedule | None,
-        streams: Any,
-        traffic: Traffic,
-        epilogue: BoundEpilogue | None = None,
+        streams: Sequence[Stream],
+        ready: Sequence[Ready] = (),
+        *,
+        algo: str = "",
+        traffic: Callable[[], Traffic] | None = None,
+        parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
-        """`reads[i]` and `writes[i]` are rank i's arrays, its input first; no schedule means no work."""
-        self.group = group
-        self.algo = algo
-        self.traffic = (traffic.local, traffic.remote)
-        self._result = result
-        self._reads = [list(of_rank) for of_rank in reads]
-        traced = trace.operands if trace is not None else [[] for _ in group]
-        self._writes = [[*of_rank, *more] for of_rank, more in zip(writes, traced, strict=True)]
+        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; no schedule
+        means no work. `streams` are those on which it is launched unless told otherwise. `ready` are its launches that
+        another call may have after it."""
+        self.op, self.algo, self._traffic = op, algo, traffic
+        self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
+        self._reads = [list(arrays) for arrays in reads]
+        self._writes = [list(arrays) for arrays in writes]
+        if trace is not None:
+            for arrays, buffer in zip(self._writes, trace.operands, strict=True):
+                arrays.append(buffer)
         self._sections = trace.sections if trace is not None else []
-        self._schedule = schedule
-        self._streams = streams
-        self._epilogue = epilogue
+        self._streams, self._parameters = streams, parameters
+        self._positions = range(len(self._reads))
+        self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
+        first, barriers = self._reads[0][0], ready[0].planned.barriers if ready else 0
+        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers)
+
+    @property
+    def launches(self) -> Sequence[Sequence[Launch]]:
+        """The launches of each local rank. Called by themselves they are ordered after nothing and not checked."""
+        return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The (local, remote) bytes that a collective moves over all ranks, and (0, 0) for an op on one device."""
+        moved = NONE if self._traffic is None else self._traffic()
+        return moved.local, moved.remote
+
+    def describe(self) -> str:
+        """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
+        return str(self.note)
 
     def __repr__(self) -> str:
-        arrays = ", ".join(repr(of_rank[0].array) for of_rank in self._reads)
-        return f"<Prepared {self.algo} on {self.group!r} of {arrays}>"
+        arrays = ", ".join(repr(arrays[0].array) for arrays in self._reads)
+        return f"<Prepared {self.op}{self.algo and ' ' + self.algo} on {self._turns!r} of {arrays}>"
 
-    def launch(self, streams: Any = None, *, rank: int | None = None, stream: Any = None) -> R:
-        """Queue the collective and return its results, which are valid in the order of the streams.
+    def launch(self, streams: Streams = None, *, rank: int | None = None, stream: StreamArgument = None) -> R:
+        """Queue the call and return its results, which are valid in the order of the streams.
 
         Without arguments it runs on the streams given to `prepare` (by default each rank's own). `streams` replaces
         them. With `rank` only that rank's part is queued, on `stream` or its default; every other rank must follow
-        within the `spin_timeout` setting.
+        within the `spin_timeout` setting. An op on one device takes `stream` alone.
 
-        Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
-        CaptureError where stream order cannot be established in a capture, Unsupported where the algorithm cannot run
-        like this, LaunchError if another rank was launched alone with another call, which must reach this rank first,
-        ClosedError after `group.close()`.
+        Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group), or
+        GridTimeout if an earlier one with the op's workspace did, CaptureError where stream order cannot be established
+        in a capture, Unsupported where the algorithm cannot run like this, LaunchError if another rank was launched
+        alone with another call, which must reach this rank first, ClosedError after `group.close()`.
         """
-        self.group.require_open()
-        if rank is None:
-            if stream is not None:
-                raise ArgumentError("stream", repr(stream), "given together with rank=; use streams= for all ranks")
-            self._queue(range(len(self.group)), self._resolve(self._streams if streams is None else streams))
+        if streams is None and rank is None and stream is None:
+            self._queue(self._positions, self._streams)
+            return self._result
+        positions, chosen = self._turns.choose(streams, rank, stream, [arrays[0] for arrays in self._reads])
+        if positions:
+            self._queue(positions, chosen or [self._streams[positions[0]]], alone=True)
         else:
-            if streams is not None:
-                raise ArgumentError("streams", repr(streams), "None together with rank=; use stream=")
-            position = self._position(rank)
-            if stream is None:
-                chosen = self._resolve(self._streams)[position]
-            else:
-                chosen = self.group.ranks[position].wrap(stream)
-            self._queue([position], [chosen], alone=True)
+            self._queue(self._positions, chosen)
         return self._result
 
     def set(self, **parameters: Any) -> None:
@@ -114,43 +171,34 @@ class Prepared(Generic[R]):
 
         Takes what `Epilogue` takes; the types must stay. Launches already queued or captured keep their values.
         """
-        if self._epilogue is None:
-            raise ArgumentError("parameters", list(parameters), "empty: this collective has no epilogue")
-        self.group.require_open()
-        old = self._epilogue
-        new = bind(self.group, old.epilogue.with_(**parameters))
-        if new.text != old.text:
-            raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
-        if new.epilogue.differs_by_rank and self.algo == "two_stage":
-            raise ArgumentError("parameters", "different by rank", 'the same on all ranks, as algo is "two_stage"')
-        no_overlap(flatten(new.operands), flatten(self._writes))
+        old = self._parameters
+        if old is None:
+            raise ArgumentError("parameters", list(parameters), "empty: this call has no epilogue")
+        self._turns.require_open()
+        new = old.replaced(self.algo, parameters)
+        no_overlap(_flat(new.operands), _flat(self._writes))
         for position, structure in enumerate(new.structures):
             for launch in self._schedule.launches[position] if self._schedule is not None else ():
                 launch.set(1, structure)
             kept = self._reads[position][: len(self._reads[position]) - len(old.operands[position])]
             self._reads[position] = [*kept, *new.operands[position]]
-        self._epilogue = new
-
-    def _position(self, rank: int) -> int:
-        for position, local in enumerate(self.group):
-            if local.index == rank and not isinstance(rank, bool):
-                return position
-        raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self.group]}")
-
-    def _resolve(self, streams: Any) -> list[Stream]:
-        return resolve_streams(self.group, streams, [of_rank[0] for of_rank in self._reads])
+            self._routes[position].clear()
+        self._parameters = new
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
-        group, schedule = self.group, self._schedule
-        group.admit(streams)
+        turns, schedule = self._turns, self._schedule
+        turns.admit(streams)
         if schedule is None:
             return
         captures = [stream.capture_id() for stream in streams]
         schedule.check(captures, alone)
-        for position, stream, capture in zip(positions, streams, captures, strict=True):
-            self._order(position, stream, capture)
-        if all(capture is None for capture in captures):
-            group.begin(positions, self)
+        routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
+        turns.follow(positions, streams)
+        for route, capture in zip(routes, captures, strict=True):
+            if route.producers:
+                route.follow_producers(capture)
+        if captures.count(None) == len(captures):
+            turns.begin(positions, self)
         try:
             with launch_group():
                 if alone:
@@ -158,76 +206,89 @@ class Prepared(Generic[R]):
                 else:
                     schedule.launch_all(streams)
         except BaseException:
-            group.abandon()
+            turns.abandon()
             raise
-        for position, stream, capture in zip(positions, streams, captures, strict=True):
-            self._launched(position, stream, capture)
+        for position, route, capture in zip(positions, routes, captures, strict=True):
+            stream = route.stream  # a foreign one may be gone when somebody waits for it
+            event = stream.mark() if stream.foreign and capture is None else None
+            turns.launched(position, stream, event, capture)
+            route.tell(event, turns.more)
+            if capture is not None:
+                self._captured(position, route)
+            if route.owners:
+                route.lead_owners(event, capture)
 
-    def _order(self, position: int, stream: Stream, capture: int | None) -> None:
-        """Order `stream`, which is in `capture`, after the rank's last call and the producers of its arrays.
+    def _route(self, position: int, stream: Stream) -> Route:
+        """A foreign stream's wrapper is new at each launch, so its route is kept only where the wrapper is."""
+        routes = self._routes[position]
+        route = routes.get(stream)
+        if route is None:
+            route = Route(stream, (*self._reads[position], *self._writes[position]))
+            if stream is self._streams[position] or not stream.foreign:
+                routes[stream] = route
+        return route
 
-        Inside a capture, what was queued outside it is left to the user: nothing can wait for it there.
-        """
-        rank = self.group.ranks[position]
-        rank.order.admit(stream, rank.index)
-        for producer in _distinct((*self._reads[position], *self._writes[position])):
-            if same(producer, stream):
-                continue
-            if producer.closed:
-                event = producer.last_event() if capture is None else None
-                if event is not None:
-                    stream.wait(event)
-                continue
-            theirs = producer.capture_id()
-            if theirs == capture:
-                stream.follow(producer)
-            elif theirs is not None:
-                raise CaptureError(
-                    f"rank {rank.index}: {producer!r}, on which an array of the call is produced, is being captured, "
-                    f"and {stream!r} is not part of that capture; end the capture first, or join the stream to it"
-                )
-
-    def _launched(self, position: int, stream: Stream, capture: int | None) -> None:
-        rank, used = self.group.ranks[position], (*self._reads[position], *self._writes[position])
-        arrays = [operand.array for operand in used]
-        event = stream.mark() if stream.foreign and capture is None else None
-        rank.order.launched(stream, event, capture)
-        mark_used(arrays, stream, event)
-        graph = capturing(stream) if capture is not None else None
+    def _captured(self, position: int, route: Route) -> None:
+        graph = capturing(route.stream)
+        self._turns.captured(position, graph, self)
         if graph is not None:
-            graph.keep(*arrays, *self._sections)
-            graph.before_launch(self.group.before_replay)
-            graph.before_launch(rank.before_replay)
-            graph.after_launch(rank.after_replay)
-        for owner in _distinct([operand for operand in used if operand.foreign]):
-            if same(owner, stream) or (capture is not None and owner.capture_id() != capture):
-                continue
-            if event is not None:  # it may reuse the memory in the order of that stream
-                owner.wait(event)
-            else:
-                owner.follow(stream)
+            graph.keep(*route.arrays, *self._turns.more, *self._sections)
+
+    def give_back(self) -> None:
+        """Let other calls have the launches; this one is not launched again."""
+        for ready in self._ready:
+            ready.give_back()
 
 
-def _distinct(found: Iterable[RankArray]) -> Iterable[Stream]:
-    """The producers of some arrays, each once."""
-    producers = [operand.producer for operand in found if operand.producer is not None]
-    return {(stream.device.index, stream.handle, stream.closed): stream for stream in producers}.values()
+def on_device(
+    op: str,
+    turns: Turns,
+    stream: Stream,
+    result: R,
+    read: Sequence[Operand],
+    written: Sequence[Operand],
+    ready: Ready | None,
+    trace: CallTrace | None = None,
+) -> Prepared[R]:
+    """The call of an op on one device, which is one launch; None: there is nothing to do."""
+    if ready is None:
+        return Prepared(op, turns, result, [read], [written], None, [stream], trace=trace)
+    return Prepared(op, turns, result, [read], [written], Direct([ready.launch]), [stream], [ready], trace=trace)
 
 
-class Collective(Protocol[P, Result]):
-    """A collective: calling it prepares and launches; `prepare` takes the same arguments and launches nothing."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result: ...
-
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[Any]: ...
+def _flat(found: Iterable[Sequence[Operand]]) -> list[Operand]:
+    return [operand for arrays in found for operand in arrays]
 
 
-def collective(prepare: Callable[P, Prepared[R]]) -> Collective[P, R]:
-    """Make a collective of the function that prepares it."""
+class Op(Protocol[P, R]):
+    """An op: calling it prepares and launches; `prepare` takes the same arguments and launches nothing."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]: ...
+
+
+def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
+    """Make an op of the function that prepares it, whose name and documentation are those of the call."""
 
     @functools.wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return prepare(*args, **kwargs).launch()
+        prepared = prepare(*args, **kwargs)
+        result = prepared.launch()
+        prepared.give_back()
+        return result
 
+    signature = inspect.signature(prepare)
+    returned = str(signature.return_annotation).removeprefix("Prepared[").removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    call.__annotations__ = {**prepare.__annotations__, "return": returned}
     call.prepare = prepare  # type: ignore[attr-defined]
-    return cast("Collective[P, R]", call)
+    name = prepare.__name__
+    prepare.__name__, prepare.__qualname__ = "prepare", f"{name}.prepare"
+    prepare.__doc__ = (
+        f"Check, plan and load the call `{name}(...)` of these arguments, and launch nothing.\n\n"
+        "Launch it with `Prepared.launch()` any number of times. What the call allocates is allocated here, once."
+    )
+    return cast("Op[P, R]", call)

@@ -20,15 +20,13 @@ import numpy as np
 
 from ... import config
 from ...errors import ArgumentError, CaptureError, GridTimeout
-from ...runtime import interop
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver
 from ...runtime.pinned import PinnedBuffer
 from ...runtime.stream import Stream
+from .operands import Operand, whole
 
-STATE_BYTES = 16
-HEADER_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of cu/sync/grid_barrier.cuh
 _ALIGNMENT = 16
 _SLOTS = 64
 _STREAMS = 32  # that have a workspace of drvfuse's own, for each kind
@@ -100,17 +98,18 @@ class _Reports:
     def __init__(self, driver: Driver) -> None:
         self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
         self._blocks = self._pinned.view(_REPORT)
-        self._magic = self._blocks["magic"]
+        self._magic = self._blocks["magic"].data  # quicker to read one by one than by numpy
 
     def address(self, workspace: int) -> int:
         return self._pinned.ptr + self._slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
         """Raise what was reported, of one workspace or of any, and forget it. Reads host memory only."""
-        slots = np.flatnonzero(self._magic).tolist() if workspace is None else [self._slot(workspace)]
-        for slot in slots:
+        for slot in range(_SLOTS) if workspace is None else (self._slot(workspace),):
+            if not self._magic[slot]:
+                continue
             report = self._blocks[slot]
-            if not report["magic"] or (workspace is not None and int(report["state"]) != workspace):
+            if workspace is not None and int(report["state"]) != workspace:
                 continue
             fields = [int(report[name]) for name in ("reason", "block", "peer", "expected", "seen")]
             report["magic"] = 0
@@ -121,62 +120,67 @@ class _Reports:
         return workspace // 512 % _SLOTS
 
 
-class _Scratch:
-    """The workspaces of one device: `own` by stream and kind, the last used last, and all that callers brought."""
+class Scratch:
+    """The workspaces of a device, `device.part(Scratch)`: `own` by stream and kind, the last used last, and all that
+    callers brought."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.reports = _Reports(driver)
+    def __init__(self, device: Device) -> None:
+        self.reports = _Reports(device.driver)
         self.own: dict[tuple[int, str], Workspace] = {}
         self.known: weakref.WeakValueDictionary[int, Workspace] = weakref.WeakValueDictionary()
 
 
-def _of(device: Device) -> _Scratch:
-    found: _Scratch | None = device.__dict__.get("_scratch")
-    if found is None:
-        found = device.__dict__["_scratch"] = _Scratch(device.driver)
-    return found
-
-
-def acquire(device: Device, stream: Stream, given: Any, nbytes: int, kind: str = "") -> Workspace:
-    """The workspace of a call on `stream`: the caller's, else one cached for this stream, which grows as needed.
-
-    Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
-
-    The caller zeroes his own before its first use and after a GridTimeout; it is a uint8 array. A cached one is not for
-    two streams. Raises GridTimeout, once, if an earlier launch with it gave up; CaptureError if a cached one has to
-    grow or to be zeroed in a capture.
-    """
-    scratch = _of(device)
-    if given is not None:
-        array = _checked(device, given, nbytes)
-        space = scratch.known.get(array.ptr)
-        if space is None or space.array is not array:
-            space = scratch.known[array.ptr] = Workspace(scratch.reports, device, array, False)
-    else:
-        space = _own(scratch, device, stream, nbytes, kind)
-    space.admit(stream)
+def brought(device: Device, array: Array) -> Workspace:
+    """The workspace that a caller brought, which he zeroes before its first use and after a GridTimeout."""
+    scratch = device.part(Scratch)
+    space = scratch.known.get(array.ptr)
+    if space is None or space.array is not array:
+        space = scratch.known[array.ptr] = Workspace(scratch.reports, device, array, False)
     return space
 
 
-def _own(scratch: _Scratch, device: Device, stream: Stream, nbytes: int, kind: str) -> Workspace:
+def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspace:
+    """The workspace that is kept for calls on `stream`, which grows as needed; it is not for two streams.
+
+    Ops of one `kind` share it; where one would take another's data for its own words, they are of different kinds.
+    Raises CaptureError if it has to grow in a capture.
+    """
+    spaces = device.part(Scratch).own
     key = stream.handle, kind
-    space = scratch.own.get(key)
+    space = spaces.pop(key, None)
     if space is None or space.nbytes < nbytes:
         if stream.capture_id() is not None:
+            if space is not None:
+                spaces[key] = space
             or_else = "" if kind else ", or pass workspace if it takes one"
             raise CaptureError(
                 "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
                 f"with arrays of these shapes{or_else}"
             )
         home = device.stream if stream.foreign else stream  # a foreign one may be destroyed before the memory is freed
-        space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
-    scratch.own.pop(key, None)
-    scratch.own[key] = space
-    mine = [other for other in scratch.own if other[1] == kind]
-    if len(mine) > _STREAMS:
-        del scratch.own[mine[0]]
+        reports = device.part(Scratch).reports
+        space = Workspace(reports, device, device.zeros(nbytes, "uint8", stream=home), True)
+        mine = [other for other in spaces if other[1] == kind]
+        if len(mine) >= _STREAMS:
+            del spaces[mine[0]]
+    spaces[key] = space
     space.hand_over(stream)
     return space
+
+
+def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Operand]:
+    """The caller's workspace, if he gives one."""
+    if value is None:
+        return []
+    operand = whole("workspace", value, driver, ("uint8",), writable=True)
+    array = operand.array
+    if array.nbytes < nbytes:
+        raise ArgumentError("workspace", f"of {array.nbytes} bytes", f"of at least {nbytes} bytes")
+    if array.ptr % _ALIGNMENT:
+        raise ArgumentError("workspace", f"at address {array.ptr:#x}", f"aligned to {_ALIGNMENT} bytes")
+    if array.device is not device:
+        raise ArgumentError("workspace", f"on device {array.device.index}", f"on device {device.index}")
+    return [operand]
 
 
 def check_device(device: Device) -> None:
@@ -184,20 +188,7 @@ def check_device(device: Device) -> None:
 
     Reads host memory only, so a launch that still runs is not seen: synchronise first.
     """
-    scratch = _of(device)
+    scratch = device.part(Scratch)
     for space in (*scratch.own.values(), *scratch.known.values()):
         space.check()
     scratch.reports.check(device.index)
-
-
-def _checked(device: Device, given: Any, nbytes: int) -> Array:
-    array, _ = interop.as_array(given, driver=device.driver, argument="workspace", writable=True)
-    if array.dtype.name != "uint8":
-        raise ArgumentError("workspace.dtype", str(array.dtype), "uint8")
-    if array.nbytes < nbytes:
-        raise ArgumentError("workspace", f"of {array.nbytes} bytes", f"of at least {nbytes} bytes")
-    if array.ptr % _ALIGNMENT:
-        raise ArgumentError("workspace", f"at address {array.ptr:#x}", f"aligned to {_ALIGNMENT} bytes")
-    if array.device is not device:
-        raise ArgumentError("workspace", f"on device {array.device.index}", f"on device {device.index}")
-    return array

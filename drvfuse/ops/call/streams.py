@@ -1,30 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `streams` argument of the collectives."""
+"""The `stream` and `streams` arguments of ops, which become `Stream` objects once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import ArgumentError, CaptureError
-from ...runtime.stream import Stream
-from .validate import RankArray
+from ...errors import ArgumentError
+from ...runtime.stream import Stream, StreamLike
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+    from ...runtime.device import Device
+    from .operands import Operand
+
+StreamArgument = StreamLike | Literal["current"] | None
+"""None: the device's own stream; "current": that of the first array's framework; or a stream."""
+Streams = StreamArgument | Sequence[StreamLike]
+"""The same for all local ranks of a group, or a list with a stream for each."""
 
 
-def resolve_streams(group: Group, streams: Any, inputs: Sequence[RankArray]) -> list[Stream]:
+def _current(operand: Operand, argument: str) -> Stream:
+    if operand.producer is None:
+        raise ArgumentError(argument, '"current"', f"explicit: {operand.name} does not say its stream")
+    return operand.producer
+
+
+def resolve_stream(device: Device, stream: Any, x: Operand) -> Stream:
+    """None: the device's own stream. "current": that of x's framework. Else a stream or a handle, of which
+    0 and 1 are the legacy default stream."""
+    if stream is None:
+        return device.stream
+    if isinstance(stream, str):
+        if stream != "current":
+            raise ArgumentError("stream", repr(stream), 'None, "current" or a stream')
+        return _current(x, "stream")
+    return Stream.wrap(device, stream)
+
+
+def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> list[Stream]:
     """The stream of each local rank: its own for None, its input's framework stream for "current", else as given."""
     if streams is None:
-        return [rank.stream for rank in group]
+        return [rank.stream for rank in group.ranks]
     if isinstance(streams, str):
         if streams != "current":
             raise ArgumentError("streams", repr(streams), 'None, "current", or a list of streams, one a local rank')
-        for operand in inputs:
-            if operand.producer is None:
-                raise ArgumentError("streams", '"current"', f"explicit: {operand.name} does not say its stream")
-        return [operand.producer for operand in inputs if operand.producer is not None]
+        return [_current(operand, "streams") for operand in inputs]
     if not isinstance(streams, (list, tuple)):
         if len(group) != 1:
             raise ArgumentError("streams", repr(streams), f"a list of {len(group)} streams, one a local rank")
@@ -33,11 +54,5 @@ def resolve_streams(group: Group, streams: Any, inputs: Sequence[RankArray]) -> 
         raise ArgumentError("streams", f"{len(streams)} streams", f"{len(group)} streams, one a local rank")
     return [
         rank.wrap(stream, f"streams[{position}]")
-        for position, (rank, stream) in enumerate(zip(group, streams, strict=True))
+        for position, (rank, stream) in enumerate(zip(group.ranks, streams, strict=True))
     ]
-
-
-def refuse_capture(streams: Sequence[Stream], argument: str) -> None:
-    """Raise CaptureError if a stream is being captured: `argument` was left out and nothing may be allocated there."""
-    if any(stream.capture_id() is not None for stream in streams):
-        raise CaptureError(f"{argument}=None allocates, which a capture forbids; pass {argument}")

@@ -8,18 +8,27 @@ import math
 from typing import Any
 
 from ... import dtypes
+from ...dtypes import DType
 from ...errors import ArgumentError, Unsupported
-from ...plans.coat_forward import column_run
-from ..call import launching, operands
-from ..call.launching import Specialisation
+from ...plans.coat_rows import Division, column_run
+from ...plans.scratch import GRID_BYTES
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.options import pdl_level as checked_level
-from ..call.scratch import HEADER_BYTES, ScratchParams, acquire
+from ..call.planned import PlanCache, Planned, resident
+from ..call.prepared import Prepared, on_device, op
+from ..call.scratch import ScratchParams, Workspace
+from ..call.specialisation import FP8_CAPABILITY, Specialisation
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.turns import DeviceTurns, WorkspaceTurns
+from .quantised import Outputs, matrix_shape
 
 _INPUTS = ("bfloat16", "float32")
 _SCALES = ("bfloat16", "float32", "float16")
-_WARPS = 8
 
 
 class DivisionParams(ctypes.Structure):
@@ -34,19 +43,20 @@ class DivisionParams(ctypes.Structure):
     )
 
 
+@op
 def fp8_division_transpose(
-    x: Any,
+    x: ArrayLike,
     QB: int,
-    fp8type: Any,
-    s_y: Any = None,
+    fp8type: str | DType,
+    s_y: ArrayLike | None = None,
     stochastic: bool = False,
     only_transposed: bool = False,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, ...]:
+) -> Prepared[tuple[Array, ...]]:
     """`(y, s_y, y_t)`, or with `only_transposed` `(y_t, s_y)`: x / s_y in FP8, and its transpose.
 
     x [M, N] or [B, S, N], bfloat16 or float32; its rows may lie apart. `fp8type` is "E4M3", "E5M2" or a dtype. s_y is
@@ -60,18 +70,19 @@ def fp8_division_transpose(
     return _divide(x, QB, fp8type, s_y, stochastic, not only_transposed, True, outputs, workspace, stream, pdl_level)
 
 
+@op
 def fp8_division(
-    x: Any,
+    x: ArrayLike,
     QB: int,
-    fp8type: Any,
-    s_y: Any = None,
+    fp8type: str | DType,
+    s_y: ArrayLike | None = None,
     stochastic: bool = False,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, ...]:
+) -> Prepared[tuple[Array, ...]]:
     """`(y, s_y)`: as `fp8_division_transpose`, without the transpose. `outputs` is (y,) or (y, s_y)."""
     return _divide(x, QB, fp8type, s_y, stochastic, True, False, outputs, workspace, stream, pdl_level)
 
@@ -88,76 +99,74 @@ def _divide(
     workspace: Any,
     stream: Any,
     pdl_level: Any,
-) -> tuple[Any, ...]:
+) -> Prepared[tuple[Array, ...]]:
     level = checked_level(pdl_level)
     if stochastic:
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:
         raise ArgumentError("QB", repr(QB), "a positive integer")
     target = dtypes.fp8(fp8type, "fp8type")
-    driver = operands.driver_of(x, s_y)
+    driver = operands.driver_of(x=x, s_y=s_y)
     xs = operands.rows("x", x, driver, _INPUTS)
-    shape = xs.shape
-    if len(shape) not in (2, 3) or not shape[-1]:
-        raise ArgumentError("x", f"of shape {shape}", "of shape [M, N] or [B, S, N] with N of at least 1")
+    shape = matrix_shape(xs)
     columns, count = shape[-1], math.prod(shape[:-1])
     read: list[Operand] = [xs]
     if s_y is not None:
         given = operands.whole("s_y", s_y, driver, _SCALES)
-        if given.span.size != 1:
+        if given.array.size != 1:
             raise ArgumentError("s_y", f"of shape {given.shape}", "an array of one element")
         read.append(given)
     device = operands.one_device(read)
-    queue = operands.resolve_stream(stream, xs)
+    queue = resolve_stream(device, stream, xs)
     made_scale = [("s_y", (), xs.dtype)] if s_y is None else []
     rows_out = [("y", shape, target)] if straight else []
     columns_out = [("y_t", (columns, count), target)] if turned else []
     order = [*rows_out, *made_scale, *columns_out] if straight else [*columns_out, *made_scale]
-    written = operands.new_outputs(device, queue, order, outputs)
-    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
+    written, values = results.outputs(device, queue, order, outputs)
+    own = scratch.checked(workspace, driver, device, GRID_BYTES)
+    operands.no_overlap(read, [*written, *own])
     by_name = {name: operand for (name, _, _), operand in zip(order, written, strict=True)}
-    scale = by_name["s_y"] if s_y is None else read[1]
-    aligned = columns % 16 == 0 and xs.rows_aligned and ("y" not in by_name or by_name["y"].rows_aligned)
-    run = column_run(16, count, by_name["y_t"].ptr) if turned else 1
-    spec = Specialisation(
-        "coat",
-        "fp8_division",
-        (
+    scale, y, y_t = by_name["s_y"] if s_y is None else read[1], by_name.get("y"), by_name.get("y_t")
+    aligned = columns % 16 == 0 and xs.rows_aligned and (y is None or y.rows_aligned)
+    run = 1 if y_t is None else column_run(16, count, y_t.ptr)
+
+    def plan() -> Planned:
+        defines = (
             ("DRVFUSE_DTYPE", xs.dtype.cxx),
             ("DRVFUSE_OUT_DTYPE", target.cxx),
             ("DRVFUSE_SCALE_DTYPE", scale.dtype.cxx),
-            ("DRVFUSE_WARPS", _WARPS),
+            ("DRVFUSE_WARPS", Division.warps),
             ("DRVFUSE_RUN", run),
             ("DRVFUSE_ALIGNED", int(aligned)),
             ("DRVFUSE_FIND_SCALE", int(s_y is None)),
             ("DRVFUSE_ROWS_OUT", int(straight)),
             ("DRVFUSE_COLUMNS_OUT", int(turned)),
-        ),
-    )
-    kernel = launching.load(device, spec)
-    tiles = -(-count // 32) * -(-columns // 128)
-    resident = kernel.occupancy(device, 32 * _WARPS) * device.sm_count
-    grid = max(1, min(-(-tiles // _WARPS), resident, 512))
-    space = acquire(device, queue, workspace, HEADER_BYTES) if s_y is None else None
-    parameters = DivisionParams(
-        x=xs.ptr,
-        scale=scale.ptr,
-        y=by_name["y"].ptr if straight else 0,
-        y_t=by_name["y_t"].ptr if turned else 0,
-        scratch=ScratchParams() if space is None else space.params,
-        rows=count,
-        batch_rows=count,
-        x_stride=xs.stride,
-        columns=columns,
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-    )
-    threads, waits = 32 * _WARPS, space is not None
-    launching.launch(
-        kernel, device, queue, grid, threads, 0, parameters, level, read, written, space, cooperative=waits
-    )
-    values = [o.span for o in written] if outputs is None else list(outputs)
-    results = dict(zip((name for name, _, _ in order), values, strict=True))
-    results.setdefault("s_y", s_y)
-    if not straight:
-        return results["y_t"], results["s_y"]
-    return (results["y"], results["s_y"], results["y_t"]) if turned else (results["y"], results["s_y"])
+        )
+        early = int(level is PDLLevel.OVERLAP_AT_BEGINNING)
+        return Planned(
+            device,
+            Specialisation("coat", "fp8_division", defines, capability=FP8_CAPABILITY),
+            lambda kernel: Division.grid(count, columns, resident(kernel, device, Division.threads)),
+            Division.threads,
+            DivisionParams(rows=count, batch_rows=count, columns=columns, early_trigger=early),
+            waits=s_y is None,
+            pdl=level,
+        )
+
+    types = xs.dtype, target, scale.dtype, s_y is None, straight, turned
+    ready = device.part(PlanCache).get(("division", count, columns, types, run, aligned, level, planted()), plan).take()
+    parameters = ready.parameters
+    parameters.x, parameters.x_stride, parameters.scale = xs.ptr, xs.stride, scale.ptr
+    parameters.y, parameters.y_t = y.ptr if y is not None else 0, y_t.ptr if y_t is not None else 0
+
+    def bind(space: Workspace) -> None:
+        parameters.scratch = space.params
+
+    turns = DeviceTurns(device)
+    if s_y is None:
+        turns = WorkspaceTurns(device, queue, own[0].array if own else None, GRID_BYTES, bind)
+    found = dict(zip((name for name, _, _ in order), values, strict=True))
+    found.setdefault("s_y", s_y)
+    names = ("y_t", "s_y") if not straight else ("y", "s_y", "y_t") if turned else ("y", "s_y")
+    name = "fp8_division_transpose" if turned else "fp8_division"
+    return on_device(name, turns, queue, tuple(found[name] for name in names), read, written, ready)

@@ -17,23 +17,37 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ... import dtypes
 from ...dtypes import DType
-from ...errors import ArgumentError
 from ...plans.coat_rows import MAX_COLUMNS, RowPlan
 from ...runtime.array import Array
-from ...runtime.device import Device
 from ...runtime.driver import Driver
-from ...runtime.stream import Stream
-from ..call import launching, operands
-from ..call.launching import Specialisation
+from ...runtime.interop import ArrayLike
+from ..call import operands, results
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
-from .quantised import column_weights, group_size, matrix_shape, quantised_rows
-from .rmsnorm_forward import COAT_WARPS
+from ..call.planned import PlanCache, Planned, limits, resident
+from ..call.prepared import Prepared, on_device, op
+from ..call.results import Wanted
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.turns import DeviceTurns
+from .quantised import (
+    COAT_WARPS,
+    Outputs,
+    column_weights,
+    group_size,
+    matrix_shape,
+    quantised_rows,
+    require_columns,
+)
+
+R = TypeVar("R")
 
 
 class GroupParams(ctypes.Structure):
@@ -49,18 +63,19 @@ class GroupParams(ctypes.Structure):
     )
 
 
+@op
 def fp8_rmsnorm_pg2pg_forward(
-    x: Any,
-    s_x: Any,
-    w: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    w: ArrayLike,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
     *,
-    outputs: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any, tuple[Any, Any, int]]:
+) -> Prepared[tuple[Array, Array, tuple[ArrayLike, Array, int]]]:
     """RMSNorm of x with group scales in and out: `(qy, s_y, (w, rstd, num_warps))`.
 
     x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32, QB 16, 32, 64 or 128, N at
@@ -68,89 +83,85 @@ def fp8_rmsnorm_pg2pg_forward(
     `fp8_rmsnorm_forward`, bit for bit. y = (x * s_x * rstd) * w in fp32, its groups quantised as this module says.
     `transpose_output_2d` has no effect: there is no transpose. `outputs` is (qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
-    epsilon = real("eps", eps, least=0.0)
-    device = operands.one_device((xs, scales, weight))
-    queue = operands.resolve_stream(stream, xs)
-    wanted = _norm_outputs(shape, xs.dtype, QB)
-    written = operands.new_outputs(device, queue, wanted, outputs)
-    parameters = GroupParams(
-        x=xs.ptr,
-        scales=scales.ptr,
-        x_stride=xs.stride,
-        scale_stride=scales.stride,
-        **_norm_parameters(weight, epsilon, *written),
+    return _prepare(
+        "fp8_rmsnorm_pg2pg_forward",
+        {"x": xs, "scales": scales, "weight": weight},
+        _norm_outputs(shape, xs.dtype, QB),
+        outputs,
+        (QB, xs.dtype, real("eps", eps, least=0.0)),
+        stream,
+        level,
+        lambda qy, s_y, rstd: (qy, s_y, (w, rstd, COAT_WARPS)),
     )
-    _launch(device, queue, parameters, shape, QB, xs.dtype, False, [xs, scales, weight], written, weight, level)
-    qy, s_y, rstd = _results(written, outputs)
-    return qy, s_y, (w, rstd, COAT_WARPS)
 
 
+@op
 def fp8_add_Ifp_Ifp_Ofp_Og16(
-    x1: Any,
-    x2: Any,
-    fp8type: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
+    fp8type: str | DType,
     QB: int,
     *,
-    outputs: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, tuple[Any, Any]]:
+) -> Prepared[tuple[Array, tuple[Array, Array]]]:
     """The residual add: `(sum, (x, s_x))`, the sum in bfloat16 and quantised with group scales.
 
     x1 and x2 [M, N] or [B, S, N] bfloat16, added in fp32; `fp8type` "E4M3", "E5M2" or a dtype; QB 16, 32, 64 or 128;
     N at most 32768. sum and x have the inputs' shape, s_x is [..., ceil(N / QB)]. x and s_x are of the fp32 sum, not of
     the rounded one. `outputs` is (sum, x, s_x).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x1, x2)
+    level, driver = checked_level(pdl_level), operands.driver_of(x1=x1, x2=x2)
     first, second, shape = _addends(driver, x1, x2, QB)
     target = dtypes.fp8(fp8type, "fp8type")
-    device = operands.one_device((first, second))
-    queue = operands.resolve_stream(stream, first)
-    written = operands.new_outputs(device, queue, _add_outputs(shape, target, QB), outputs)
-    parameters = GroupParams(**_add_parameters(first, second, *written))
-    _launch(device, queue, parameters, shape, QB, target, True, [first, second], written, None, level)
-    total, x, s_x = _results(written, outputs)
-    return total, (x, s_x)
+    return _prepare(
+        "fp8_add_Ifp_Ifp_Ofp_Og16",
+        {"a": first, "b": second},
+        _add_outputs(shape, target, QB),
+        outputs,
+        (QB, target, 0.0),
+        stream,
+        level,
+        lambda total, x, s_x: (total, (x, s_x)),
+    )
 
 
+@op
 def fp8_add_rmsnorm_pg2pg_forward(
-    x1: Any,
-    x2: Any,
-    fp8type: Any,
-    w: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
+    fp8type: str | DType,
+    w: ArrayLike,
     QB: int,
     eps: float,
     *,
-    outputs: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, tuple[Any, Any], tuple[Any, Any, tuple[Any, Any, int]]]:
+) -> Prepared[tuple[Array, tuple[Array, Array], tuple[Array, Array, tuple[ArrayLike, Array, int]]]]:
     """`(sum, (x, s_x), (qy, s_y, (w, rstd, num_warps)))`: the residual add and RMSNorm of x in one launch.
 
     Bit for bit `fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, fp8type, QB)` and then `fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB,
     eps)`, whose arguments these are, without reading x again. `outputs` is (sum, x, s_x, qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x1, x2, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x1=x1, x2=x2, w=w)
     first, second, shape = _addends(driver, x1, x2, QB)
     target = dtypes.fp8(fp8type, "fp8type")
     weight = column_weights(driver, w, shape[-1])
-    epsilon = real("eps", eps, least=0.0)
-    device = operands.one_device((first, second, weight))
-    queue = operands.resolve_stream(stream, first)
-    wanted = [*_add_outputs(shape, target, QB), *_norm_outputs(shape, target, QB)]
-    written = operands.new_outputs(device, queue, wanted, outputs)
-    parameters = GroupParams(
-        **_add_parameters(first, second, *written[:3]), **_norm_parameters(weight, epsilon, *written[3:])
+    return _prepare(
+        "fp8_add_rmsnorm_pg2pg_forward",
+        {"a": first, "b": second, "weight": weight},
+        _add_outputs(shape, target, QB) | _norm_outputs(shape, target, QB),
+        outputs,
+        (QB, target, real("eps", eps, least=0.0)),
+        stream,
+        level,
+        lambda total, x, s_x, qy, s_y, rstd: (total, (x, s_x), (qy, s_y, (w, rstd, COAT_WARPS))),
     )
-    _launch(device, queue, parameters, shape, QB, target, True, [first, second, weight], written, weight, level)
-    total, x, s_x, qy, s_y, rstd = _results(written, outputs)
-    return total, (x, s_x), (qy, s_y, (w, rstd, COAT_WARPS))
-
-
-_Wanted = list[tuple[str, tuple[int, ...], DType]]
 
 
 def _addends(driver: Driver, x1: Any, x2: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
@@ -165,69 +176,72 @@ def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
     return (*shape[:-1], -(-shape[-1] // QB))
 
 
-def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> _Wanted:
+def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
+    """By the names of the parameters that take them."""
     bf16 = dtypes.get("bfloat16")
-    return [("sum", shape, bf16), ("x", shape, target), ("s_x", _groups(shape, QB), bf16)]
+    return {"sum": ("sum", shape, bf16), "x": ("x", shape, target), "scales": ("s_x", _groups(shape, QB), bf16)}
 
 
-def _norm_outputs(shape: tuple[int, ...], target: DType, QB: int) -> _Wanted:
+def _norm_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
-    return [("qy", shape, target), ("s_y", _groups(shape, QB), bf16), ("rstd", (math.prod(shape[:-1]),), f32)]
+    rstd = "rstd", (math.prod(shape[:-1]),), f32
+    return {"qy": ("qy", shape, target), "out_scales": ("s_y", _groups(shape, QB), bf16), "rstd": rstd}
 
 
-def _add_parameters(first: Operand, second: Operand, total: Operand, x: Operand, s_x: Operand) -> dict[str, int]:
-    pointers = {"a": first.ptr, "b": second.ptr, "sum": total.ptr, "x": x.ptr, "scales": s_x.ptr}
-    return pointers | {"a_stride": first.stride, "b_stride": second.stride}
-
-
-def _norm_parameters(weight: Operand, epsilon: float, qy: Operand, s_y: Operand, rstd: Operand) -> dict[str, Any]:
-    pointers = {"weight": weight.ptr, "qy": qy.ptr, "out_scales": s_y.ptr, "rstd": rstd.ptr}
-    return pointers | {"epsilon": epsilon}
-
-
-def _launch(
-    device: Device,
-    queue: Stream,
-    parameters: GroupParams,
-    shape: tuple[int, ...],
-    QB: int,
-    fp8: DType,
-    add: bool,
-    read: list[Operand],
-    written: list[Operand],
-    weight: Operand | None,
+def _prepare(
+    name: str,
+    inputs: dict[str, Operand],
+    wanted: dict[str, Wanted],
+    given: Any,
+    numbers: tuple[int, DType, float],
+    stream: Any,
     level: PDLLevel,
-) -> None:
-    columns, rows = shape[-1], math.prod(shape[:-1])
-    if columns > MAX_COLUMNS:
-        raise ArgumentError(read[0].name, f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
+    result: Callable[..., R],
+) -> Prepared[R]:
+    """The call of the op `name`: arrays by the names of the parameters that take them, (QB, FP8 type, epsilon), and
+    what it returns for its outputs."""
+    QB, fp8, epsilon = numbers
+    read = list(inputs.values())
+    first, weight, shape = read[0], inputs.get("weight"), read[0].shape
+    device = operands.one_device(read)
+    require_columns(first, MAX_COLUMNS)
+    queue = resolve_stream(device, stream, first)
+    written, values = results.outputs(device, queue, list(wanted.values()), given)
     operands.no_overlap(read, written)
-    plan = RowPlan.of(device, rows, columns, 1 if add else 2)
+    rows, columns, add = math.prod(shape[:-1]), shape[-1], "a" in inputs
     wide = [o for o in (*read, *written) if o.shape == shape]  # the scales, weights and rstd are read by the element
     aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    spec = Specialisation(
-        "coat",
-        "fp8_group_scales",
-        (
+    weight_type = dtypes.get("bfloat16") if weight is None else weight.dtype
+
+    def plan() -> Planned:
+        plan = RowPlan.of(limits(device), rows, columns, 1 if add else 2)
+        defines: Defines = (
             ("DRVFUSE_DTYPE", fp8.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", dtypes.get("bfloat16").cxx if weight is None else weight.dtype.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight_type.cxx),
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_ADD", int(add)),
             ("DRVFUSE_NORM", int(weight is not None)),
             ("DRVFUSE_ALIGNED", int(aligned)),
             *plan.defines,
-        ),
-    )
-    kernel = launching.load(device, spec)
-    resident = kernel.occupancy(device, plan.threads) * device.sm_count
-    grid = max(1, min(-(-rows // plan.teams), resident))
-    parameters.rows, parameters.columns = rows, columns
-    parameters.early_trigger = int(level is PDLLevel.OVERLAP_AT_BEGINNING)
-    launching.launch(
-        kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, None, cooperative=False
-    )
+        )
+        return Planned(
+            device,
+            Specialisation("coat", "fp8_group_scales", defines, capability=FP8_CAPABILITY),
+            lambda kernel: plan.grid(rows, resident(kernel, device, plan.threads)),
+            plan.threads,
+            GroupParams(rows=rows, columns=columns, early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING)),
+            pdl=level,
+        )
+
+    key = ("groups", name, rows, columns, QB, fp8, weight_type, aligned, level, planted())
+    ready = device.part(PlanCache).get(key, plan).take()
+    parameters = ready.parameters
+    for field, operand in (*inputs.items(), *zip(wanted, written, strict=True)):
+        setattr(parameters, field, operand.ptr)
+        if field in _STRIDES and operand in read:
+            setattr(parameters, _STRIDES[field], operand.stride)
+    parameters.epsilon = epsilon
+    return on_device(name, DeviceTurns(device), queue, result(*values), read, written, ready)
 
 
-def _results(written: list[Operand], outputs: Any) -> list[Array]:
-    """What the caller gave as outputs, or the new arrays."""
-    return [o.span for o in written] if outputs is None else list(outputs)
+_STRIDES = {"a": "a_stride", "b": "b_stride", "x": "x_stride", "scales": "scale_stride"}

@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ... import dtypes
 from ...errors import ArgumentError, Unsupported
-from ...plans.coat_forward import column_run
-from ...plans.coat_rows import MAX_COLUMNS, RowPlan
+from ...plans.coat_rows import MAX_COLUMNS, LayerNormTiles, RowPlan, column_run
+from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.driver import Driver
-from ..call import launching, operands
-from ..call.launching import Specialisation
+from ...runtime.interop import ArrayLike
+from ..call import operands, results, scratch
+from ..call.faults import planted
+from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
-from ..call.scratch import HEADER_BYTES, ScratchParams, acquire
-from . import rmsnorm_backward as backward
-from .quantised import WEIGHTS, quantised_rows
-from .rmsnorm_forward import COAT_WARPS
+from ..call.planned import PlanCache, Planned, limits, resident
+from ..call.prepared import Prepared, on_device, op
+from ..call.scratch import ScratchParams, Workspace
+from ..call.specialisation import FP8_CAPABILITY, Specialisation
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.turns import WorkspaceTurns
+from .quantised import COAT_WARPS, WEIGHTS, Outputs, quantised_rows, require_columns, transposed_shape
+from .rmsnorm_backward import Gradients, Inputs, gradient, gradient_operands, named, row_values
 
-_LARGE = 4 << 20
-_MAX_GRID = 512
+R = TypeVar("R")
 
 
 class LayerNormParams(ctypes.Structure):
@@ -45,20 +51,21 @@ class LayerNormParams(ctypes.Structure):
     )
 
 
+@op
 def fp8_layernorm_param_forward(
-    x: Any,
-    s_x: Any,
-    w: Any,
-    b: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    w: ArrayLike,
+    b: ArrayLike,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any, Any, tuple[Any, Any, Any, Any, int]]:
+) -> Prepared[tuple[Array, Array, Array, tuple[ArrayLike, ArrayLike, Array, Array, int]]]:
     """Quantised LayerNorm of x: `(qy, s_y, qy_t, (w, b, mean, rstd, num_warps))`.
 
     x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w and b [N], both bfloat16 or both float32, QB 16, 32,
@@ -71,46 +78,69 @@ def fp8_layernorm_param_forward(
 
     `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)`.
     """
-    results = _forward(x, s_x, (w, b), QB, eps, transpose_output_2d, outputs, workspace, stream, pdl_level)
-    qy, s_y, qy_t, mean, rstd = results
-    return qy, s_y, qy_t, (w, b, mean, rstd, COAT_WARPS)
+    return _forward(
+        "fp8_layernorm_param_forward",
+        x,
+        s_x,
+        (w, b),
+        QB,
+        eps,
+        transpose_output_2d,
+        outputs,
+        workspace,
+        stream,
+        pdl_level,
+        lambda qy, s_y, qy_t, mean, rstd: (qy, s_y, qy_t, (w, b, mean, rstd, COAT_WARPS)),
+    )
 
 
+@op
 def fp8_layernorm_noparam_forward(
-    x: Any,
-    s_x: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any, Any, tuple[Any, Any, int]]:
+) -> Prepared[tuple[Array, Array, Array, tuple[Array, Array, int]]]:
     """`(qy, s_y, qy_t, (mean, rstd, num_warps))`: `fp8_layernorm_param_forward` without w and b."""
-    qy, s_y, qy_t, mean, rstd = _forward(
-        x, s_x, None, QB, eps, transpose_output_2d, outputs, workspace, stream, pdl_level
+    return _forward(
+        "fp8_layernorm_noparam_forward",
+        x,
+        s_x,
+        None,
+        QB,
+        eps,
+        transpose_output_2d,
+        outputs,
+        workspace,
+        stream,
+        pdl_level,
+        lambda qy, s_y, qy_t, mean, rstd: (qy, s_y, qy_t, (mean, rstd, COAT_WARPS)),
     )
-    return qy, s_y, qy_t, (mean, rstd, COAT_WARPS)
 
 
+@op
 def fp8_layernorm_param_backward(
-    x: Any,
-    s_x: Any,
-    g: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    g: Gradients,
     QB: int,
-    w: Any,
-    b: Any,
-    m: Any,
-    v: Any,
+    w: ArrayLike,
+    b: ArrayLike,
+    m: ArrayLike,
+    v: ArrayLike,
     num_warps: int = COAT_WARPS,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any, Any]:
+) -> Prepared[tuple[Array, Array, Array]]:
     """Gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
 
     x, s_x, w, b and QB as in the forward, m and v its mean and rstd [M]; g as in `fp8_rmsnorm_backward`, so a list of
@@ -121,48 +151,49 @@ def fp8_layernorm_param_backward(
 
     `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)`. Time-outs as of `fp8_rmsnorm_backward`.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *backward.as_list(g), w, b, m, v)
-    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, (w, b), m, v)
-    dx, dw, db = backward.run(inputs, shape, QB, outputs, workspace, stream, level)
-    return dx, dw, db
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **named(g), w=w, b=b, m=m, v=v)
+    inputs, name = _gradient_inputs(driver, x, s_x, g, QB, (w, b), m, v), "fp8_layernorm_param_backward"
+    return gradient(name, inputs, QB, outputs, workspace, stream, level, lambda dx, dw, db: (dx, dw, db))
 
 
+@op
 def fp8_layernorm_noparam_backward(
-    x: Any,
-    s_x: Any,
-    g: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    g: Gradients,
     QB: int,
-    m: Any,
-    v: Any,
+    m: ArrayLike,
+    v: ArrayLike,
     num_warps: int = COAT_WARPS,
     stochastic: bool = False,
     *,
-    outputs: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> Any:
+) -> Prepared[Array]:
     """dx as of `fp8_layernorm_param_backward` without w and b: no sums over the rows, and no workspace.
 
     stochastic=True is refused: COAT's does not compile. `outputs` is (dx,).
     """
     if stochastic:
         raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *backward.as_list(g), m, v)
-    inputs, shape = _gradient_inputs(driver, x, s_x, g, QB, None, m, v)
-    return backward.run(inputs, shape, QB, outputs, None, stream, level)[0]
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **named(g), m=m, v=v)
+    inputs, name = _gradient_inputs(driver, x, s_x, g, QB, None, m, v), "fp8_layernorm_noparam_backward"
+    return gradient(name, inputs, QB, outputs, None, stream, level, lambda dx: dx)
 
 
 def _gradient_inputs(
     driver: Driver, x: Any, s_x: Any, g: Any, QB: Any, affine: tuple[Any, Any] | None, m: Any, v: Any
-) -> tuple[backward.Inputs, tuple[int, ...]]:
+) -> Inputs:
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    gradients = backward.gradient_operands(driver, g, shape)
+    gradients = gradient_operands(driver, g, shape)
     affines = _affine(driver, affine, shape[-1])
-    mean, rstd = (backward.row_values(name, value, driver, shape) for name, value in (("m", m), ("v", v)))
-    return backward.Inputs(xs, scales, gradients, affines[0] if affines else None, rstd, mean), shape
+    mean, rstd = (row_values(name, value, driver, shape) for name, value in (("m", m), ("v", v)))
+    return Inputs(xs, scales, gradients, affines[0] if affines else None, rstd, mean)
 
 
 def _forward(
+    name: str,
     x: Any,
     s_x: Any,
     affine: tuple[Any, Any] | None,
@@ -173,81 +204,76 @@ def _forward(
     workspace: Any,
     stream: Any,
     pdl_level: Any,
-) -> list[Array]:
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *(affine or ()))
+    result: Callable[..., R],
+) -> Prepared[R]:
+    given = {} if affine is None else dict(zip("wb", affine, strict=True))
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **given)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
+    require_columns(xs, MAX_COLUMNS)
     columns, count = shape[-1], math.prod(shape[:-1])
-    if columns > MAX_COLUMNS:
-        raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
     affines = _affine(driver, affine, columns)
     epsilon = real("eps", eps, least=0.0)
-    if not isinstance(transpose_output_2d, bool):
-        raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
+    turned, batch_rows = transposed_shape(shape, transpose_output_2d)
     read = [xs, scales, *affines]
     device = operands.one_device(read)
-    queue = operands.resolve_stream(stream, xs)
-    batched = len(shape) == 3 and not transpose_output_2d
-    turned = (shape[0], columns, shape[1]) if batched else (columns, count)
+    queue = resolve_stream(device, stream, xs)
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype)]
-    written = operands.new_outputs(device, queue, [*wanted, ("mean", (count,), f32), ("rstd", (count,), f32)], outputs)
+    wanted += [("mean", (count,), f32), ("rstd", (count,), f32)]
+    written, values = results.outputs(device, queue, wanted, outputs)
     qy, s_y, qy_t, mean, rstd = written
-    space = acquire(device, queue, workspace, HEADER_BYTES)
-    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
-    batch_rows = shape[1] if batched else count
+    own = scratch.checked(workspace, driver, device, GRID_BYTES)
+    operands.no_overlap(read, [*written, *own])
     aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
-    plan = RowPlan.of(device, count, columns, 2)
-    tile_rows, row_lanes = _tile(count * columns)
-    lane_columns = 32 // row_lanes * 8
-    spec = Specialisation(
-        "coat",
-        "fp8_layernorm_forward",
-        (
+    weight_type, address = affines[0].dtype if affines else bf16, qy_t.ptr % 16  # of which runs are multiples
+
+    def plan() -> Planned:
+        plan, tiles = RowPlan.of(limits(device), count, columns, 2), LayerNormTiles.of(count * columns)
+        defines = (
             ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", affines[0].dtype.cxx if affines else bf16.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight_type.cxx),
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_PARAMETERS", int(bool(affines))),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", column_run(tile_rows, batch_rows, qy_t.ptr)),
-            ("DRVFUSE_TILE_ROWS", tile_rows),
-            ("DRVFUSE_ROW_LANES", row_lanes),
+            ("DRVFUSE_RUN", column_run(tiles.rows, batch_rows, address)),
+            ("DRVFUSE_TILE_ROWS", tiles.rows),
+            ("DRVFUSE_ROW_LANES", tiles.lanes),
             *plan.defines,
-        ),
-    )
-    kernel = launching.load(device, spec)
-    resident = kernel.occupancy(device, plan.threads) * device.sm_count
-    tiles = -(-count // (tile_rows * row_lanes)) * -(-columns // lane_columns)
-    useful = max(-(-count // plan.teams), -(-tiles // (plan.threads // 32)))
-    grid = max(1, min(useful, resident, _MAX_GRID))
-    parameters = LayerNormParams(
-        x=xs.ptr,
-        scales=scales.ptr,
-        weight=affines[0].ptr if affines else 0,
-        bias=affines[1].ptr if affines else 0,
-        qy=qy.ptr,
-        qy_t=qy_t.ptr,
-        scale=s_y.ptr,
-        mean=mean.ptr,
-        rstd=rstd.ptr,
-        scratch=space.params,
-        rows=count,
-        batch_rows=max(batch_rows, 1),
-        x_stride=xs.stride,
-        scale_stride=scales.stride,
-        columns=columns,
-        epsilon=epsilon,
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-    )
-    launching.launch(kernel, device, queue, grid, plan.threads, 0, parameters, level, read, written, space)
-    return [o.span for o in written] if outputs is None else list(outputs)
+        )
+        template = LayerNormParams(
+            rows=count,
+            batch_rows=max(batch_rows, 1),
+            columns=columns,
+            early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
+        )
+        return Planned(
+            device,
+            Specialisation("coat", "fp8_layernorm_forward", defines, capability=FP8_CAPABILITY),
+            lambda kernel: tiles.grid(plan, count, columns, resident(kernel, device, plan.threads)),
+            plan.threads,
+            template,
+            waits=True,
+            pdl=level,
+        )
+
+    types = xs.dtype, weight_type, QB, bool(affines), aligned
+    key = ("layernorm", count, columns, batch_rows, types, address, level, planted())
+    ready = device.part(PlanCache).get(key, plan).take()
+    parameters = ready.parameters
+    parameters.x, parameters.scales = xs.ptr, scales.ptr
+    parameters.x_stride, parameters.scale_stride = xs.stride, scales.stride
+    parameters.weight, parameters.bias = (operand.ptr for operand in affines) if affines else (0, 0)
+    parameters.qy, parameters.qy_t, parameters.scale = qy.ptr, qy_t.ptr, s_y.ptr
+    parameters.mean, parameters.rstd, parameters.epsilon = mean.ptr, rstd.ptr, epsilon
+
+    def bind(space: Workspace) -> None:
+        parameters.scratch = space.params
+
+    turns = WorkspaceTurns(device, queue, own[0].array if own else None, GRID_BYTES, bind)
+    return on_device(name, turns, queue, result(*values), read, written, ready)
 
 
-def _tile(elements: int) -> tuple[int, int]:
-    """Rows of a thread's part of a tile, and threads over one another: small ones where there is little to share."""
-    return (16, 2) if elements >= _LARGE else (4, 8)
-
-
-def _affine(driver: Driver, affine: tuple[Any, Any] | None, columns: int) -> list[operands.Operand]:
+def _affine(driver: Driver, affine: tuple[Any, Any] | None, columns: int) -> list[Operand]:
     """w and b, checked, or neither."""
     if affine is None:
         return []

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from ... import dtypes
 from ...errors import ArgumentError
 from ...runtime.driver import Driver
+from ...runtime.interop import ArrayLike
 from ..call import operands
 from ..call.operands import Operand
 
+Outputs = Sequence[ArrayLike] | None
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
+COAT_WARPS = 8  # what COAT returns of its launches
 
 
 def group_size(QB: Any) -> int:
@@ -47,3 +52,19 @@ def column_weights(driver: Driver, w: Any, columns: int) -> Operand:
     weight = operands.whole("w", w, driver, WEIGHTS)
     operands.require_shape(weight, (columns,), "one for each column of x")
     return weight
+
+
+def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[tuple[int, ...], int]:
+    """The shape of qy_t for x of `shape`, and the rows of each of its batches."""
+    if not isinstance(transpose_output_2d, bool):
+        raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
+    count, columns = math.prod(shape[:-1]), shape[-1]
+    if len(shape) == 3 and not transpose_output_2d:
+        return (shape[0], columns, shape[1]), shape[1]
+    return (columns, count), count
+
+
+def require_columns(x: Operand, most: int) -> None:
+    """Of `x` at most so many."""
+    if x.shape[-1] > most:
+        raise ArgumentError(x.name, f"of {x.shape[-1]} columns", f"of at most {most} columns")

@@ -6,31 +6,32 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ... import dtypes
 from ...errors import ArgumentError
-from ...plans.coat_backward import DW_SEGMENTS, BackwardShape
-from ...plans.coat_forward import WORDS_BYTES
+from ...plans.coat_backward import MAX_COLUMNS, MAX_GRADIENTS, BackwardPlan, workspace_bytes
+from ...plans.scratch import SUMS_AT
+from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver
-from ..call import launching, operands
-from ..call.launching import Specialisation
+from ...runtime.interop import ArrayLike
+from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.options import pdl_level as checked_level
-from ..call.scratch import HEADER_BYTES, ScratchParams, acquire
-from .quantised import column_weights, quantised_rows
-from .rmsnorm_forward import COAT_WARPS
+from ..call.planned import PlanCache, Planned, limits
+from ..call.prepared import Prepared, on_device, op
+from ..call.scratch import ScratchParams, Workspace
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.turns import DeviceTurns, WorkspaceTurns
+from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns
 
-MAX_BACKWARD_COLUMNS = 32768
-MAX_GRADIENTS = 3
-_SLICE = 32
-_MAX_RING = 8
-_LONG = 12  # rows of a team, from which on two are on their way, and dx of the last two waits for the sums to leave
-_RING_CAPABILITY = (9, 0)
-# Behind what the other ops have in a workspace: these words are 0 between launches.
-_WORDS_AT = -(-max(WORDS_BYTES, HEADER_BYTES) // 16) * 16
+Gradients = ArrayLike | Sequence[ArrayLike]
+R = TypeVar("R")
 
 
 class BackwardParams(ctypes.Structure):
@@ -58,23 +59,24 @@ def fp8_workspace_bytes(columns: int) -> int:
         count = 0
     if count < 1:
         raise ArgumentError("columns", repr(columns), "an integer, at least 1")
-    return _WORDS_AT + 4 * DW_SEGMENTS * (count + count // 16 + 1024)  # at least `team_columns`, twice for 2 * N
+    return workspace_bytes(count)
 
 
+@op
 def fp8_rmsnorm_backward(
-    x: Any,
-    s_x: Any,
-    g: Any,
-    w: Any,
-    v: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    g: Gradients,
+    w: ArrayLike,
+    v: ArrayLike,
     QB: int,
     num_warps: int = COAT_WARPS,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any]:
+) -> Prepared[tuple[Array, Array]]:
     """Gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
 
     x, s_x, w, QB as in the forward, v the forward's rstd [M]. g is bfloat16 in x's shape, or a list or tuple of up to
@@ -91,13 +93,12 @@ def fp8_rmsnorm_backward(
     time; the rest as in the forward. At most 32768 columns. Waits between blocks are bounded by `spin_timeout`: then dw
     is not written, and the next call with that workspace raises GridTimeout, as do `check_device` and `Graph.launch()`.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, *as_list(g), w, v)
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **named(g), w=w, v=v)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
     gradients = gradient_operands(driver, g, shape)
     inputs = Inputs(xs, scales, gradients, weight, row_values("v", v, driver, shape), None)
-    dx, dw = run(inputs, shape, QB, outputs, workspace, stream, level)
-    return dx, dw
+    return gradient("fp8_rmsnorm_backward", inputs, QB, outputs, workspace, stream, level, lambda dx, dw: (dx, dw))
 
 
 class Inputs(NamedTuple):
@@ -116,17 +117,19 @@ class Inputs(NamedTuple):
         return [self.x, self.scales, *self.gradients, *(operand for operand in maybe if operand is not None)]
 
 
-def as_list(g: Any) -> list[Any]:
-    return list(g) if isinstance(g, (list, tuple)) else [g]
+def named(g: Any) -> dict[str, Any]:
+    """g, or the arrays whose sum it is, by their names."""
+    if not isinstance(g, (list, tuple)) or len(g) == 1:
+        return {"g": g[0] if isinstance(g, (list, tuple)) else g}
+    return {f"g[{i}]": array for i, array in enumerate(g)}
 
 
 def gradient_operands(driver: Driver, g: Any, shape: tuple[int, ...]) -> list[Operand]:
     """g, or the arrays whose sum it is, checked."""
-    values = as_list(g)
+    values = named(g)
     if not 1 <= len(values) <= MAX_GRADIENTS:
         raise ArgumentError("g", f"{len(values)} arrays", f"1 to {MAX_GRADIENTS} arrays")
-    names = ["g"] if len(values) == 1 else [f"g[{i}]" for i in range(len(values))]
-    found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in zip(names, values, strict=True)]
+    found = [operands.rows(name, value, driver, ["bfloat16"]) for name, value in values.items()]
     for gradient in found:
         operands.require_shape(gradient, shape, "that of x")
     return found
@@ -139,105 +142,111 @@ def row_values(name: str, value: Any, driver: Driver, shape: tuple[int, ...]) ->
     return saved
 
 
-def run(
-    inputs: Inputs, shape: tuple[int, ...], QB: int, outputs: Any, workspace: Any, stream: Any, level: PDLLevel
-) -> list[Any]:
-    """The launch: dx, then with a weight dw, and for LayerNorm db."""
-    xs, weight, mean = inputs.x, inputs.weight, inputs.mean
-    columns, count = shape[-1], math.prod(shape[:-1])
-    device = operands.one_device(inputs.all)
-    if columns > MAX_BACKWARD_COLUMNS:
-        raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_BACKWARD_COLUMNS} columns")
-    queue = operands.resolve_stream(stream, xs)
+def gradient(
+    name: str,
+    inputs: Inputs,
+    QB: int,
+    outputs: Any,
+    workspace: Any,
+    stream: Any,
+    level: PDLLevel,
+    result: Callable[..., R],
+) -> Prepared[R]:
+    """The call of the op `name`, which returns `result` of dx, then with a weight dw, and for LayerNorm db."""
+    xs, scales, weight, mean = inputs.x, inputs.scales, inputs.weight, inputs.mean
+    shape, read = xs.shape, inputs.all
+    device = operands.one_device(read)
+    require_columns(xs, MAX_COLUMNS)
+    queue = resolve_stream(device, stream, xs)
     names = () if weight is None else ("dw",) if mean is None else ("dw", "db")
-    sums = [(name, (columns,), weight.dtype) for name in names if weight is not None]
-    wanted = [("dx", shape, dtypes.get("bfloat16")), *sums]
-    written = operands.new_outputs(device, queue, wanted, outputs)
-    operands.no_overlap(inputs.all, [*written, *operands.workspace(device.driver, workspace)])
-    plan = BackwardShape.of(count, columns)
-    if not sums and plan.few:  # no sums over rows, for which blocks take columns
-        plan = plan._replace(segments=min(count, DW_SEGMENTS), teams=plan.block_teams, few=False)
-    wide = (xs, *inputs.gradients, written[0])
-    aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    smem = plan.sum_bytes(len(sums)) if sums else 0
-    ring = 0 if plan.few or not aligned else _ring_slots(device, plan, inputs, count, columns, QB, smem)
-    smem += ring * plan.block_teams * _slot_bytes(inputs, columns, QB)
-    kept = int(ring > 0 and plan.team_rows(count) >= _LONG and mean is None)
-    kernel = launching.load(device, _specialise(plan, inputs, QB, columns, aligned, ring, kept))
-    parameters = BackwardParams(
-        x=xs.ptr,
-        scales=inputs.scales.ptr,
-        rstd=inputs.rstd.ptr,
-        mean=0 if mean is None else mean.ptr,
-        dx=written[0].ptr,
-        x_stride=xs.stride,
-        scale_stride=inputs.scales.stride,
-        columns=columns,
-        segments=plan.segments,
-        segment_rows=count if plan.few else count // max(plan.segments, 1),
-        longer=count % max(plan.segments, 1),
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-    )
-    parameters.g[: len(inputs.gradients)] = [gradient.ptr for gradient in inputs.gradients]
-    parameters.g_stride[: len(inputs.gradients)] = [gradient.stride for gradient in inputs.gradients]
-    space, waits = None, bool(sums) and not plan.few
-    if weight is not None:
-        parameters.weight, parameters.dw = weight.ptr, written[1].ptr
-        parameters.db = 0 if mean is None else written[2].ptr
-    if sums and (waits or workspace is not None):
-        space = acquire(device, queue, workspace, fp8_workspace_bytes(columns * len(sums)))
-        parameters.words, parameters.scratch = space.ptr + _WORDS_AT, space.params
-    read = inputs.all
-    useful = max(-(-count // plan.block_teams), -(-columns // _SLICE)) if plan.few else plan.segments
-    grid = max(1, min(useful, device.sm_count))
-    launching.launch(
-        kernel, device, queue, grid, plan.threads, smem, parameters, level, read, written, space, cooperative=waits
-    )
-    return [o.span for o in written] if outputs is None else list(outputs)
+    sums = [(each, shape[-1:], weight.dtype) for each in names if weight is not None]
+    written, values = results.outputs(device, queue, [("dx", shape, dtypes.get("bfloat16")), *sums], outputs)
+    nbytes = workspace_bytes(shape[-1] * max(1, len(sums)))
+    own = scratch.checked(workspace, device.driver, device, nbytes)
+    operands.no_overlap(read, [*written, *own])
+    call = _Call(device, inputs, written[0], QB, len(sums), level)
+    plan, planned = device.part(PlanCache).get(call.key, call.plan)
+    ready = planned.take()
+    parameters = ready.parameters
+    parameters.x, parameters.scales, parameters.rstd = xs.ptr, scales.ptr, inputs.rstd.ptr
+    parameters.x_stride, parameters.scale_stride = xs.stride, scales.stride
+    parameters.mean, parameters.weight = mean.ptr if mean is not None else 0, weight.ptr if weight is not None else 0
+    parameters.dx, parameters.dw, parameters.db = ([operand.ptr for operand in written] + [0, 0])[:3]
+    for position, operand in enumerate(inputs.gradients):
+        parameters.g[position], parameters.g_stride[position] = operand.ptr, operand.stride
+
+    def bind(space: Workspace) -> None:
+        parameters.words, parameters.scratch = space.ptr + SUMS_AT, space.params
+
+    turns = DeviceTurns(device)
+    if sums and (plan.waits or own):
+        turns = WorkspaceTurns(device, queue, own[0].array if own else None, nbytes, bind)
+    return on_device(name, turns, queue, result(*values), read, written, ready)
 
 
-def _slot_bytes(inputs: Inputs, columns: int, QB: int) -> int:
-    """`Ring::slot_bytes` of cu/coat/backward_ring.cuh."""
-    return -(-(columns * (1 + 2 * len(inputs.gradients)) + columns // QB * 2) // 128) * 128
+class _Call:
+    """What the kernel and its launch depend on: shapes, types, and what addresses are multiples of."""
 
+    def __init__(self, device: Device, inputs: Inputs, dx: Operand, QB: int, sums: int, level: PDLLevel) -> None:
+        self.device, self.QB, self.sums, self.level = device, QB, sums, level
+        weight, shape = inputs.weight, inputs.x.shape
+        self.rows, self.columns, self.gradients = math.prod(shape[:-1]), shape[-1], len(inputs.gradients)
+        self.centred, self.weighted = inputs.mean is not None, weight is not None
+        self.dtypes = inputs.x.dtype, (weight or inputs.scales).dtype
+        wide = (inputs.x, *inputs.gradients, dx)
+        weight_aligned = weight is None or weight.ptr % 16 == 0
+        self.aligned = self.columns % 16 == 0 and weight_aligned and all(o.rows_aligned for o in wide)
+        self.scales_aligned = inputs.scales.rows_aligned
+        sizes = self.rows, self.columns, QB, self.gradients, sums
+        kinds = self.centred, self.weighted, self.aligned, self.scales_aligned
+        self.key = ("backward", sizes, kinds, self.dtypes, level, planted())
 
-def _ring_slots(
-    device: Device, plan: BackwardShape, inputs: Inputs, rows: int, columns: int, QB: int, used: int
-) -> int:
-    """Rows of each team that are on their way through shared memory; 0: none, since bulk copies cannot bring them, they
-    do not fit, or each block has one row only."""
-    if device.capability < _RING_CAPABILITY or rows <= plan.segments:
-        return 0
-    if columns % (8 * QB) or not inputs.scales.rows_aligned:
-        return 0
-    slot = plan.block_teams * _slot_bytes(inputs, columns, QB)
-    room = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - 4096 - used
-    # Two keep memory busy. More help a block that has few, up to half of them; else some multiprocessors get ahead of
-    # others, and the launch ends with the slowest. Measured on an H200.
-    team_rows = plan.team_rows(rows)
-    wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
-    slots = min(max(wanted, 2), room // slot, _MAX_RING)
-    return slots if slots >= 2 else 0
+    def plan(self) -> tuple[BackwardPlan, Planned]:
+        """How rows and columns are shared out, and the kernel with what it takes of that."""
+        plan = BackwardPlan.of(
+            limits(self.device),
+            self.rows,
+            self.columns,
+            self.QB,
+            self.gradients,
+            self.sums,
+            centred=self.centred,
+            aligned=self.aligned,
+            scales_aligned=self.scales_aligned,
+        )
+        segment_rows, longer = plan.shape.shares(self.rows)
+        template = BackwardParams(
+            columns=self.columns,
+            segments=plan.shape.segments,
+            segment_rows=segment_rows,
+            longer=longer,
+            early_trigger=int(self.level is PDLLevel.OVERLAP_AT_BEGINNING),
+        )
+        spec, threads, smem = self._specialise(plan), plan.shape.threads, plan.shared_bytes
+        waits, pdl = plan.waits, self.level
+        return plan, Planned(self.device, spec, plan.grid, threads, template, smem=smem, waits=waits, pdl=pdl)
 
-
-def _specialise(
-    plan: BackwardShape, inputs: Inputs, QB: int, columns: int, aligned: bool, ring: int, kept: int
-) -> Specialisation:
-    defines = (
-        ("DRVFUSE_DTYPE", inputs.x.dtype.cxx),
-        ("DRVFUSE_WEIGHT_DTYPE", (inputs.weight or inputs.scales).dtype.cxx),
-        ("DRVFUSE_GROUP", QB),
-        ("DRVFUSE_CENTRED", int(inputs.mean is not None)),
-        ("DRVFUSE_WEIGHTED", int(inputs.weight is not None)),
-        ("DRVFUSE_ALIGNED", int(aligned)),
-        ("DRVFUSE_TEAM_WARPS", plan.team_warps),
-        ("DRVFUSE_TEAMS", plan.block_teams),
-        ("DRVFUSE_PACKS", plan.packs),
-        ("DRVFUSE_GRADIENTS", len(inputs.gradients)),
-        ("DRVFUSE_FULL", int(aligned and columns == plan.team_columns)),
-    )
-    if plan.few:
-        return Specialisation("coat", "fp8_rmsnorm_backward_few", defines)
-    most = max(1, -(-plan.segments // plan.strands))  # no rows have no segments
-    more = (("DRVFUSE_RING", ring), ("DRVFUSE_KEPT", kept), ("DRVFUSE_STRANDS", plan.strands), ("DRVFUSE_MOST", most))
-    return Specialisation("coat", "fp8_rmsnorm_backward", (*defines, *more))
+    def _specialise(self, plan: BackwardPlan) -> Specialisation:
+        shape = plan.shape
+        defines: Defines = (
+            ("DRVFUSE_DTYPE", self.dtypes[0].cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", self.dtypes[1].cxx),
+            ("DRVFUSE_GROUP", self.QB),
+            ("DRVFUSE_CENTRED", int(self.centred)),
+            ("DRVFUSE_WEIGHTED", int(self.weighted)),
+            ("DRVFUSE_ALIGNED", int(self.aligned)),
+            ("DRVFUSE_TEAM_WARPS", shape.team_warps),
+            ("DRVFUSE_TEAMS", shape.block_teams),
+            ("DRVFUSE_PACKS", shape.packs),
+            ("DRVFUSE_GRADIENTS", self.gradients),
+            ("DRVFUSE_FULL", int(self.aligned and self.columns == shape.team_columns)),
+        )
+        if shape.few:
+            return Specialisation("coat", "fp8_rmsnorm_backward_few", defines, capability=FP8_CAPABILITY)
+        defines += (
+            ("DRVFUSE_RING", plan.ring),
+            ("DRVFUSE_KEPT", int(plan.kept)),
+            ("DRVFUSE_STRANDS", shape.strands),
+            ("DRVFUSE_MOST", max(1, -(-shape.segments // shape.strands))),  # no rows have no segments
+        )
+        return Specialisation("coat", "fp8_rmsnorm_backward", defines, capability=FP8_CAPABILITY)

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
 
 from ... import dtypes
-from ...errors import ArgumentError
-from ...plans.coat_forward import MAX_COLUMNS, WORDS_BYTES, column_run, forward_plan
-from ..call import launching, operands
-from ..call.launching import Specialisation
-from ..call.operands import Operand
+from ...plans.coat_forward import MAX_COLUMNS, forward_plan
+from ...plans.coat_rows import column_run
+from ...plans.scratch import WORDS_BYTES
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
-from ..call.scratch import ScratchParams, acquire
-from .quantised import column_weights, quantised_rows
-
-COAT_WARPS = 8
+from ..call.planned import PlanCache, Planned, limits
+from ..call.prepared import Prepared, on_device, op
+from ..call.scratch import ScratchParams, Workspace
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.turns import WorkspaceTurns
+from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, transposed_shape
 
 
 class ForwardParams(ctypes.Structure):
@@ -40,19 +44,20 @@ class ForwardParams(ctypes.Structure):
     )
 
 
+@op
 def fp8_rmsnorm_forward(
-    x: Any,
-    s_x: Any,
-    w: Any,
+    x: ArrayLike,
+    s_x: ArrayLike,
+    w: ArrayLike,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
     *,
-    outputs: Any = None,
-    workspace: Any = None,
-    stream: Any = None,
+    outputs: Outputs = None,
+    workspace: ArrayLike | None = None,
+    stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-) -> tuple[Any, Any, Any, tuple[Any, Any, int]]:
+) -> Prepared[tuple[Array, Array, Array, tuple[ArrayLike, Array, int]]]:
     """Quantised RMSNorm of x: `(qy, s_y, qy_t, (w, rstd, num_warps))`.
 
     x [M, N] or [B, S, N] FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32, QB 16, 32, 64 or 128.
@@ -70,64 +75,61 @@ def fp8_rmsnorm_forward(
     Waits between blocks are bounded by `spin_timeout`: then the outputs are undefined, and the next call with that
     workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x, s_x, w)
+    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     weight = column_weights(driver, w, shape[-1])
     epsilon = real("eps", eps, least=0.0)
-    if not isinstance(transpose_output_2d, bool):
-        raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
-    device = operands.one_device((xs, scales, weight))
+    read = [xs, scales, weight]
+    turned, batch_rows = transposed_shape(shape, transpose_output_2d)
+    device = operands.one_device(read)
+    require_columns(xs, MAX_COLUMNS)
     columns, count = shape[-1], math.prod(shape[:-1])
-    if columns > MAX_COLUMNS:
-        raise ArgumentError("x", f"of {columns} columns", f"of at most {MAX_COLUMNS} columns")
-    batched = len(shape) == 3 and not transpose_output_2d
-    queue = operands.resolve_stream(stream, xs)
-    turned = (shape[0], columns, shape[1]) if batched else (columns, count)
+    queue = resolve_stream(device, stream, xs)
     bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
     wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
-    written = operands.new_outputs(device, queue, wanted, outputs)
-    read = [xs, scales, weight]
+    written, values = results.outputs(device, queue, wanted, outputs)
     qy, s_y, qy_t, rstd = written
-    batch_rows = shape[1] if batched else count
-    space = acquire(device, queue, workspace, WORDS_BYTES)
-    operands.no_overlap(read, [*written, *operands.workspace(driver, workspace)])
-    aligned = columns % 16 == 0 and all(o.rows_aligned for o in (xs, qy)) and weight.ptr % 16 == 0
-    plan = forward_plan(device, count, columns, QB)
-    run = column_run(plan.tile_rows, batch_rows, qy_t.ptr)
-    defines = (*_types(xs, weight, QB, aligned), *plan.defines(aligned), ("DRVFUSE_RUN", run))
-    kernel = launching.load(device, Specialisation("coat", plan.kernel, defines))
-    parameters = ForwardParams(
-        x=xs.ptr,
-        scales=scales.ptr,
-        weight=weight.ptr,
-        qy=qy.ptr,
-        qy_t=qy_t.ptr,
-        scale=s_y.ptr,
-        rstd=rstd.ptr,
-        scratch=space.params,
-        rows=count,
-        batch_rows=max(batch_rows, 1),
-        x_stride=xs.stride,
-        scale_stride=scales.stride,
-        columns=columns,
-        groups=plan.groups,
-        longer=plan.longer,
-        part_columns=plan.part_columns,
-        resident_columns=plan.resident_columns,
-        chunk_rows=plan.chunk_rows,
-        epsilon=epsilon,
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-    )
-    launched = (plan.grid, plan.threads, plan.shared_bytes)
-    launching.launch(kernel, device, queue, *launched, parameters, level, read, written, space)
-    results = [o.span for o in written] if outputs is None else list(outputs)
-    return results[0], results[1], results[2], (w, results[3], COAT_WARPS)
+    own = scratch.checked(workspace, driver, device, WORDS_BYTES)
+    operands.no_overlap(read, [*written, *own])
+    aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and weight.ptr % 16 == 0
+    types, address = (xs.dtype, weight.dtype, QB, aligned), qy_t.ptr % 16  # of which runs are multiples
 
+    def plan() -> Planned:
+        plan = forward_plan(limits(device), count, columns, QB)
+        defines: Defines = (
+            ("DRVFUSE_DTYPE", xs.dtype.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight.dtype.cxx),
+            ("DRVFUSE_GROUP", QB),
+            ("DRVFUSE_ALIGNED", int(aligned)),
+            *plan.defines(aligned),
+            ("DRVFUSE_RUN", column_run(plan.tile_rows, batch_rows, address)),
+        )
+        template = ForwardParams(
+            rows=count,
+            batch_rows=max(batch_rows, 1),
+            columns=columns,
+            groups=plan.groups,
+            longer=plan.longer,
+            part_columns=plan.part_columns,
+            resident_columns=plan.resident_columns,
+            chunk_rows=plan.chunk_rows,
+            early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
+        )
+        spec = Specialisation("coat", plan.kernel, defines, capability=FP8_CAPABILITY)
+        smem = plan.shared_bytes
+        return Planned(device, spec, plan.grid, plan.threads, template, smem=smem, waits=True, pdl=level)
 
-def _types(x: Operand, weight: Operand, QB: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:
-    return (
-        ("DRVFUSE_DTYPE", x.dtype.cxx),
-        ("DRVFUSE_WEIGHT_DTYPE", weight.dtype.cxx),
-        ("DRVFUSE_GROUP", QB),
-        ("DRVFUSE_ALIGNED", int(aligned)),
-    )
+    key = ("rmsnorm_forward", count, columns, batch_rows, types, address, level, planted())
+    ready = device.part(PlanCache).get(key, plan).take()
+    parameters = ready.parameters
+    parameters.x, parameters.scales, parameters.weight = xs.ptr, scales.ptr, weight.ptr
+    parameters.x_stride, parameters.scale_stride = xs.stride, scales.stride
+    parameters.qy, parameters.qy_t, parameters.scale, parameters.rstd = qy.ptr, qy_t.ptr, s_y.ptr, rstd.ptr
+    parameters.epsilon = epsilon
+
+    def bind(space: Workspace) -> None:
+        parameters.scratch = space.params
+
+    turns = WorkspaceTurns(device, queue, own[0].array if own else None, WORDS_BYTES, bind)
+    result = values[0], values[1], values[2], (w, values[3], COAT_WARPS)
+    return on_device("fp8_rmsnorm_forward", turns, queue, result, read, written, ready)

@@ -3,47 +3,48 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, CompileError
+from ...plans import collectives as plans
 from ...plans import traffic, tuning
 from ...runtime.array import Array
-from ..call import options, validate
+from ...runtime.interop import ArrayLike
+from ..call import operands, options
+from ..call.operands import Operand
 from ..call.options import PDLLevel
-from ..call.prepared import Prepared, Schedule, collective
+from ..call.planned import Ready
+from ..call.prepared import Direct, Prepared, Schedule, op
 from ..call.results import Results
-from ..call.streams import resolve_streams
+from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
-from ..call.validate import RankArray
-from . import kernels, naive, plan
-from .epilogue import Epilogue
+from ..call.turns import GroupTurns
+from . import naive, plan
+from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
+from .kernels import ALGORITHMS, INPUT_DTYPES, AllreduceParams, CollectiveKernel
 
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...dtypes import DType
-    from ...runtime.kernel import Launch
-    from ...trace.buffer import Section, Trace
-
-ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
+    from ...trace.buffer import Trace
 
 
-@collective
+@op
 def allreduce(
     group: Group,
-    inputs: Any,
-    outputs: Any = None,
+    inputs: ArrayLike | Sequence[ArrayLike],
+    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     *,
     algo: str = "auto",
     use_multimem: bool = False,
     epilogue: Epilogue | None = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
-    streams: Any = None,
+    streams: Streams = None,
     trace: Trace | None = None,
 ) -> Prepared[list[Array]]:
     """Sum `inputs` over the ranks, element by element; every rank gets the sum.
@@ -80,40 +81,52 @@ def allreduce(
     options.refuse_multimem(use_multimem)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
-    traced = CallTrace(group, trace) if trace is not None else None
+    traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
 
-    sources = validate.rank_arrays(group, "inputs", inputs)
-    shape, dtype = sources[0].array.shape, sources[0].array.dtype
-    options.one_of(f"dtype of {sources[0].name}", dtype.name, kernels.INPUT_DTYPES)
-    validate.same_shape(sources, shape, f"that of {sources[0].name}")
-    validate.same_dtype(sources, dtype, f"that of {sources[0].name}")
+    sources = operands.of_ranks(group, "inputs", inputs)
+    first = sources[0]
+    shape, dtype, nbytes = first.shape, first.dtype, first.array.nbytes
+    options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
     bound = bind(group, epilogue) if epilogue is not None else None
-    extra = bound.operands if bound is not None else [[] for _ in group]
 
-    targets: list[RankArray] = []
+    targets: list[Operand] = []
     if outputs is not None:
-        targets = validate.rank_arrays(group, "outputs", outputs, writable=True)
-        validate.same_shape(targets, shape, "that of the inputs")
-        validate.same_dtype(targets, dtype, "that of the inputs")
-        read = [*sources, *validate.flatten(extra)]
-        validate.no_overlap(read, targets, list(zip(sources, targets, strict=True)))
-    in_place = any(t.array.ptr == s.array.ptr for s, t in zip(sources, targets, strict=False))
-    nbytes = sources[0].array.nbytes
+        targets = operands.of_ranks(group, "outputs", outputs, shape, dtype, "that of the inputs", writable=True)
+        read = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
+        operands.no_overlap(read, targets, list(zip(sources, targets, strict=True)))
+    in_place = any(t.ptr == s.ptr for s, t in zip(sources, targets, strict=False))
     algo = _algorithm(group, algo, nbytes, epilogue)
-    results = Results(group, "outputs", outputs, targets, shape, dtype, resolve_streams(group, streams, sources))
+    queues = resolve_streams(group, streams, sources)
+    results = Results(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
-    moved = traffic.NONE
+    staged = False
+    ready: list[Ready] = []
     if nbytes:
         in_place_hazard = in_place and algo == "one_stage" and group.size > 1
         staged = algo != "naive" and (in_place_hazard or not plan.readable_by_peers(group, sources))
         call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
-        schedule = call.schedule([source.array.ptr for source in sources], results.addresses)
-        moved = traffic.reading_sources(algo, group.size, nbytes, staged)
-        moved += traffic.writing_results(algo, group.size, nbytes)
-    reads = [[source, *more] for source, more in zip(sources, extra, strict=True)]
-    writes = [[operand] for operand in results.operands]
-    return Prepared(group, algo, results.returned(inputs), reads, writes, schedule, streams, moved, bound, traced)
+        schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in results.operands])
+
+    def moved() -> traffic.Traffic:
+        written = traffic.writing_results(algo, group.size, nbytes)
+        return traffic.reading_sources(algo, group.size, nbytes, staged) + written
+
+    extra = bound.operands if bound is not None else [[] for _ in sources]
+    return Prepared(
+        "allreduce",
+        GroupTurns(group),
+        results.returned(operands.is_bare(group, inputs)),
+        [[source, *more] for source, more in zip(sources, extra, strict=True)],
+        [[operand] for operand in results.operands],
+        schedule,
+        queues,
+        ready,
+        algo=algo,
+        traffic=moved,
+        parameters=bound,
+        trace=traced,
+    )
 
 
 def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> str:
@@ -132,7 +145,7 @@ def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) 
     return algo
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Call:
     """What is the same on every rank of one all-reduce of at least one element."""
 
@@ -146,62 +159,64 @@ class _Call:
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
 
-    def schedule(self, inputs: Sequence[int], outputs: Sequence[int]) -> Schedule:
+    def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        table = [list(inputs)] * len(self.group)
-        return plan.Direct(self._launches(table, inputs, outputs, 0, count))
+        ready = self._ready([inputs] * len(inputs), inputs, outputs, 0, count)
+        return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, inputs: Sequence[int], outputs: Sequence[int], count: int) -> Schedule:
-        size = self.dtype.itemsize
-        slot = min(naive.slot_bytes(self.group, kernels.PACK_BYTES), count * size)
-        chunks = []
+    def _naive(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
+        size, group = self.dtype.itemsize, self.group
+        slot = min(plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES), count * size)
+        chunks, every = [], []
         for offset in range(0, count * size, slot):
             nbytes = min(slot, count * size - offset)
             own = [address + offset for address in inputs]
-            table = [naive.sources(self.group, p, address, slot) for p, address in enumerate(own)]
+            table = [naive.sources(group, p, address, slot) for p, address in enumerate(own)]
             to = [address + offset for address in outputs]
-            launches = self._launches(table, own, to, offset // size, nbytes // size)
-            chunks.append(naive.Chunk(offset, nbytes, launches))
-        return naive.Naive(self.group, inputs, slot, chunks)
+            ready = self._ready(table, own, to, offset // size, nbytes // size)
+            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            every += ready
+        return naive.Naive(group, inputs, slot, chunks), every
 
-    def _launches(
+    def _ready(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
-    ) -> list[Launch]:
+    ) -> list[Ready]:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
-        group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
-        shape = kernels.allreduce_launch(count, self.dtype, group.size, kernel_algo, self.blocks)
-        spec = kernels.CollectiveKernel(
+        columns = self.shape[-1] if self.shape else 1
+        text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text)
+        try:
+            found = plan.take(self.group, key, lambda: self._plan(count, columns, text), self.pdl, self.trace, more)
+        except CompileError as error:
+            if self.epilogue is None:
+                raise
+            expression = self.epilogue.epilogue.expression
+            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
+        for one, sources, address, output in zip(found, table, own, outputs, strict=True):
+            parameters = one.parameters
+            parameters.output, parameters.first = output, first
+            parameters.call.input = address
+            parameters.call.sources[: len(sources)] = sources
+        return found
+
+    def _plan(
+        self, count: int, columns: int, text: str
+    ) -> tuple[CollectiveKernel, plans.LaunchShape, int, int, AllreduceParams]:
+        group, algo = self.group, "one_stage" if self.algo == "naive" else self.algo
+        shape = plans.allreduce_launch(count, self.dtype.itemsize, group.size, algo, self.blocks)
+        spec = CollectiveKernel(
             op="allreduce",
-            algo=kernel_algo,
+            algo=algo,
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.dtype,
             packs=shape.packs,
-            ragged=count % (kernels.PACK_BYTES // self.dtype.itemsize) != 0,
+            ragged=count % (plans.PACK_BYTES // self.dtype.itemsize) != 0,
             staged=self.staged,
             local=self.algo == "naive",
-            epilogue=self.epilogue.text if self.epilogue is not None else "",
+            epilogue=text,
         )
-        chunk = kernels.allreduce_chunk(spec, count, group.workspace.payload_bytes)
-        sections: list[Section] = []
-        if self.trace is not None:
-            spec, sections = self.trace.reserve(spec, shape, count, chunk)
-        arguments: list[list[ctypes.Structure]] = []
-        for position in range(len(group)):
-            block = kernels.AllreduceParams(
-                call=plan.call_block(group, position, table[position], own[position], self.pdl),
-                output=outputs[position],
-                count=count,
-                first=first,
-                columns=self.shape[-1] if self.shape else 1,
-                chunk_packs=chunk,
-            )
-            arguments.append([block] if self.epilogue is None else [block, self.epilogue.structures[position]])
-        try:
-            return plan.launches(group, spec, shape, arguments, self.pdl, sections)
-        except CompileError as error:
-            if self.epilogue is None:
-                raise
-            raise CompileError(f"epilogue {self.epilogue.epilogue.expression!r}", error.log) from None
+        chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
+        return spec, shape, count, chunk, AllreduceParams(count=count, columns=columns, chunk_packs=chunk)

@@ -3,60 +3,65 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import dtypes
 from ...errors import ArgumentError
+from ...plans import collectives as plans
 from ...plans import traffic, tuning
-from ..call import options, validate
+from ...runtime.array import Array
+from ...runtime.interop import ArrayLike
+from ..call import operands, options
+from ..call.operands import Operand
 from ..call.options import PDLLevel
-from ..call.prepared import Prepared, Schedule, collective
+from ..call.planned import Ready
+from ..call.prepared import Direct, Prepared, Schedule, op
 from ..call.results import Results
-from ..call.streams import resolve_streams
+from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
-from ..call.validate import RankArray
-from . import kernels, naive, plan
+from ..call.turns import GroupTurns
+from . import naive, plan
+from .kernels import ALGORITHMS, INPUT_DTYPES, SCALES_DTYPES, CollectiveKernel, FusedParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
     from ...dtypes import DType
-    from ...runtime.kernel import Launch
-    from ...trace.buffer import Section, Trace
-
-ALGORITHMS = ("auto", "one_stage", "two_stage", "naive")
+    from ...trace.buffer import Trace
 
 
 class NormResult(NamedTuple):
-    """Lists with an array a local rank (or bare arrays); `scales` and `residual` are None where there are none."""
+    """Lists with an array a local rank (or bare arrays); `scales` and `residual` are None where there are none.
 
-    output: Any
-    scales: Any
-    residual: Any
+    Arrays that were given come back as given.
+    """
+
+    output: list[Array]
+    scales: list[Array] | None
+    residual: list[Array] | None
 
 
-@collective
+@op
 def allreduce_rmsnorm_fp8(
     group: Group,
-    inputs: Any,
-    gammas: Any,
+    inputs: ArrayLike | Sequence[ArrayLike],
+    gammas: ArrayLike | Sequence[ArrayLike],
     *,
     epsilon: float,
     weight_offset: float = 0.0,
     scale_ub: float = math.inf,
-    residuals: Any = None,
-    residual_outputs: Any = None,
+    residuals: ArrayLike | Sequence[ArrayLike] | None = None,
+    residual_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     out_dtype: str | DType = "float8_e4m3fn",
     scales_dtype: str | DType = "float32",
-    outputs: Any = None,
-    scales: Any = None,
+    outputs: ArrayLike | Sequence[ArrayLike] | None = None,
+    scales: ArrayLike | Sequence[ArrayLike] | None = None,
     algo: str = "auto",
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
-    streams: Any = None,
+    streams: Streams = None,
     trace: Trace | None = None,
 ) -> Prepared[NormResult]:
     """Sum `inputs` over the ranks, add the residual, normalise each row and quantise it, on every rank.
@@ -84,27 +89,23 @@ def allreduce_rmsnorm_fp8(
     options.one_of("algo", algo, ALGORITHMS)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
-    traced = CallTrace(group, trace) if trace is not None else None
+    traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
 
-    sources = validate.rank_arrays(group, "inputs", inputs)
+    sources = operands.of_ranks(group, "inputs", inputs)
     first = sources[0]
-    shape, dtype = first.array.shape, first.array.dtype
-    options.one_of(f"dtype of {first.name}", dtype.name, kernels.INPUT_DTYPES)
-    if not shape or not 1 <= shape[-1] <= kernels.MAX_COLUMNS:
-        raise ArgumentError(first.name, f"of shape {shape}", f"of shape [..., 1 to {kernels.MAX_COLUMNS} columns]")
-    validate.same_shape(sources, shape, f"that of {first.name}")
-    validate.same_dtype(sources, dtype, f"that of {first.name}")
-    weights = validate.rank_arrays(group, "gammas", gammas)
-    validate.same_shape(weights, shape[-1:], "the columns of the inputs")
-    validate.same_dtype(weights, dtype, "that of the inputs")
+    shape, dtype = first.shape, first.dtype
+    options.one_of(f"dtype of {first.name}", dtype.name, INPUT_DTYPES)
+    if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
+        raise ArgumentError(first.name, f"of shape {shape}", f"of shape [..., 1 to {plans.MAX_COLUMNS} columns]")
+    weights = operands.of_ranks(group, "gammas", gammas, shape[-1:], dtype, "as the inputs require")
     out = dtypes.get(out_dtype, "out_dtype")
-    options.one_of("out_dtype", out.name, (*kernels.FP8_DTYPES, dtype.name))
+    options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scale_type = dtypes.get(scales_dtype, "scales_dtype")
-    options.one_of("scales_dtype", scale_type.name, kernels.SCALES_DTYPES)
-    numbers = _Numbers(
-        epsilon=options.real("epsilon", epsilon, least=0.0),
-        weight_offset=options.real("weight_offset", weight_offset),
-        scale_ub=options.real("scale_ub", scale_ub, least=0.0, finite=False),
+    options.one_of("scales_dtype", scale_type.name, SCALES_DTYPES)
+    numbers = (
+        options.real("epsilon", epsilon, least=0.0),
+        options.real("weight_offset", weight_offset),
+        options.real("scale_ub", scale_ub, least=0.0, finite=False),
     )
     quantised = out.fp8_max is not None
     if scales is not None and not quantised:
@@ -112,95 +113,79 @@ def allreduce_rmsnorm_fp8(
     if residual_outputs is not None and residuals is None:
         raise ArgumentError("residual_outputs", "given", "None, as there are no residuals")
 
-    def given(argument: str, value: Any, of: tuple[int, ...], kind: DType, writable: bool = True) -> list[RankArray]:
+    def given(argument: str, value: Any, of: tuple[int, ...], kind: DType, writable: bool = True) -> list[Operand]:
         if value is None:
             return []
-        vectors = validate.VECTOR_BYTES if len(of) == len(shape) else None
-        found = validate.rank_arrays(group, argument, value, alignment=vectors, writable=writable)
-        validate.same_shape(found, of, "as the inputs' shape requires")
-        validate.same_dtype(found, kind, "as the other arguments require")
-        return found
+        vectors, why = operands.VECTOR if len(of) == len(shape) else None, "as the other arguments require"
+        return operands.of_ranks(group, argument, value, of, kind, why, alignment=vectors, writable=writable)
 
     added = given("residuals", residuals, shape, dtype, writable=False)
-    targets = given("outputs", outputs, shape, out)
-    scale_targets = given("scales", scales, shape[:-1], scale_type)
-    residual_targets = given("residual_outputs", residual_outputs, shape, dtype)
-    validate.no_overlap(
+    wanted = [("outputs", outputs, shape, out)]
+    wanted += [("scales", scales, shape[:-1], scale_type)] if quantised else []
+    wanted += [("residual_outputs", residual_outputs, shape, dtype)] if added else []
+    targets = [given(*one) for one in wanted]
+    operands.no_overlap(
         [*sources, *weights, *added],
-        [*targets, *scale_targets, *residual_targets],
-        list(zip(added, residual_targets, strict=False)),
+        [operand for of_ranks in targets for operand in of_ranks],
+        list(zip(added, targets[-1], strict=False)),
     )
-    rows = math.prod(shape[:-1])
-    row_bytes = shape[-1] * dtype.itemsize
+    rows, columns = math.prod(shape[:-1]), shape[-1]
     automatic = algo == "auto"
-    if algo != "auto":
+    if not automatic:
         plan.require_peers(group, algo)
     elif not group.peers_readable:
         algo = "naive"
     else:
-        algo = tuning.fused_algorithm(group.size, rows, row_bytes, bool(added))
+        algo = tuning.fused_algorithm(group.size, rows, columns * dtype.itemsize, bool(added))
 
-    queue_on = resolve_streams(group, streams, sources)
-    result = Results(group, "outputs", outputs, targets, shape, out, queue_on)
-    scale_result = (
-        Results(group, "scales", scales, scale_targets, shape[:-1], scale_type, queue_on) if quantised else None
-    )
-    residual_result = (
-        Results(group, "residual_outputs", residual_outputs, residual_targets, shape, dtype, queue_on)
-        if added
-        else None
-    )
-
+    queues = resolve_streams(group, streams, sources)
+    results = {
+        argument: Results(group, argument, value, found, of, kind, queues)
+        for (argument, value, of, kind), found in zip(wanted, targets, strict=True)
+    }
     schedule: Schedule | None = None
-    moved = traffic.NONE
+    moved: Callable[[], traffic.Traffic] | None = None
+    ready: list[Ready] = []
     if rows:
         staged = algo != "naive" and not plan.readable_by_peers(group, sources)
         call = _Call(
-            group, dtype, out, scale_type, rows, shape[-1], algo, staged, bool(added), blocks, pdl, numbers, traced
+            group, dtype, out, scale_type, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced
         )
-        addresses = [
-            _Addresses(
-                input=source.array.ptr,
-                gamma=weights[i].array.ptr,
-                residual=added[i].array.ptr if added else 0,
-                residual_output=residual_result.operands[i].array.ptr if residual_result is not None else 0,
-                output=result.operands[i].array.ptr,
-                scales=scale_result.operands[i].array.ptr if scale_result is not None else 0,
-            )
-            for i, source in enumerate(sources)
+        pointers = [sources, weights, added, *(results[name].operands if name in results else [] for name in _WRITTEN)]
+        arrays = [
+            _Addresses(*(of_ranks[position].ptr if of_ranks else 0 for of_ranks in pointers))
+            for position in range(len(group))
         ]
         try:
-            schedule = call.schedule(addresses)
+            schedule, ready = call.schedule(arrays)
         except ArgumentError as error:
             if not automatic or algo != "two_stage" or error.argument != "workspace_bytes":
                 raise
             algo = "one_stage"  # which needs less of the workspace, or none
-            call = dataclasses.replace(call, algo=algo)
-            schedule = call.schedule(addresses)
-        moved = call.traffic()
-    written = [r for r in (result, scale_result, residual_result) if r is not None]
+            call = replace(call, algo=algo)
+            schedule, ready = call.schedule(arrays)
+        moved = call.traffic
+    bare = operands.is_bare(group, inputs)
+    returned = {argument: found.returned(bare) for argument, found in results.items()}
     return Prepared(
-        group,
-        algo,
-        NormResult(*(r.returned(inputs) if r is not None else None for r in (result, scale_result, residual_result))),
+        "allreduce_rmsnorm_fp8",
+        GroupTurns(group),
+        NormResult(returned["outputs"], returned.get("scales"), returned.get("residual_outputs")),
         [[of_rank[i] for of_rank in (sources, weights, added) if of_rank] for i in range(len(group))],
-        [[r.operands[i] for r in written] for i in range(len(group))],
+        [[found.operands[i] for found in results.values()] for i in range(len(group))],
         schedule,
-        streams,
-        moved,
+        queues,
+        ready,
+        algo=algo,
+        traffic=moved,
         trace=traced,
     )
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    epsilon: float
-    weight_offset: float
-    scale_ub: float
+_WRITTEN = ("residual_outputs", "outputs", "scales")
 
 
-@dataclass(frozen=True)
-class _Addresses:
+class _Addresses(NamedTuple):
     """The arrays of one rank; 0 where there is none."""
 
     input: int
@@ -211,7 +196,7 @@ class _Addresses:
     scales: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Call:
     """What is the same on every rank of one fused call of at least one row."""
 
@@ -226,7 +211,7 @@ class _Call:
     residual: bool
     blocks: int
     pdl: PDLLevel
-    numbers: _Numbers
+    numbers: tuple[float, float, float]
     trace: CallTrace | None
 
     @property
@@ -243,22 +228,26 @@ class _Call:
             return total + traffic.adding_residual(self.algo, ranks, nbytes) + written
         return total + traffic.writing_results(self.algo, ranks, result)
 
-    def schedule(self, arrays: Sequence[_Addresses]) -> Schedule:
+    def schedule(self, arrays: Sequence[_Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        return plan.Direct(self._launches([inputs] * len(arrays), arrays, self.rows))
+        ready = self._ready([inputs] * len(arrays), arrays, self.rows)
+        return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, arrays: Sequence[_Addresses], inputs: Sequence[int]) -> Schedule:
-        row_bytes = self.columns * self.dtype.itemsize
-        slot = min(naive.slot_bytes(self.group, row_bytes), self.rows * row_bytes)
-        chunks = []
+    def _naive(self, arrays: Sequence[_Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
+        row_bytes, group = self.columns * self.dtype.itemsize, self.group
+        slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
+        slot = min(slot, self.rows * row_bytes)
+        chunks, every = [], []
         for offset in range(0, self.rows * row_bytes, slot):
             nbytes = min(slot, self.rows * row_bytes - offset)
             part = [self._from_row(of_rank, offset // row_bytes) for of_rank in arrays]
-            table = [naive.sources(self.group, position, a.input, slot) for position, a in enumerate(part)]
-            chunks.append(naive.Chunk(offset, nbytes, self._launches(table, part, nbytes // row_bytes)))
-        return naive.Naive(self.group, inputs, slot, chunks)
+            table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
+            ready = self._ready(table, part, nbytes // row_bytes)
+            chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
+            every += ready
+        return naive.Naive(group, inputs, slot, chunks), every
 
     def _from_row(self, arrays: _Addresses, row: int) -> _Addresses:
         elements = row * self.columns
@@ -271,45 +260,36 @@ class _Call:
             scales=arrays.scales + row * self.scale_bytes,
         )
 
-    def _launches(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Launch]:
+    def _ready(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Ready]:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
-        group, kernel_algo = self.group, "one_stage" if self.algo == "naive" else self.algo
-        shape = kernels.rmsnorm_launch(rows, self.columns, self.dtype, group.size, kernel_algo, self.blocks)
-        spec = kernels.CollectiveKernel(
+        types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name
+        key = ("fused", self.algo, types, rows, self.columns, self.staged, self.residual, self.blocks)
+        found = plan.take(self.group, key, lambda: self._plan(rows), self.pdl, self.trace)
+        for one, sources, own in zip(found, table, arrays, strict=True):
+            parameters = one.parameters
+            parameters.call.input = own.input
+            parameters.call.sources[: len(sources)] = sources
+            parameters.gamma, parameters.output, parameters.scales = own.gamma, own.output, own.scales
+            parameters.residual, parameters.residual_output = own.residual, own.residual_output
+            parameters.epsilon, parameters.weight_offset, parameters.scale_ub = self.numbers
+        return found
+
+    def _plan(self, rows: int) -> tuple[CollectiveKernel, plans.LaunchShape, int, int, FusedParams]:
+        group, algo = self.group, "one_stage" if self.algo == "naive" else self.algo
+        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, group.size, algo, self.blocks)
+        spec = CollectiveKernel(
             op="allreduce_rmsnorm_fp8",
-            algo=kernel_algo,
+            algo=algo,
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.out_dtype,
             packs=shape.packs,
-            ragged=self.columns % (kernels.PACK_BYTES // self.dtype.itemsize) != 0,
+            ragged=self.columns % (plans.PACK_BYTES // self.dtype.itemsize) != 0,
             staged=self.staged,
             local=self.algo == "naive",
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
         )
-        chunk = kernels.rmsnorm_chunk(spec, rows, self.columns, group.workspace.payload_bytes)
-        arguments = [
-            [
-                kernels.FusedParams(
-                    call=plan.call_block(group, position, table[position], own.input, self.pdl),
-                    gamma=own.gamma,
-                    residual=own.residual,
-                    residual_output=own.residual_output,
-                    output=own.output,
-                    scales=own.scales,
-                    rows=rows,
-                    chunk_rows=chunk,
-                    columns=self.columns,
-                    epsilon=self.numbers.epsilon,
-                    weight_offset=self.numbers.weight_offset,
-                    scale_ub=self.numbers.scale_ub,
-                )
-            ]
-            for position, own in enumerate(arrays)
-        ]
-        sections: list[Section] = []
-        if self.trace is not None:
-            spec, sections = self.trace.reserve(spec, shape, rows, chunk)
-        return plan.launches(group, spec, shape, arguments, self.pdl, sections)
+        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
+        return spec, shape, rows, chunk, FusedParams(rows=rows, chunk_rows=chunk, columns=self.columns)

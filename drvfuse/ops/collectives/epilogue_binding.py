@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...dtypes import DType
 from ...errors import ArgumentError
 from ...runtime import interop
-from ..call import validate
-from ..call.validate import RankArray
+from ..call import operands as checked
+from ..call.operands import Operand
 from .epilogue import Epilogue, Replicated, Scalar
 
 if TYPE_CHECKING:
@@ -28,10 +28,20 @@ class BoundEpilogue:
     `structures[i]` is rank i's `EpilogueParams`, `operands[i]` the arrays that it points to.
     """
 
+    group: Group
     epilogue: Epilogue
     text: str
     structures: list[ctypes.Structure]
-    operands: list[list[RankArray]]
+    operands: list[list[Operand]]
+
+    def replaced(self, algo: str, parameters: dict[str, Any]) -> BoundEpilogue:
+        """With some parameters replaced. ArgumentError if the kernel would be another, or the ranks' must be equal."""
+        new = bind(self.group, self.epilogue.with_(**parameters))
+        if new.text != self.text:
+            raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
+        if new.epilogue.differs_by_rank and algo == "two_stage":
+            raise ArgumentError("parameters", "different by rank", 'the same on all ranks, as algo is "two_stage"')
+        return new
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class _Parameter:
     dtype: DType
     is_array: bool
     values: list[float | int]
-    operands: list[RankArray]
+    operands: list[Operand]
 
     @property
     def cxx(self) -> str:
@@ -57,14 +67,14 @@ def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
         for position in range(len(group))
     ]
     operands = [[p.operands[position] for p in parameters.values() if p.is_array] for position in range(len(group))]
-    return BoundEpilogue(epilogue, _text(epilogue.expression, parameters), structures, operands)
+    return BoundEpilogue(group, epilogue, _text(epilogue.expression, parameters), structures, operands)
 
 
 def _parameter(group: Group, name: str, value: Any) -> _Parameter:
     argument = f"epilogue parameter {name}"
     entries = list(value.copies) if isinstance(value, Replicated) else value if isinstance(value, list) else None
     if entries is not None and len(entries) != len(group):
-        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value a local rank")
+        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value per local rank")
     if entries is None:
         entries = [value] * len(group)
         names = [argument] * len(group)
@@ -74,7 +84,7 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
         found, operands = [(entry.dtype, entry.value) for entry in entries], []
     else:
         operands = [_array(group, p, n, entry) for p, (n, entry) in enumerate(zip(names, entries, strict=True))]
-        found = [(operand.array.dtype, operand.array.ptr) for operand in operands]
+        found = [(operand.dtype, operand.ptr) for operand in operands]
     dtype = found[0][0]
     for entry_name, (other, _) in zip(names, found, strict=True):
         if other != dtype:
@@ -82,10 +92,10 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
     return _Parameter(dtype, bool(operands), [number for _, number in found], operands)
 
 
-def _array(group: Group, position: int, name: str, value: Any) -> RankArray:
+def _array(group: Group, position: int, name: str, value: Any) -> Operand:
     if isinstance(value, Scalar):
         raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
-    operand = validate.rank_array(group, name, value, alignment=None)
+    operand = checked.of_rank(group, name, value, alignment=None)
     device = group.ranks[position].device
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")
@@ -93,7 +103,7 @@ def _array(group: Group, position: int, name: str, value: Any) -> RankArray:
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",
-            f"readable on device {device.index}: pass a list with an array a rank, or Replicated([...])",
+            f"readable on device {device.index}: pass a list with one array per rank, or Replicated([...])",
         )
     return operand
 

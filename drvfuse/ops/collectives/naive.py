@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...comm.workspace import PAYLOAD_OFFSET
-from ...errors import ArgumentError, Unsupported
+from ...errors import Unsupported
 from ...runtime.interop import copyable_by
 from ...runtime.kernel import Launch
 from ...runtime.stream import Event
@@ -32,18 +32,6 @@ class Chunk:
     launches: Sequence[Launch]
 
 
-def slot_bytes(group: Group, unit: int) -> int:
-    """Bytes of an input that a chunk may have, a multiple of `unit`: the payload has a slot for every other rank.
-
-    A slot begins at a multiple of 16 bytes. Raises ArgumentError if not one unit fits.
-    """
-    available = group.workspace.payload_bytes // max(group.size - 1, 1) // 16 * 16
-    if available < unit:
-        needed = -(-unit // 16) * 16 * (group.size - 1)
-        raise ArgumentError("workspace_bytes", group.workspace.payload_bytes, f"at least {needed} for this call")
-    return available // unit * unit
-
-
 def sources(group: Group, position: int, own: int, slot: int) -> list[int]:
     """What rank `position` sums, by rank: its own input at `own`, and its slots with the others' parts."""
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
@@ -55,7 +43,7 @@ class Naive:
     """Copies and kernels of a naive call."""
 
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
-        """`inputs` are the addresses of the ranks' inputs, `slot` what `slot_bytes` gave."""
+        """`inputs` are the addresses of the ranks' inputs, `slot` the bytes of a chunk of one."""
         self._group = group
         self._inputs = tuple(inputs)
         self._chunks = chunks

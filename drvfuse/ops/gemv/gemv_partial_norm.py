@@ -9,32 +9,36 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DType
-from ...errors import ArgumentError, CaptureError
-from ...plans import gemv as gemv_plan
-from ...plans.gemv import PACK_BYTES, Shape, Shares
+from ...errors import ArgumentError
+from ...plans.gemv import MAX_ROWS, PACK_BYTES, Plan, Shares
+from ...plans.scratch import STATE_BYTES
+from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver
+from ...runtime.interop import ArrayLike
 from ...runtime.stream import Stream
 from ...trace import layout
-from ..call import launching, operands
-from ..call.launching import Specialisation
+from ..call import operands
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
-from ..call.scratch import STATE_BYTES, ScratchParams, acquire
-from ..call.tracing import require_trace
+from ..call.planned import PlanCache, Planned, limits
+from ..call.prepared import Prepared, on_device, op
+from ..call.results import refuse_capture
+from ..call.scratch import ScratchParams, Workspace
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, load
+from ..call.streams import StreamArgument, resolve_stream
+from ..call.tracing import CallTrace
+from ..call.turns import DeviceTurns, WorkspaceTurns
 
 if TYPE_CHECKING:
-    from ...trace.buffer import Section, Trace
+    from ...trace.buffer import Trace
 
-MAX_ROWS = 8
 FLOATS = ("bfloat16", "float16", "float32")
 WEIGHTS = (*FLOATS, "float8_e4m3fn")
 SCALE_GROUP = 128
-_COPY_CAPABILITY = (9, 0)
-_KERNEL_SHARED = 4 << 10  # that the kernel has itself, at most
 _USERS = 12  # of `struct ScratchState`
-_PHASES = 6  # of a block, and two for each stage
 _TRACE_WRITERS = 2  # the last block has one of its own
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
@@ -60,21 +64,22 @@ class GemvParams(ctypes.Structure):
     )
 
 
+@op
 def gemv_partial_norm(
-    act: Any,
-    weight: Any,
-    gamma: Any,
+    act: ArrayLike,
+    weight: ArrayLike,
+    gamma: ArrayLike | None,
     *,
     n_normed: int,
     eps: float,
-    weight_scales: Any = None,
-    normed_output: Any = None,
-    unnormed_output: Any = None,
-    finish_counter: Any = None,
+    weight_scales: ArrayLike | None = None,
+    normed_output: ArrayLike | None = None,
+    unnormed_output: ArrayLike | None = None,
+    finish_counter: ArrayLike | None = None,
     trace: Trace | None = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
-    stream: Any = None,
-) -> tuple[Any, Any]:
+    stream: StreamArgument = None,
+) -> Prepared[tuple[Array, Array]]:
     """`(normed, unnormed)` of y = act . weight^T: RMSNorm of the first `n_normed` columns times gamma, and the others.
 
     act [K] or [M, K] with M up to 8, weight [N, K], gamma [n_normed] (None if 0), each bfloat16, float16 or float32;
@@ -98,85 +103,50 @@ def gemv_partial_norm(
     it must not write them. The kernel behind may start when a warp of every block has stored its last sums (ON), or
     when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the
     device's own, "current" for that of act's framework, or a stream (0 or 1: the legacy default one). The call does not
-    block, and can be captured after one with arrays of these shapes on the stream, with both outputs given. Before any
+    block, and can be captured after one with arrays of these shapes on the stream (or after `.prepare`), with both
+    outputs given where they have elements. Before any
     launch: ArgumentError for arguments that do not fit, Unsupported for NO_WAIT levels and for an FP8 weight on a
     device before compute capability 8.9.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(act, weight, gamma)
+    level, driver = checked_level(pdl_level), operands.driver_of(act=act, weight=weight, gamma=gamma)
     x, w, scales = _inputs(driver, act, weight, weight_scales)
-    m, (n, k) = 1 if len(x.shape) == 1 else x.shape[0], w.shape
+    m, n = 1 if len(x.shape) == 1 else x.shape[0], w.shape[0]
     normed_count = _count(n_normed, n)
-    g = _gamma(driver, gamma, normed_count, x)
+    g = _gamma(driver, gamma, normed_count)
     epsilon = real("eps", eps, least=0.0)
-    read = [x, w, g] if scales is None else [x, w, g, scales]
+    read = [operand for operand in (x, w, g, scales) if operand is not None]
     device = operands.one_device(read)
-    queue = operands.resolve_stream(stream, x)
+    queue = resolve_stream(device, stream, x)
     normed, unnormed = _outputs(device, queue, x, n, normed_count, normed_output, unnormed_output)
     counter = _counter(device, finish_counter)
     written = [normed, unnormed, *([] if counter is None else [counter])]
     operands.no_overlap(read, written)
-    results = tuple(o.span if v is None else v for o, v in zip(written, (normed_output, unnormed_output), strict=False))
+    result: Any = tuple(
+        operand.array if given is None else given
+        for operand, given in ((normed, normed_output), (unnormed, unnormed_output))
+    )
     if not n:
-        return results[0], results[1]
-    groups = gemv_plan.groups_of_row(k, w.dtype.itemsize)
-    shares = Shares.of(n, normed_count, device.sm_count)
-    can_copy = _access(w) == PACK_BYTES and device.capability >= _COPY_CAPABILITY
-    width, room = PACK_BYTES // w.dtype.itemsize, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
-    shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-    if shape.shared_bytes(m) + _KERNEL_SHARED > room:  # of an H100's it never needs too much
-        shape = Shape.of(m, groups, width, shares.most_rows, False)
-    padded = -(-normed_count // 4) * 4
-    space = acquire(device, queue, None, STATE_BYTES + 8 * m * padded, "gemv")
-    section = None
-    if trace is not None:
-        phases = _PHASES + 2 * -(-shares.most_rows // shape.step) * shape.chunks
-        traced = require_trace(trace, "device")
-        (section,) = traced.sections([device], "gemv_partial_norm", shares.grid, phases, writers=_TRACE_WRITERS)
-    spec = _specialise(x, w, g, normed, normed_count, m, k, shape, scales, level, section)
-    kernel = launching.load(device, spec)
-    smem, stash = shape.shared_bytes(m), 4 * m * padded * (not shape.norm_held(m, normed_count))
-    if smem + stash + kernel.attributes(device).shared_bytes > room:
-        stash = 0
-    parameters = GemvParams(
-        weight=w.ptr,
-        weight_step=w.stride * w.dtype.itemsize,
-        columns=k,
-        n_normed=normed_count,
-        n_unnormed=n - normed_count,
-        **{name: getattr(shares, name) for name in _SHARES},
-        polled_from=shares.polled_from,
-        early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-        act=x.ptr,
-        act_stride=x.stride,
-        scales=0 if scales is None else scales.ptr,
-        groups=groups,
-        chunks=shape.chunks,
-        normed=normed.ptr,
-        unnormed=unnormed.ptr,
-        words=space.ptr + STATE_BYTES,
-        gamma=g.ptr,
-        finish_counter=space.ptr + _USERS if counter is None else counter.ptr,
-        scratch=space.params,
-        padded=padded,
-        stashed=int(stash > 0),
-        eps=epsilon,
-    )
-    launching.launch(
-        kernel,
-        device,
-        queue,
-        shares.grid,
-        shape.threads(m),
-        smem + stash,
-        parameters,
-        level,
-        read,
-        written,
-        space,
-        cooperative=False,
-        section=section,
-    )
-    return results[0], results[1]
+        return on_device("gemv_partial_norm", DeviceTurns(device), queue, result, read, written, None)
+    call = _Call(device, x, w, g, scales, normed, normed_count, m, level)
+    traced = None if trace is None else CallTrace([device], trace, "device")
+    if traced is None:
+        plan, planned = device.part(PlanCache).get(call.key, call.plan)
+        ready = planned.take()
+    else:
+        plan, planned = call.plan(traced)
+        ready = planned.take([section.parameters for section in traced.sections])
+    parameters = ready.parameters
+    parameters.weight, parameters.weight_step = w.ptr, w.stride * w.dtype.itemsize
+    parameters.act, parameters.act_stride = x.ptr, x.stride
+    parameters.scales, parameters.gamma = scales.ptr if scales is not None else 0, g.ptr if g is not None else 0
+    parameters.normed, parameters.unnormed, parameters.eps = normed.ptr, unnormed.ptr, epsilon
+
+    def bind(space: Workspace) -> None:
+        parameters.words, parameters.scratch = space.ptr + STATE_BYTES, space.params
+        parameters.finish_counter = space.ptr + _USERS if counter is None else counter.ptr
+
+    turns = WorkspaceTurns(device, queue, None, STATE_BYTES + plan.words_bytes, bind, "gemv")
+    return on_device("gemv_partial_norm", turns, queue, result, read, written, ready, traced)
 
 
 def _inputs(driver: Driver, act: Any, weight: Any, weight_scales: Any) -> tuple[Operand, Operand, Operand | None]:
@@ -206,9 +176,9 @@ def _inputs(driver: Driver, act: Any, weight: Any, weight_scales: Any) -> tuple[
     return x, w, scales
 
 
-def _gamma(driver: Driver, gamma: Any, n_normed: int, x: Operand) -> Operand:
+def _gamma(driver: Driver, gamma: Any, n_normed: int) -> Operand | None:
     if gamma is None and not n_normed:
-        return Operand("gamma", x.span.device.empty(0, x.dtype), (0,), 0, None, False)
+        return None
     g = operands.whole("gamma", gamma, driver, FLOATS)
     operands.require_shape(g, (n_normed,), "one for each normed column")
     return g
@@ -238,14 +208,14 @@ def _outputs(
             if dtype not in (None, found[name].dtype):
                 raise ArgumentError(f"{name}.dtype", str(found[name].dtype), f"{dtype}, as that of normed_output")
             operands.require_shape(found[name], (*lead, columns), "that of the result")
-            operands.one_device((x, found[name]))
+            if found[name].device is not device:
+                operands.one_device((x, found[name]))
             dtype = found[name].dtype
     for name, (value, columns) in wanted.items():
         if value is None:
-            if stream.capture_id() is not None:
-                raise CaptureError(f"{name}=None allocates, which a capture forbids; pass both outputs")
-            array = device.empty((*lead, columns), dtype or x.dtype, stream=stream)
-            found[name] = Operand(name, array, array.shape, columns, None, False)
+            if columns:  # an array without elements takes no memory
+                refuse_capture([stream], name)
+            found[name] = operands.made(name, device.empty((*lead, columns), dtype or x.dtype, stream=stream))
     return found["normed_output"], found["unnormed_output"]
 
 
@@ -253,10 +223,10 @@ def _counter(device: Device, given: Any) -> Operand | None:
     if given is None:
         return None
     counter = operands.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
-    if counter.span.size != 1:
+    if counter.array.size != 1:
         raise ArgumentError("finish_counter", f"of shape {counter.shape}", "of one element")
-    if counter.span.device is not device:
-        raise ArgumentError("finish_counter", f"on device {counter.span.device.index}", f"on device {device.index}")
+    if counter.array.device is not device:
+        raise ArgumentError("finish_counter", f"on device {counter.array.device.index}", f"on device {device.index}")
     return counter
 
 
@@ -268,57 +238,93 @@ def _access(weight: Operand) -> int:
     return access
 
 
-def _specialise(
-    x: Operand,
-    w: Operand,
-    g: Operand,
-    normed: Operand,
-    n_normed: int,
-    m: int,
-    k: int,
-    shape: Shape,
-    scales: Operand | None,
-    level: PDLLevel,
-    section: Section | None,
-) -> Specialisation:
-    size = w.dtype.itemsize
-    width = PACK_BYTES // size
-    step = min(16, width * x.dtype.itemsize)
-    act_aligned = k % width == 0 and x.ptr % step == 0 and (m == 1 or x.stride * x.dtype.itemsize % step == 0)
-    norm_aligned = n_normed % 4 == 0 and all(o.ptr % (4 * o.dtype.itemsize) == 0 for o in (g, normed))
-    kind = "none"
-    if scales is not None:
-        kind = "group" if len(scales.shape) == 2 else "tensor" if scales.span.size == 1 else "row"
-    traced = {} if section is None else layout.defines(section.capacity)
-    return Specialisation(
-        "gemv",
-        "gemv_partial_norm",
-        (
-            ("DRVFUSE_ACT_DTYPE", x.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", w.dtype.cxx),
-            ("DRVFUSE_GAMMA_DTYPE", g.dtype.cxx),
-            ("DRVFUSE_OUT_DTYPE", normed.dtype.cxx),
-            ("DRVFUSE_M", m),
+class _Call:
+    """What the kernel and its launch depend on: shapes, types, and what addresses are multiples of."""
+
+    def __init__(
+        self,
+        device: Device,
+        x: Operand,
+        w: Operand,
+        g: Operand | None,
+        scales: Operand | None,
+        normed: Operand,
+        n_normed: int,
+        m: int,
+        level: PDLLevel,
+    ) -> None:
+        self.device, self.m, self.n_normed, self.level = device, m, n_normed, level
+        self.n, self.k = w.shape
+        self.dtypes = x.dtype, w.dtype, x.dtype if g is None else g.dtype, normed.dtype
+        self.access = _access(w)
+        width = PACK_BYTES // w.dtype.itemsize
+        step, row = min(16, width * x.dtype.itemsize), x.stride * x.dtype.itemsize
+        self.act_aligned = self.k % width == 0 and x.ptr % step == 0 and (m == 1 or row % step == 0)
+        ends = (normed,) if g is None else (normed, g)
+        self.norm_aligned = n_normed % 4 == 0 and all(o.ptr % (4 * o.dtype.itemsize) == 0 for o in ends)
+        self.scales = "none"
+        if scales is not None:
+            self.scales = "group" if len(scales.shape) == 2 else "tensor" if scales.array.size == 1 else "row"
+        shapes = m, self.n, self.k, n_normed
+        alignment = self.access, self.act_aligned, self.norm_aligned
+        types = tuple(dtype.name for dtype in self.dtypes)
+        self.key = ("gemv", shapes, types, alignment, self.scales, level.value, planted())
+
+    def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
+        """How the work is shared out, and the kernel with what it takes of that. A trace gets a section."""
+        bounds, size = limits(self.device), self.dtypes[1].itemsize
+        plan = Plan.of(bounds, self.m, self.n, self.k, size, self.n_normed, self.access)
+        traced: dict[str, int] = {}
+        if trace is not None:
+            (section,) = trace.reserve("gemv_partial_norm", plan.shares.grid, plan.phases, writers=_TRACE_WRITERS)
+            traced = layout.defines(section.capacity)
+        spec = self._specialise(plan, traced)
+        own = load(self.device, spec).attributes(self.device).shared_bytes
+        smem, stashed = plan.shared_bytes(bounds.shared_bytes - own)
+        template = GemvParams(
+            columns=self.k,
+            n_normed=self.n_normed,
+            n_unnormed=self.n - self.n_normed,
+            **{name: getattr(plan.shares, name) for name in _SHARES},
+            polled_from=plan.shares.polled_from,
+            early_trigger=int(self.level is PDLLevel.OVERLAP_AT_BEGINNING),
+            groups=plan.groups,
+            chunks=plan.shape.chunks,
+            padded=plan.padded,
+            stashed=int(stashed),
+        )
+        threads = plan.shape.threads(self.m)
+        return plan, Planned(self.device, spec, plan.shares.grid, threads, template, smem=smem, pdl=self.level)
+
+    def _specialise(self, plan: Plan, traced: dict[str, int]) -> Specialisation:
+        act, weight, gamma, out = self.dtypes
+        shape = plan.shape
+        defines: Defines = (
+            ("DRVFUSE_ACT_DTYPE", act.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
+            ("DRVFUSE_GAMMA_DTYPE", gamma.cxx),
+            ("DRVFUSE_OUT_DTYPE", out.cxx),
+            ("DRVFUSE_M", self.m),
             ("DRVFUSE_WARPS_A_ROW", shape.warps_a_row),
             ("DRVFUSE_TEAMS", shape.teams),
             ("DRVFUSE_PACKS", shape.packs),
             ("DRVFUSE_STEP", shape.step),
-            ("DRVFUSE_NORM_WARPS", shape.norm_warps(m)),
-            ("DRVFUSE_NORM_BATCH", shape.norm_batch(m, n_normed)),
-            ("DRVFUSE_NORM_HELD", int(shape.norm_held(m, n_normed))),
+            ("DRVFUSE_NORM_WARPS", shape.norm_warps(self.m)),
+            ("DRVFUSE_NORM_BATCH", plan.norm_batch),
+            ("DRVFUSE_NORM_HELD", int(plan.norm_held)),
             ("DRVFUSE_SUM_LANES", shape.sum_lanes),
-            ("DRVFUSE_ACCESS", _access(w)),
+            ("DRVFUSE_ACCESS", self.access),
             ("DRVFUSE_STAGES", shape.stages),
             ("DRVFUSE_SLOTS", shape.slots),
             ("DRVFUSE_SUM_WARPS", shape.sum_warps),
             ("DRVFUSE_COPIED", int(shape.copied)),
             ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
-            ("DRVFUSE_WHOLE", int(k * size == shape.chunks * shape.warps_a_row * shape.packs * gemv_plan.GROUP_BYTES)),
-            ("DRVFUSE_DEPENDENT", int(level is not PDLLevel.OFF)),
-            ("DRVFUSE_ACT_ALIGNED", int(act_aligned)),
-            ("DRVFUSE_NORM_ALIGNED", int(norm_aligned)),
-            ("DRVFUSE_SCALES", kind),
+            ("DRVFUSE_WHOLE", int(plan.whole)),
+            ("DRVFUSE_DEPENDENT", int(self.level is not PDLLevel.OFF)),
+            ("DRVFUSE_ACT_ALIGNED", int(self.act_aligned)),
+            ("DRVFUSE_NORM_ALIGNED", int(self.norm_aligned)),
+            ("DRVFUSE_SCALES", self.scales),
             *traced.items(),
-        ),
-        fp8=w.dtype.name not in FLOATS,
-    )
+        )
+        capability = (0, 0) if weight.name in FLOATS else FP8_CAPABILITY
+        return Specialisation("gemv", "gemv_partial_norm", defines, capability=capability)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import drvfuse as df
+from drvfuse.ops.call.planned import PlanCache
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,9 @@ def device(driver: str) -> Iterator[df.Device]:
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         yield df.device(0, driver=machine)
         assert not machine.reports
+
+
+@pytest.fixture(autouse=True)
+def no_plans_of_other_tests(device: df.Device) -> None:
+    """A test may change what plans are made of."""
+    device.part(PlanCache).clear()

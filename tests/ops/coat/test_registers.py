@@ -8,7 +8,7 @@ import re
 import pytest
 
 import drvfuse as df
-from drvfuse.ops.call import launching
+from drvfuse.ops.call import planned
 
 pytestmark = pytest.mark.emu
 E4M3 = "float8_e4m3fn"
@@ -19,23 +19,23 @@ class Chosen(Exception):
 
 
 def forward(x, s_x, w, g, row):
-    df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
 
 
 def backward(x, s_x, w, g, row):
-    df.fp8_rmsnorm_backward(x, s_x, g, w, row, 16)
+    df.coat.fp8_rmsnorm_backward(x, s_x, g, w, row, 16)
 
 
 def layernorm(x, s_x, w, g, row):
-    df.fp8_layernorm_param_forward(x, s_x, w, w, 16, 1e-5)
+    df.coat.fp8_layernorm_param_forward(x, s_x, w, w, 16, 1e-5)
 
 
 def layernorm_backward(x, s_x, w, g, row):
-    df.fp8_layernorm_param_backward(x, s_x, g, 16, w, w, row, row)
+    df.coat.fp8_layernorm_param_backward(x, s_x, g, 16, w, w, row, row)
 
 
 def groups(x, s_x, w, g, row):
-    df.fp8_add_rmsnorm_pg2pg_forward(g, g, "E4M3", w, 16, 1e-5)
+    df.coat.fp8_add_rmsnorm_pg2pg_forward(g, g, "E4M3", w, 16, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_common_shapes_spill_hardly_anything(monkeypatch, op, shape, spilled):
         chosen.append(spec)
         raise Chosen
 
-    monkeypatch.setattr(launching, "load", load)
+    monkeypatch.setattr(planned, "load", load)
     rows, columns = shape
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
@@ -66,7 +66,7 @@ def test_common_shapes_spill_hardly_anything(monkeypatch, op, shape, spilled):
         w, g, row = device.empty(columns, "bfloat16"), device.empty(shape, "bfloat16"), device.empty(rows, "float32")
         with pytest.raises(Chosen):
             op(x, s_x, w, g, row)
-    image = launching.build(chosen[0], "sm_90a", ("--ptxas-options=-v",))
+    image = chosen[0].compile("sm_90a", ("--ptxas-options=-v",))
     (stores,) = re.findall(r"(\d+) bytes spill stores", image.log)
     assert int(stores) <= spilled
     assert "griddepcontrol.wait" in image.ptx and "griddepcontrol.launch_dependents" in image.ptx

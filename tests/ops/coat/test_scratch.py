@@ -11,28 +11,28 @@ import drvfuse as df
 from drvfuse import config
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
 from drvfuse.ops.call import faults
-from drvfuse.ops.call.scratch import HEADER_BYTES, _of
-from drvfuse.ops.collectives import kernels
-from drvfuse.plans import coat_forward
+from drvfuse.ops.call.scratch import Scratch
+from drvfuse.ops.call.specialisation import CU
+from drvfuse.plans import scratch as plan
 from drvfuse.reference import coat_rmsnorm
+from drvfuse.runtime import calls
 
 SHAPE = (33, 96)
 ABSENT, NO_SUMS = "block-1-absent", "block-1-leaves-no-sums"
 
 
 def test_the_host_knows_how_large_what_the_kernels_share_is(device):
-    plan = coat_forward
     sizes = {
         "sizeof(GridWords)": plan.WORDS_BYTES,
-        "sizeof(GridWorkspace)": HEADER_BYTES,
-        "MAX_WORD_BLOCKS": plan.MAX_BLOCKS,
+        "sizeof(GridWorkspace)": plan.GRID_BYTES,
+        "MAX_WORD_BLOCKS": plan.MAX_WORD_BLOCKS,
         "MAX_WORD_ROWS": plan.MAX_WORD_ROWS,
         "MAX_WORD_SUMS": plan.MAX_WORD_SUMS,
     }
     same_sizes = "".join(f'static_assert({name} == {size}, "{name}");\n' for name, size in sizes.items())
     headers = '#include "sync/grid_barrier.cuh"\n#include "sync/grid_words.cuh"\n'
     source = f'{headers}{same_sizes}extern "C" __global__ void nothing() {{}}\n'
-    df.compile(source, driver=device.driver, include=[kernels.CU])
+    df.compile(source, driver=device.driver, include=[CU])
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def values(rng):
 
 @pytest.fixture
 def space(device):
-    return device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+    return device.zeros(df.coat.fp8_workspace_bytes(SHAPE[1]), "uint8")
 
 
 class Op:
@@ -60,10 +60,10 @@ class Op:
 
     def run(self, **options):
         if self.name == "forward":
-            return df.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
+            return df.coat.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
         if self.name == "backward":
-            return df.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
-        return df.fp8_division(self.tall, 16, "E4M3", **options)
+            return df.coat.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
+        return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
         """A launch of which a block does not do its part; it ends."""
@@ -112,11 +112,11 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
         x, s_x, w, _ = place(device, values)
         with config.override(spin_timeout=0.05), faults.in_kernels(NO_SUMS):
             for _ in range(2):
-                df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+                df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         with pytest.raises(GridTimeout, match="gave up waiting for block"):
             df.check_device(device)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
         assert not machine.reports
 
 
@@ -197,11 +197,12 @@ def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
             device = df.device(0, driver=machine)
             x, s_x, w, g = place(device, values)
             v, streams = device.array(rstd), [df.Stream(device) for _ in range(2)]
-            space = device.zeros(df.fp8_workspace_bytes(96), "uint8") if shared else None
+            space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8") if shared else None
             device.synchronize()
             for _ in range(2):
                 results = [
-                    df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream) for stream in streams
+                    df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream)
+                    for stream in streams
                 ]
             device.synchronize()
             try:
@@ -218,11 +219,12 @@ def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(ba
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()
-    own = _of(device).own
+    own = device.part(Scratch).own
     own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
     for waits in (1, 0):
+        calls.ring.clear()
         results = backward.run()
-        assert sum("cuStreamWaitEvent" in call for call in df.last_calls(8)) == waits
+        assert [entry[0] for entry in calls.ring][-2:].count("cuStreamWaitEvent") == waits
         backward.check(results)
 
 
@@ -232,5 +234,5 @@ def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, devi
     device.synchronize()
     for result in (results[0], results[-2], results[-1]):
         backward.check(result)
-    kept = [handle for handle, kind in _of(device).own if kind == ""]
+    kept = [handle for handle, kind in device.part(Scratch).own if kind == ""]
     assert kept == [stream.handle for stream in (*streams[9:], streams[0])]

@@ -98,10 +98,13 @@ extern "C" __global__ void consume(const unsigned short* from, unsigned short* t
 """
 
 
+def _helpers(driver: Any) -> df.Module:
+    return df.compile(HELPERS, driver=driver)
+
+
 def helper(group: df.Group, name: str) -> Any:
     """A kernel of HELPERS, loaded on the devices of the group: nothing is loaded between the launches of two ranks."""
-    loaded = group.driver.__dict__.setdefault("_test_helpers", {})
-    module = loaded.get("module") or loaded.setdefault("module", df.compile(HELPERS, driver=group.driver))
+    module = group.driver.part(_helpers)
     for rank in group:
         module[name].load(rank.device)
     return module[name]

@@ -10,7 +10,7 @@ from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_in
 import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.collectives import plan
+from drvfuse.ops.call import specialisation
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -99,7 +99,7 @@ def test_parameters_change_without_a_recompile(group, rng, hosts, algo, monkeypa
     def refuse(*_, **__):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(plan, "compile_source", refuse)
+    monkeypatch.setattr(specialisation, "compile_source", refuse)
     prepared.set(k=df.int32(-3))
     assert_bits(prepared.launch(), reference.allreduce(hosts, epilogue=lambda x: x * np.float32(-3) + bias[0]))
     prepared.set(b=group.ranks[2].array(bias[1]))

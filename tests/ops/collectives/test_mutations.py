@@ -15,7 +15,7 @@ import scenarios
 
 from drvfuse import PDLLevel
 from drvfuse.check.substitutions import Substitution, nothing
-from drvfuse.ops.call import faults, prepared
+from drvfuse.ops.call import faults, order
 from drvfuse.ops.collectives import kernels
 from drvfuse.runtime.device import Device
 
@@ -68,7 +68,7 @@ for _op in scenarios.OPS:
         }
 MUTATIONS |= {
     "arrays are freed after the call": (
-        Substitution(prepared, "mark_used", nothing),
+        Substitution(order, "mark_used", nothing),
         scenarios.a_freed_input_is_not_reused_early,
     ),
     "peer access is enabled": (Substitution(Device, "enable_peer", nothing), scenarios.foreign_memory_is_read_in_place),

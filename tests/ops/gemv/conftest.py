@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import drvfuse as df
+from drvfuse.ops.call.planned import PlanCache
 from drvfuse.plans import gemv as gemv_plan
 
 
@@ -26,3 +27,9 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are copied to shared memory wherever they can be; else the small ones of the tests would be loaded."""
     monkeypatch.setattr(gemv_plan, "COPIED_ROW_BYTES", 0)
     monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_plans_of_other_tests(device: df.Device) -> None:
+    """A test may change what plans are made of."""
+    device.part(PlanCache).clear()

@@ -11,8 +11,8 @@ from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
-from drvfuse.ops.call import faults, scratch
-from drvfuse.ops.call.scratch import check_device
+from drvfuse.ops.call import faults
+from drvfuse.ops.call.scratch import Scratch, check_device
 from drvfuse.plans import gemv as gemv_plan
 from drvfuse.reference import bits
 
@@ -205,7 +205,7 @@ def state(device, arrays):
     call(arrays)
 
     def set_(word: int, value: int) -> None:
-        words = scratch._of(device).own[device.stream.handle, "gemv"].array
+        words = device.part(Scratch).own[device.stream.handle, "gemv"].array
         host = words.numpy()
         host[4 * word : 4 * word + 4] = np.array([value], np.uint32).view(np.uint8)
         words.copy_from(host)

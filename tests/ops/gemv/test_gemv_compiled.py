@@ -14,7 +14,6 @@ import pytest
 import drvfuse as df
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.call import launching
 from drvfuse.ops.gemv import gemv_partial_norm
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.plans import gemv as gemv_plan
@@ -42,10 +41,10 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
         device = df.device(0, driver=machine)
         act, gamma = device.zeros((m, k), "bfloat16"), device.zeros(8, "bfloat16")
         weights = device.zeros((16, k), weight)
-        with mock.patch.object(launching, "load", side_effect=Loading) as load, pytest.raises(Loading):
+        with mock.patch.object(gemv_partial_norm, "load", side_effect=Loading) as load, pytest.raises(Loading):
             trace = df.Trace(device) if traced else None
             df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level, trace=trace)
-    return launching.build(load.call_args.args[1], "sm_90a", ["--ptxas-options=-v"])
+    return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), [*SHAPES, (1, 7166, "bfloat16"), (3, 1001, "bfloat16")])

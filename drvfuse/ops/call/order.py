@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a launch after the producers of its arrays, and of their owners after the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...comm.ordering import same
+from ...errors import CaptureError
+from ...runtime.array import Array, mark_used
+from ...runtime.stream import Event, Stream
+from .operands import Operand
+
+
+class Route:
+    """What the launches of a call's part on one stream are ordered with; it can be used for any number of them.
+
+    `producers` are the streams of the arrays, `owners` those in whose order foreign ones may be reused, without the
+    stream itself; mostly there are none.
+    """
+
+    __slots__ = ("_told", "arrays", "owners", "producers", "stream")
+
+    def __init__(self, stream: Stream, operands: Iterable[Operand]) -> None:
+        self.stream = stream
+        self.arrays = [operand.array for operand in operands]
+        self.producers = _distinct(stream, operands)
+        self.owners = _distinct(stream, [o for o in operands if o.foreign]) if self.producers else []
+        self._told: Sequence[Array] | None = None
+
+    def follow_producers(self, capture: int | None) -> None:
+        """Order the stream, which is in `capture`, after the producers.
+
+        Inside a capture, what was queued outside it is left to the user: nothing can wait for it there.
+        """
+        stream = self.stream
+        for producer in self.producers:
+            if same(producer, stream):
+                continue
+            if producer.closed:
+                event = producer.last_event() if capture is None else None
+                if event is not None:
+                    stream.wait(event)
+                continue
+            theirs = producer.capture_id()
+            if theirs == capture:
+                stream.follow(producer)
+            elif theirs is not None:
+                raise CaptureError(
+                    f"{producer!r}, on which an array of the call is produced, is being captured, and {stream!r} is "
+                    "not part of that capture; end the capture first, or join the stream to it"
+                )
+
+    def tell(self, event: Event | None, more: Sequence[Array]) -> None:
+        """Tell the arrays, and `more` memory of the launch, who uses them."""
+        if self._told is more:
+            return
+        mark_used(self.arrays, self.stream, event)
+        if more:
+            mark_used(more, self.stream, event)
+        if not self.stream.foreign:
+            self._told = more  # an array does not forget a stream that drvfuse made
+
+    def lead_owners(self, event: Event | None, capture: int | None) -> None:
+        """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""
+        for owner in self.owners:
+            if owner.closed or same(owner, self.stream):
+                continue
+            if capture is not None and owner.capture_id() != capture:
+                continue
+            if event is not None:
+                owner.wait(event)
+            else:
+                owner.follow(self.stream)
+
+
+def _distinct(stream: Stream, operands: Iterable[Operand]) -> list[Stream]:
+    """The producers of some arrays, each once, but for `stream` itself."""
+    others = [o.producer for o in operands if o.producer is not None and o.producer is not stream]
+    return list({(p.device.index, p.handle, p.closed): p for p in others}.values()) if others else others

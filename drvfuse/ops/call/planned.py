@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that calls of the same shapes share, with launches that wait for addresses.
+
+A plan depends on shapes, dtypes, options and how arrays are aligned, never on addresses. Each owner of plans, a driver
+or a group, keeps those of its last calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from ...plans.limits import Limits
+from ...runtime.device import Device
+from ...runtime.kernel import Kernel, Launch
+from .options import PDLLevel
+from .specialisation import Specialisation, load
+
+Plan = TypeVar("Plan")
+_KEPT = 256
+
+
+class PlanCache:
+    """The plans of an owner's last calls, `owner.part(PlanCache)`; at most 256, those used last."""
+
+    def __init__(self, owner: Any) -> None:
+        self._plans: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """The plan of that key, which is all that it depends on."""
+        with self._lock:
+            found: Plan | None = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        found = make()
+        with self._lock:
+            self._plans[key] = found
+            while len(self._plans) > _KEPT:
+                self._plans.popitem(last=False)
+        return found
+
+    def clear(self) -> None:
+        """Forget all of them; calls make them anew."""
+        with self._lock:
+            self._plans.clear()
+
+
+def limits(device: Device) -> Limits:
+    """What plans must know of the device."""
+    return Limits(device.sm_count, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), device.capability)
+
+
+class Ready:
+    """A launch, and its parameters in place, of which the plan has written what it knows."""
+
+    __slots__ = ("launch", "parameters", "planned")
+
+    def __init__(self, planned: Planned, launch: Launch) -> None:
+        self.planned, self.launch = planned, launch
+        self.parameters: Any = launch.view(0, type(planned.template))
+
+    def give_back(self) -> None:
+        """Another call may have it. What was launched or captured keeps its parameters."""
+        self.planned.idle.append(self)
+
+
+class Planned:
+    """A kernel on a device with its grid, and the parameters that all calls of the plan share."""
+
+    def __init__(
+        self,
+        device: Device,
+        spec: Specialisation,
+        grid: Callable[[Kernel], int] | int,
+        threads: int,
+        template: ctypes.Structure,
+        *,
+        smem: int = 0,
+        waits: bool = False,
+        pdl: PDLLevel = PDLLevel.OFF,
+        barriers: int = 0,
+    ) -> None:
+        """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
+
+        `barriers`: how many a launch passes with those of other ranks."""
+        self.device, self.template, self.threads, self.smem = device, template, threads, smem
+        self.kernel = load(device, spec)
+        self.grid = grid if isinstance(grid, int) else grid(self.kernel)
+        self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
+        self.barriers = barriers
+        self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
+
+    def take(self, more: Sequence[Any] = ()) -> Ready:
+        """A launch with `more` arguments behind the parameters."""
+        try:
+            ready = self.idle.pop()
+        except IndexError:
+            return Ready(self, self._make(more))
+        for index, value in enumerate(more, 1):
+            ready.launch.set(index, value)
+        return ready
+
+    def _make(self, more: Sequence[Any]) -> Launch:
+        return self.kernel.prepare(
+            self.grid,
+            self.threads,
+            self.template,
+            *more,
+            device=self.device,
+            smem=self.smem,
+            cooperative=self.cooperative,
+            pdl=self.pdl,
+        )
+
+
+def resident(kernel: Kernel, device: Device, threads: int) -> int:
+    """Blocks of so many threads that run at once."""
+    return kernel.occupancy(device, threads) * device.sm_count

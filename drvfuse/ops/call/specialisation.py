@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel is compiled for, and the kernels that a driver has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...compiler.nvrtc import Image, compile_source
+from ...errors import Unsupported
+from ...runtime.device import Device
+from ...runtime.driver import Driver
+from ...runtime.kernel import Kernel, Module
+from . import faults
+
+CU = Path(__file__).parents[2] / "cu"
+FP8_CAPABILITY = (8, 9)
+Defines = tuple[tuple[str, str | int], ...]
+
+
+@dataclass(frozen=True)
+class Specialisation:
+    """The file `room`/`name`.cu, its kernel (of the same name, unless `kernel` is given), its definitions, the least
+    compute capability and what it is needed for, text that comes before the file, and the fault that is planted in it
+    (`faults`)."""
+
+    room: str
+    name: str
+    defines: Defines
+    kernel: str = ""
+    capability: tuple[int, int] = (0, 0)
+    needs: str = "FP8"
+    text: str = ""
+    fault: str = field(default_factory=faults.planted)
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's name in the compiled module."""
+        return self.kernel or self.name
+
+    def compile(self, arch: str, options: Sequence[str] = (), after: str = "", cubin: bool = True) -> Image:
+        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further options of the compiler,
+        and text after the file."""
+        return compile_source(
+            f'{self.text}#include "{self.room}/{self.name}.cu"\n{after}',
+            name=f"{self.symbol}_kernel.cu",  # not the included file's own name
+            arch=arch,
+            defines=dict(self.defines) | faults.defines(self.fault),
+            options=("--fmad=false", *options),
+            include=(str(CU),),
+            cubin=cubin,
+        )
+
+
+class KernelCache:
+    """The compiled kernels of a driver, `driver.part(KernelCache)`, by specialisation and architecture."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.kernels: dict[tuple[Specialisation, str], Kernel] = {}
+
+    def load(self, device: Device, spec: Specialisation) -> Kernel:
+        """The kernel, loaded on `device`. Raises Unsupported for a device that is too old for it."""
+        if device.capability < spec.capability:
+            least, own = (".".join(map(str, number)) for number in (spec.capability, device.capability))
+            raise Unsupported(f"{spec.symbol} needs compute capability {least} for {spec.needs}; {device!r} has {own}")
+        kernel = self.kernels.get((spec, device.arch))
+        if kernel is None:
+            kernel = Module(spec.compile(device.arch, cubin=device.driver.takes_cubins), device.driver)[spec.symbol]
+            kernel = self.kernels.setdefault((spec, device.arch), kernel)
+        kernel.load(device)
+        return kernel
+
+
+def load(device: Device, spec: Specialisation) -> Kernel:
+    """The kernel on `device`; compiled once a driver. Raises Unsupported for a device that is too old for it."""
+    return device.driver.part(KernelCache).load(device, spec)

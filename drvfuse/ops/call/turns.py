@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launches of different calls take turns in using: the workspaces of a group, or that of an op on one device.
+
+`Turns` is what a `Prepared` asks of them before, between and after its launches; here are the two kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import ArgumentError
+from ...runtime.array import Array
+from ...runtime.device import Device
+from ...runtime.graph import Graph
+from ...runtime.stream import Event, Stream
+from . import scratch
+from .scratch import Workspace
+from .streams import resolve_stream, resolve_streams
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...comm.history import Noted
+    from .operands import Operand
+
+
+class Turns(Protocol):
+    """See the module. Positions count the local ranks; an op on one device has position 0 alone."""
+
+    def require_open(self) -> None:
+        """Raise ClosedError if nothing can be launched any more."""
+
+    def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
+        """Positions and streams for the arguments of `Prepared.launch`; no positions: all, on the streams returned, or
+        on those of `prepare` where none are."""
+
+    def admit(self, streams: Sequence[Stream]) -> None:
+        """Raise what earlier launches have reported, and make good what they left behind."""
+
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        """Order the streams after the launches that had the turn before."""
+
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
+        """Launches of `call` at these positions follow, outside of captures."""
+
+    def abandon(self) -> None:
+        """Not all launches were made."""
+
+    def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
+        """The launch at `position` was queued; `event` comes after it where the stream is foreign."""
+
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        """The launch of `call` at `position` went into `graph`, or into one of another library (None)."""
+
+    @property
+    def more(self) -> Sequence[Array]:
+        """Memory besides the call's own arrays that each launch uses."""
+
+
+class GroupTurns:
+    """Collectives of a group, one at a time."""
+
+    more: Sequence[Array] = ()
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.require_open, self.admit = group.require_open, group.admit
+        self.begin, self.abandon = group.begin, group.abandon
+        self._ranks = group.ranks
+
+    def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
+        if rank is None:
+            if stream is not None:
+                raise ArgumentError("stream", repr(stream), "given together with rank=; use streams= for all ranks")
+            return [], resolve_streams(self.group, streams, inputs)
+        if streams is not None:
+            raise ArgumentError("streams", repr(streams), "None together with rank=; use stream=")
+        for position, local in enumerate(self._ranks):
+            if local.index == rank and not isinstance(rank, bool):
+                return [position], [] if stream is None else [local.wrap(stream)]
+        raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
+
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        for position, stream in zip(positions, streams, strict=True):
+            rank = self._ranks[position]
+            rank.order.admit(stream, rank.index)
+
+    def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
+        self._ranks[position].order.launched(stream, event, capture)
+
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        self.group.captured(position, graph, call)
+
+    def __repr__(self) -> str:
+        return repr(self.group)
+
+
+class DeviceTurns:
+    """An op on one device that needs no workspace."""
+
+    more: Sequence[Array] = ()
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.require_open = device.driver.require_open
+
+    def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
+        for name, value in (("streams", streams), ("rank", rank)):
+            if value is not None:
+                raise ArgumentError(name, repr(value), "left out: the op is on one device; use stream=")
+        return [], [resolve_stream(self.device, stream, inputs[0])]
+
+    def admit(self, streams: Sequence[Stream]) -> None:
+        pass
+
+    def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
+        pass
+
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
+        pass
+
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return repr(self.device)
+
+
+class WorkspaceTurns(DeviceTurns):
+    """An op on one device with a workspace: the caller's, or that of the stream on which it is launched."""
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        given: Array | None,
+        nbytes: int,
+        bind: Callable[[Workspace], None],
+        kind: str = "",
+    ) -> None:
+        """`bind` writes the workspace to the parameters. Raises CaptureError where one must be made in a capture."""
+        super().__init__(device)
+        self._nbytes, self._bind, self._kind, self._own = nbytes, bind, kind, given is None
+        self._found_for: Stream | None = stream  # until the first launch
+        self.space = scratch.own(device, stream, nbytes, kind) if given is None else scratch.brought(device, given)
+        self.more = (self.space.array,)
+        bind(self.space)
+
+    def admit(self, streams: Sequence[Stream]) -> None:
+        (stream,) = streams
+        if self._own and stream is not self._found_for:
+            space = scratch.own(self.device, stream, self._nbytes, self._kind)
+            if space is not self.space:
+                self._bind(space)
+                self.space, self.more = space, (space.array,)
+        self._found_for = None
+        self.space.admit(stream)
+
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        if graph is not None:
+            graph.before_launch(self.space.admit)

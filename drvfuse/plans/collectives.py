@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the collectives share out their work: grids, chunks of the workspace, and how much a traced block notes.
+
+Everything here depends on shapes and limits that are the same on every rank, so every rank arrives at the same kernel,
+grid and number of barriers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .limits import ceil_div
+
+PACK_BYTES = 16
+MAX_BLOCKS = 256  # that a workspace has flags for
+MAX_THREADS = 512
+MAX_COLUMNS = 16384
+MAX_ROWS = 2**31 - 1
+_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """Grid and block, and the `packs` the kernel must be compiled for."""
+
+    blocks: int
+    threads: int
+    packs: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What of a collective's kernel decides chunks and traces; sizes are bytes of an element.
+
+    `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
+    """
+
+    op: str
+    algo: str
+    ranks: int
+    itemsize: int
+    out_itemsize: int
+    staged: bool = False
+    local: bool = False
+    residual: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of a pack."""
+        return PACK_BYTES // self.itemsize
+
+
+def allreduce_launch(count: int, itemsize: int, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
+    """Grid and block for `count` >= 1 elements: a thread a pack (two stages: of the rank's share), if blocks allow."""
+    packs = ceil_div(count * itemsize, PACK_BYTES)
+    if algo == "two_stage":
+        packs = ceil_div(packs, ranks)
+    threads = 256 if packs <= 256 * 64 else MAX_THREADS
+    blocks = min(ceil_div(packs, threads), max_blocks, MAX_BLOCKS)
+    return LaunchShape(blocks, threads, min(4, max(1, 8 // ranks)))
+
+
+def rmsnorm_launch(rows: int, columns: int, itemsize: int, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
+    """Grid and block for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns: a block a row, few packs a thread."""
+    if rows > MAX_ROWS:
+        raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
+    if not 1 <= columns <= MAX_COLUMNS:
+        raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
+    row_packs = ceil_div(columns * itemsize, PACK_BYTES)
+    packs = ceil_div(row_packs, MAX_THREADS)
+    threads = ceil_div(ceil_div(row_packs, packs), 32) * 32
+    share = ceil_div(rows, ranks) if algo == "two_stage" else rows
+    return LaunchShape(min(share, max_blocks, MAX_BLOCKS), threads, packs)
+
+
+def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
+    """Packs that are reduced at a time: all, or as much as the payload holds; 1 where the kernel has no chunks."""
+    packs = ceil_div(count, work.width)
+    out_bytes = work.width * work.out_itemsize
+    if work.algo == "two_stage":
+        packs = ceil_div(packs, work.ranks)
+        each = work.ranks * PACK_BYTES + out_bytes if work.staged else 2 * out_bytes
+    elif work.staged:
+        each = 2 * PACK_BYTES
+    else:
+        return 1
+    return _chunk(packs, each, payload_bytes, "16-byte pack of every rank")
+
+
+def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> int:
+    """Rows that are reduced at a time: all, or as many as the payload holds; 1 where the kernel has no chunks."""
+    row_packs = ceil_div(columns, work.width)
+    row_bytes = row_packs * PACK_BYTES
+    if work.algo == "two_stage":
+        rows = ceil_div(rows, work.ranks)
+        # The scales of a chunk are rounded up to 16 bytes; 16 bytes a row is an upper bound.
+        result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize // 16 * 16 + 32
+        each = work.ranks * row_bytes + result if work.staged else 2 * result
+    elif work.staged:
+        each = 2 * row_bytes
+    else:
+        return 1
+    return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+
+
+def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
+    chunk = min(wanted, payload_bytes // each)
+    if chunk < 1:
+        raise ArgumentError(
+            "workspace_bytes", payload_bytes, f"at least {each} in Group.local for this call: one {what}"
+        )
+    return chunk
+
+
+def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
+    """Bytes of an input that a chunk of a naive call may have, a multiple of `unit`: a slot for every other rank.
+
+    A slot begins at a multiple of 16 bytes. Raises ArgumentError if not one unit fits.
+    """
+    available = payload_bytes // max(ranks - 1, 1) // 16 * 16
+    if available < unit:
+        needed = ceil_div(unit, 16) * 16 * (ranks - 1)
+        raise ArgumentError("workspace_bytes", payload_bytes, f"at least {needed} in Group.local for this call")
+    return available // unit * unit
+
+
+def barriers(work: Work, items: int, chunk: int) -> int:
+    """How many barriers a launch over `items` elements (all-reduce) or rows (fused), in such chunks, passes."""
+    if work.local:
+        return 0
+    if work.op == "allreduce":
+        items = ceil_div(items, work.width)
+    if work.algo == "two_stage":
+        chunks = ceil_div(ceil_div(items, work.ranks), chunk)
+        return 1 + chunks * (2 if work.staged else 1)
+    return 1 + (ceil_div(items, chunk) if work.staged else 1)
+
+
+def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
+    """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
+    rounds, chunks = barriers(work, items, chunk), 1
+    if work.algo == "two_stage":
+        items = ceil_div(items if work.op != "allreduce" else ceil_div(items, work.width), work.ranks)
+    elif work.op == "allreduce":
+        items = ceil_div(items, work.width)
+    if work.staged or work.algo == "two_stage":
+        chunks, items = ceil_div(items, chunk), min(items, chunk)
+    phases = _allreduce_phases(work, shape, items) if work.op == "allreduce" else _rmsnorm_phases(work, shape, items)
+    if work.local:
+        return 1 + phases + 1, 0
+    return 1 + 2 * rounds + chunks * (work.staged + phases) + 1, rounds
+
+
+def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
+    """For a chunk of which this rank reduces `packs` packs: a load of several at once, a sum and a store for each."""
+    each = ceil_div(packs, shape.blocks * shape.threads)
+    loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
+    return loads + 2 * each + (work.algo == "two_stage")
+
+
+def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
+    """For a chunk of which this rank reduces `rows` rows: the sum, the norm and the store of each."""
+    each = ceil_div(rows, shape.blocks)
+    if work.algo == "two_stage" and work.residual:  # a sum; then all ranks' rows
+        return each * (1 + 3 * work.ranks)
+    return 3 * each + (work.algo == "two_stage")

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plans must know of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Multiprocessors, the most bytes of shared memory that a block may have, and the compute capability."""
+
+    sm_count: int
+    shared_bytes: int
+    capability: tuple[int, int]
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of what the ops on one device keep in their workspaces, as the headers of cu/sync lay it out."""
+
+from __future__ import annotations
+
+STATE_BYTES = 16  # `struct ScratchState` of scratch.cuh
+GRID_BYTES = STATE_BYTES + 512 * 8  # `struct GridWorkspace` of grid_barrier.cuh
+MAX_GRID = 512  # blocks that such a barrier joins
+
+MAX_WORD_BLOCKS = 256
+MAX_WORD_ROWS = 2048
+MAX_WORD_SUMS = 1 << 14
+WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_WORD_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # `struct GridWords`
+
+# What the backward leaves lies behind what the other ops have in a workspace: these words are 0 between launches.
+SUMS_AT = -(-max(WORDS_BYTES, GRID_BYTES) // 16) * 16

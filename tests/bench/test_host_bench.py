@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse bench host`, and how many driver calls a call of each way makes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import drvfuse as df
+from drvfuse.__main__ import main
+from drvfuse.bench import host
+from drvfuse.runtime.driver import get_driver
+
+
+@pytest.mark.emu
+def test_the_command_times_every_call_three_ways(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(host, "BURST", 1)
+    monkeypatch.setattr(host, "BURSTS", 1)
+    out = tmp_path / "host.json"
+    assert main(["bench", "host", "--driver", "emu", "--gpus", "2", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "mean nothing" in shown and "prepared x" in shown
+    results = json.loads(out.read_text())
+    assert [result["launches"] for result in results] == [2, 2, 1, 1]
+    assert all(result[way] > 0 for result in results for way in ("bare", "prepared", "plain"))
+
+
+def test_more_gpus_than_there_are_is_refused(capsys):
+    assert main(["bench", "host", "--driver", "emu", "--gpus", "9"]) == 2
+    assert "--gpus is 9; it must be from 1 to 8" in capsys.readouterr().err
+
+
+@pytest.mark.emu
+def test_driver_calls_of_a_launch(counted_calls):
+    """A launch makes its context current and asks once for each stream whether it is captured, and nothing else."""
+    with df.emu.Machine(devices=4) as machine, host.cases(get_driver(machine), 4) as cases:
+        for case in cases:
+            driver, streams = get_driver(machine), len(case.streams)
+            for _ in range(2):  # the first compiles, and makes plans
+                case.plain()
+                case.prepared.launch()
+            case.wait()
+            launching = ["cuCtxPushCurrent", "cuLaunchKernelEx", "cuCtxPopCurrent"] * streams
+            assert counted_calls(driver, case.bare) == launching
+            assert counted_calls(driver, case.prepared.launch) == ["cuStreamIsCapturing"] * streams + launching
+            assert counted_calls(driver, case.plain) == ["cuStreamIsCapturing"] * streams + launching
+            case.wait()
