@@ -175,7 +175,7 @@ struct Tiles {
                     const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
                     float v[TC];
 #pragma unroll
-                    for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
+                    for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(word[r][j], v + 4 * j);
 #pragma unroll
                     for (int i = 0; i < TC; ++i) {
                         v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));

@@ -60,6 +60,7 @@ struct GemvParams {
     int groups;  // of a row
     int early_trigger;
     int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
+    int unused;
     const Act* act;
     i64 act_stride;  // in elements
     const float* scales;
@@ -72,6 +73,7 @@ struct GemvParams {
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what is normalised
     float eps;
+    int unused_too;
 };
 
 // The rows of a block: every gridDim.x-th, so the normed ones come first.

@@ -9,8 +9,8 @@ from fp8_support import case, check_backward, check_forward, place, same
 
 import drvfuse as df
 from drvfuse import config
-from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.call import faults
 from drvfuse.ops.call.scratch import Scratch
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.plans import scratch as plan
@@ -18,26 +18,7 @@ from drvfuse.reference import coat_rmsnorm
 from drvfuse.runtime import calls
 
 SHAPE = (33, 96)
-NO_SLOT = SourceEdit(
-    "sync/grid_barrier.cuh",
-    "    if (threadIdx.x == 0) {\n        u64 word",
-    "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
-)
-NO_MAXIMUM = SourceEdit(
-    "coat/forward.cuh",
-    "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
-    "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
-)
-NO_SUMS = SourceEdit(
-    "coat/fp8_rmsnorm_forward_rows.cu",
-    "if (word < p.rows * all_segments) leave_word",
-    "if (word < p.rows * all_segments && blockIdx.x != 1) leave_word",
-)
-NO_WORDS = SourceEdit(
-    "coat/fp8_rmsnorm_backward.cu",
-    "if constexpr (WEIGHTED) {\n            u32* words",
-    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
-)
+ABSENT, NO_SUMS = "block-1-absent", "block-1-leaves-no-sums"
 
 
 def test_the_host_knows_how_large_what_the_kernels_share_is(device):
@@ -76,7 +57,6 @@ class Op:
         self.v = device.array(self.rstd)
         self.tall_host = np.tile(values.g, (16, 1))
         self.tall = device.array(self.tall_host)
-        self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
     def run(self, **options):
         if self.name == "forward":
@@ -87,7 +67,7 @@ class Op:
 
     def give_up(self, **options):
         """A launch of which a block does not do its part; it ends."""
-        with config.override(spin_timeout=0.05), applied([self.edit]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
 
@@ -130,7 +110,7 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, values)
-        with config.override(spin_timeout=0.05), applied([NO_SUMS]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(NO_SUMS):
             for _ in range(2):
                 df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
@@ -172,7 +152,7 @@ def test_check_device_says_so_without_a_call(backward, device, space):
 
 def test_launches_after_the_time_out_wait_for_nothing(backward, space):
     backward.run(workspace=space)
-    with config.override(spin_timeout=0.05), applied([backward.edit]):
+    with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
         for _ in range(3):  # queued before anybody knows
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
