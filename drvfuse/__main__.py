@@ -7,8 +7,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from . import __version__, errors
+from .cli.options import check_files
 
 
 def _integer(text: str) -> int:
@@ -30,6 +32,36 @@ def _natural(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
     return value
+
+
+def _add_benchmarks(benchmarks: Any) -> None:
+    out, shapes, gpu, gpus, torch = (argparse.ArgumentParser(add_help=False) for _ in range(5))
+    out.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
+    shapes.add_argument(
+        "--shape",
+        action="append",
+        metavar="MxN",
+        help="rows x columns, of gemv those of the weight and MxNxNORMED with the columns that are normed, else 3/4; "
+        "may be repeated",
+    )
+    gpu.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
+    gpu.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
+    gpus.add_argument("--gpus", type=_positive, default=2, help="GPUs to use (default: 2)")
+    torch.add_argument("--torch", action="store_true", help="time torch's versions, or NCCL, too")
+    for name, parents, text in (
+        ("collectives", [gpus, shapes, torch], "all-reduce and all-reduce + RMSNorm + FP8"),
+        ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
+        ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
+        ("gemv", [gpu, shapes, torch], "one token times a weight, with RMSNorm of its first columns"),
+        ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
+    ):
+        benchmarks.add_parser(name, parents=[*parents, out], help=text)
+    host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
+    host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
+    for option, default in (("--gpus", 4), ("--calls", 8), ("--seeds", 2)):
+        emulator.add_argument(option, type=_positive, default=default, help=f"(default: {default})")
+    emulator.add_argument("--shape", metavar="MxN", default=None, help="rows x columns (default: 128x4096)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,25 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--jobs", type=_positive, default=None, help="processes (default: one a CPU)")
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
-    bench = commands.add_parser("bench", help="time an op on a real GPU beside its floor and its peers")
-    bench.add_argument(
-        "op",
-        choices=("fp8-rmsnorm", "fp8-siblings", "gemv", "host"),
-        help="host: what calls cost the calling thread, which only the figures of real GPUs say",
+    bench = commands.add_parser(
+        "bench", help="time ops on real GPUs beside their floors and their peers, and the emulated driver"
     )
-    bench.add_argument(
-        "--shape",
-        action="append",
-        metavar="MxN",
-        help="rows x columns, of gemv those of the weight and MxNxNORMED with the columns that are normed, else 3/4; "
-        "may be repeated",
-    )
-    bench.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
-    bench.add_argument("--devices", type=_positive, default=None, help="of host: ranks (default: 4, or all if fewer)")
-    bench.add_argument("--driver", choices=("cuda", "emu"), default=None, help="of host; emulated times mean nothing")
-    bench.add_argument("--torch", action="store_true", help="time torch's versions too")
-    bench.add_argument("--out", metavar="FILE", default=None, help="write the figures as JSON")
-    bench.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
+    _add_benchmarks(bench.add_subparsers(dest="benchmark", required=True))
 
     trace = commands.add_parser("trace", help="show what the blocks of an op do when")
     trace.add_argument(
@@ -102,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        check_files(arguments)
         if arguments.command == "demo":
             from .cli.demo import run_demo
 

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,15 @@ def _whole(least: int, most: int) -> Callable[[Any], int]:
         return number
 
     return parse
+
+
+def _bytes(value: Any) -> int:
+    text = value if isinstance(value, str) else str(operator.index(value))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?", text.strip())
+    number = int(float(match[1]) * 1024 ** ("KMGT".index(match[2][0]) + 1 if match[2] else 0)) if match else 0
+    if isinstance(value, bool) or number <= 0:
+        raise ValueError(value)
+    return number
 
 
 def _text(value: Any) -> str:
@@ -81,6 +91,12 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "cache_dir": Setting(_text, _default_cache_dir, "a directory", "where compiled kernels are kept"),
     "cache": Setting(_boolean, True, "0 or 1", "keep compiled kernels on disk"),
+    "cache_limit": Setting(
+        _bytes,
+        2 << 30,
+        'a size such as "2 GiB", or a number of bytes, above 0',
+        "bytes of compiled kernels on disk, beyond which those go that were not used for the longest time",
+    ),
     "trace_driver": Setting(
         _text, "ring", '"off", "ring", "stderr" or a file path', "driver call record; a path gets JSON lines"
     ),
@@ -133,7 +149,7 @@ def _parse(argument: str, setting: Setting, value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def override(**values: Any) -> Iterator[None]:
+def override(**values: object) -> Iterator[None]:
     """Set settings for the duration of a `with` block, in this thread or task.
 
     Values are what the environment variable would hold, or that in its own type. Raises ArgumentError, and sets

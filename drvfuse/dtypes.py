@@ -7,17 +7,24 @@ Names are those of torch, ml_dtypes and JAX. numpy shows the ml_dtypes types as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
 
+DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
+"""What `get` takes for an element type: a DType, a name, or what numpy takes, such as `ml_dtypes.bfloat16`."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class DType:
-    """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type."""
+    """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type.
+
+    It equals whatever `get` takes for it (its name, numpy's or ml_dtypes' type), and nothing else. Its hash is that of
+    its name. numpy takes it where it takes a dtype: `np.dtype(array.dtype)`.
+    """
 
     name: str
     cxx: str
@@ -35,6 +42,18 @@ class DType:
 
             return np.dtype(getattr(ml_dtypes, self.name))
         return np.dtype(self.name)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """`numpy` by the name under which numpy asks for it."""
+        return self.numpy
+
+    def __eq__(self, other: object) -> bool:
+        found = _find(other)
+        return found is not None and found.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __str__(self) -> str:
         return self.name
@@ -69,8 +88,15 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 WITHOUT_TYPESTR = _ML_DTYPES  # array interfaces have no code for these
 
 
-def get(dtype: Any, argument: str = "dtype") -> DType:
+def get(dtype: DTypeLike, argument: str = "dtype") -> DType:
     """The DType for a name, a numpy or ml_dtypes dtype, or a DType; ArgumentError naming `argument` if unknown."""
+    found = _find(dtype)
+    if found is None:
+        raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
+    return found
+
+
+def _find(dtype: Any) -> DType | None:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
@@ -80,20 +106,18 @@ def get(dtype: Any, argument: str = "dtype") -> DType:
 
         try:
             element = np.dtype(dtype)
-            found = _TABLE.get(element.name) if element.isnative else None
-        except (TypeError, ValueError):
-            found = None
-    if found is None:
-        raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
+        except (TypeError, ValueError, SyntaxError):  # numpy parses some strings as Python
+            return None
+        found = _TABLE.get(element.name) if element.isnative else None
     return found
 
 
-def name_of(dtype: Any) -> str:
+def name_of(dtype: object) -> str:
     """The name of a framework's dtype (torch's, numpy's, a class of ml_dtypes) or of a string, without its module."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
 
 
-def fp8(value: Any, argument: str = "dtype") -> DType:
+def fp8(value: object, argument: str = "dtype") -> DType:
     """The FP8 DType that is named so, by COAT's "E4M3" and "E5M2" too; else ArgumentError naming `argument`."""
     name = name_of(value).lower()
     name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)

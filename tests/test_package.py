@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pickle
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,7 +23,7 @@ from drvfuse import config, dtypes, errors
 
 ROOT = Path(df.__file__).parent
 
-GROUND = {"errors", "config", "dtypes"}
+GROUND = {"errors", "config", "dtypes", "lazy"}
 DOORS = {("runtime.driver", "emu")}  # besides the table: the one place where the runtime opens the emulated driver
 
 
@@ -101,16 +107,73 @@ def test_importing_loads_no_driver_and_nothing_heavy() -> None:
     code = "import sys; before = set(sys.modules); import drvfuse; print(*sorted(set(sys.modules) - before))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = set(output.split())
-    assert {module for module in loaded if module.startswith("drvfuse")} == {"drvfuse"}
+    assert {module for module in loaded if module.startswith("drvfuse")} == {"drvfuse", "drvfuse.lazy"}
     assert {module.split(".")[0] for module in loaded} <= set(sys.stdlib_module_names) | {"drvfuse"}
     assert "ctypes" not in loaded
 
 
-def test_every_public_name_resolves() -> None:
-    for name in df.__all__:
-        assert getattr(df, name) is not None
+def _listed(module: ModuleType) -> set[str]:
+    """The names that a type checker finds in a module: those that its text imports `as` themselves."""
+    path = Path(module.__file__ or "")
+    nodes = ast.parse((path.with_suffix(".pyi") if path.name == "__init__.py" else path).read_text()).body
+    aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {alias.name for alias in aliases if alias.asname == alias.name}
+
+
+@pytest.mark.parametrize("module", [df, df.emu, df.coat], ids=lambda module: module.__name__)
+def test_every_view_of_a_public_module_has_the_same_names(module: ModuleType) -> None:
+    names = _listed(module)
+    assert names and set(getattr(module, "__all__", names)) == names
+    for name in names:
+        assert getattr(module, name) is not None
+    import drvfuse.emu.machine.machine  # noqa: F401  it sets `emu` and `machine` as attributes of their packages
+    import drvfuse.runtime.array  # noqa: F401
+
+    assert {name for name in dir(module) if not name.startswith("__")} == names
     with pytest.raises(AttributeError, match="no_such_name"):
-        df.no_such_name  # noqa: B018
+        module.no_such_name  # noqa: B018
+
+
+def test_a_wheel_has_the_stubs_that_packages_read() -> None:
+    patterns = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "drvfuse"
+    ]
+    stubs = [path.relative_to(ROOT) for path in ROOT.rglob("*.pyi")]
+    assert stubs and all(any(fnmatch(str(stub), pattern) for pattern in patterns) for stub in stubs)
+
+
+TYPED = ("comm", "dtypes", "ops", "reference", "runtime", "trace")
+
+
+def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
+    """The annotations of a module's functions and of its classes' methods and properties, as they are written."""
+    for name in (name for name in dir(module) if not name.startswith("_")):
+        found = getattr(module, name)
+        if not getattr(found, "__module__", "").startswith(tuple(f"drvfuse.{room}" for room in TYPED)):
+            continue
+        members = vars(found) if inspect.isclass(found) else {"": inspect.unwrap(found) if callable(found) else found}
+        for key, member in members.items():
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (not key.startswith("_") or key in ("__init__", "__call__")):
+                yield f"{module.__name__}.{name} {key}", function.__annotations__
+
+
+def test_public_signatures_have_types() -> None:
+    numpys = r"(np\.ndarray\[Any, Any\]|npt\.NDArray\[Any\]|np\.dtype\[Any\])"  # whose element types are not static
+    checked = 0
+    for module in (df, df.coat, df.emu, df.dtypes, df.reference, df.reference.coat_rmsnorm, df.reference.coat_groups):
+        for where, found in _signatures(module):
+            checked += 1
+            for argument, text in found.items():
+                assert not re.search(r"\bAny\b", re.sub(numpys, "", str(text))), f"{where}: {argument}: {text}"
+    assert checked > 100
+
+
+def test_coats_functions_are_in_one_place() -> None:
+    assert len([name for name in dir(df.coat) if name.startswith("fp8_")]) == 12
+    assert not [name for name in df.__all__ if name.startswith("fp8_")]
+    code = "import drvfuse.coat; print(drvfuse.coat.fp8_division.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "fp8_division\n"
 
 
 def test_settings_come_from_scope_then_environment_then_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +221,18 @@ def test_dtype_table_agrees_with_numpy_and_dlpack() -> None:
     for wrong in ("float7", None, object(), "complex64", np.dtype(">f4")):
         with pytest.raises(errors.ArgumentError, match="out_dtype"):
             dtypes.get(wrong, "out_dtype")
+
+
+@pytest.mark.parametrize("name", dtypes.NAMES)
+def test_a_dtype_equals_what_names_it_and_nothing_else(name: str) -> None:
+    dtype = dtypes.get(name)
+    for same in (name, dtype.numpy, dtype.numpy.type, pickle.loads(pickle.dumps(dtype))):
+        assert dtype == same and same == dtype
+    assert np.dtype(dtype) == dtype.numpy  # type: ignore[call-overload]
+    assert {dtype: 1}[name] == {name: 1}[dtype] == 1  # type: ignore[index]
+    others = ["int8" if name != "int8" else "int16", np.dtype("complex64"), "V2", "f4,(", "", None, 5, [], {}, object()]
+    for other in others:
+        assert dtype != other and other != dtype
 
 
 def test_every_setting_is_documented() -> None:

@@ -19,6 +19,7 @@ from .. import dtypes
 from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward
 from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
 from ..runtime.device import Device
+from ..trace.plot import figure_class
 from .timing import microseconds_per_call
 
 COAT_US = {  # (M, N): microseconds of COAT's forward and backward, measured once on an H200
@@ -109,12 +110,8 @@ HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for w
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
     """Times of each shape, both ways, beside COAT's, torch.compile's and the floor, on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5), sharey=True)
+    figure = figure_class()(figsize=(13, 5), layout="tight")
+    axes = figure.subplots(1, 2, sharey=True)
     places = range(len(results))
     for axis, way in zip(axes, WAYS, strict=True):
         series = (("drvfuse", f"{way}_us"), ("COAT (stored)", f"{way}_coat_us"), ("torch.compile", f"{way}_torch_us"))
@@ -131,6 +128,4 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     axes[0].set_ylim(0.5, 4 * most)
     axes[0].set_ylabel("microseconds")
     axes[0].legend()
-    figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)

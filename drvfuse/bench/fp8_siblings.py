@@ -18,6 +18,7 @@ from ..ops.coat.division import fp8_division, fp8_division_transpose
 from ..ops.coat.rmsnorm_backward import fp8_rmsnorm_backward
 from ..runtime.array import Array
 from ..runtime.device import Device
+from ..trace.plot import figure_class
 from .fp8_rmsnorm import EPSILON, QB, inputs
 from .timing import microseconds_per_call
 
@@ -116,12 +117,8 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Times over the floor, a group of bars for each op."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(13, 6))
+    figure = figure_class()(figsize=(13, 6), layout="tight")
+    axis = figure.subplots()
     width = 0.8 / len(results)
     for i, result in enumerate(results):
         heights = [result[op]["us"] / result[op]["floor_us"] for op in OPS]
@@ -131,6 +128,4 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     axis.set_xticks(range(len(OPS)), OPS, rotation=40, ha="right")
     axis.set_ylabel("time / memory floor")
     axis.legend()
-    figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)

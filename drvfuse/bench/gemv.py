@@ -23,6 +23,7 @@ from ..runtime.array import Array, view
 from ..runtime.device import Device
 from ..runtime.kernel import compile
 from ..trace.buffer import Trace
+from ..trace.plot import figure_class
 from .timing import microseconds_per_call
 
 MODEL = (2112, 7168, 1536)
@@ -35,7 +36,7 @@ OURS = ("none", "normed", "all", "ON", "EARLY", "traced")
 PEERS = ("cublas", "cublas + norm", "compiled")
 HEAD, TEXT_COLUMNS = ["N x K (normed)", "read", *OURS, "normed / read", *PEERS], 1
 _ROTATED_BYTES = 256 << 20
-_CALLS = 64  # of a graph, at least
+CALLS = 64  # of a graph, at least
 _READERS = ((256, 1, 8), (256, 2, 8), (256, 4, 8), (256, 8, 4), (512, 1, 8), (512, 2, 8), (512, 4, 4), (1024, 2, 4))
 
 _READ = """
@@ -69,13 +70,17 @@ class Bench:
 
     def measure(self, n: int, k: int, n_normed: int) -> dict[str, Any]:
         """All figures of one shape: microseconds a call."""
+
+        def ours(n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None) -> float:
+            return self._time(self.calls(n, k, n_normed, level, trace))
+
         times = {
-            "none": self._ours(n, k, 0),
-            "normed": self._ours(n, k, n_normed),
-            "all": self._ours(n, k, n),
-            "ON": self._ours(n, k, n_normed, level=PDLLevel.ON),
-            "EARLY": self._ours(n, k, n_normed, level=PDLLevel.OVERLAP_AT_BEGINNING),
-            "traced": self._ours(n, k, n_normed, trace=Trace(self._device, nbytes=64 << 20)),
+            "none": ours(0),
+            "normed": ours(n_normed),
+            "all": ours(n),
+            "ON": ours(n_normed, level=PDLLevel.ON),
+            "EARLY": ours(n_normed, level=PDLLevel.OVERLAP_AT_BEGINNING),
+            "traced": ours(n_normed, trace=Trace(self._device, nbytes=64 << 20)),
         }
         if self._torch:
             from .gemv_torch import torch_us
@@ -88,7 +93,7 @@ class Bench:
         step = -(-2 * n * k // 128) * 128
         if step > self._pool.nbytes:
             self._pool = self._weight_bytes(step)
-        many = min(2 * _CALLS, self._pool.nbytes // step)
+        many = min(2 * CALLS, self._pool.nbytes // step)
         return [
             view(self._pool.ptr + i * step, (n, k), "bfloat16", self._device, owner=self._pool) for i in range(many)
         ]
@@ -105,7 +110,10 @@ class Bench:
             times.append(self._time([partial(launch, device.stream) for launch in launches]))
         return min(times)
 
-    def _ours(self, n: int, k: int, n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None) -> float:
+    def calls(
+        self, n: int, k: int, n_normed: int, level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None
+    ) -> list[Callable[[], object]]:
+        """A call of the op with each of the weights."""
         bf16, device = dtypes.get("bfloat16").numpy, self._device
         act, gamma = (device.array(self._random.standard_normal(length).astype(bf16)) for length in (k, n_normed))
         call = partial(
@@ -117,10 +125,10 @@ class Bench:
             pdl_level=level,
             trace=trace,
         )
-        return self._time([partial(call, act, weight, gamma) for weight in self.weights(n, k)])
+        return [partial(call, act, weight, gamma) for weight in self.weights(n, k)]
 
     def _time(self, calls: Sequence[Callable[[], object]]) -> float:
-        return microseconds_per_call(self._device, calls, _CALLS).median
+        return microseconds_per_call(self._device, calls, CALLS).median
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
@@ -132,12 +140,8 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
     """Times over those of the reading kernel, by the bytes of the weight, a line for each K; Inductor's dotted."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 5), sharey=True)
+    figure = figure_class()(figsize=(15, 5), layout="tight")
+    axes = figure.subplots(1, 3, sharey=True)
     titles = {"none": "no normed column", "normed": "alone", "EARLY": "dependent launches, OVERLAP_AT_BEGINNING"}
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for k in sorted({r["k"] for r in results}):
@@ -152,6 +156,4 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_title(title)
     axes[0].set_ylabel("time / time of a kernel that only reads")
     axes[0].legend()
-    figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)

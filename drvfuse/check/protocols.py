@@ -13,7 +13,7 @@ _MAX_RANKS, _SLOTS = 8, 8
 
 
 class Peers(ctypes.Structure):
-    """`struct Peers` of cu/slots.cu."""
+    """`struct Peers` of check/cu/slots.cu."""
 
     _fields_ = (("data", ctypes.c_uint64 * _MAX_RANKS), ("flags", ctypes.c_uint64 * _MAX_RANKS))
 

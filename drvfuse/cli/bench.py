@@ -1,25 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench`: an op beside its floor and its peers on a real GPU."""
+"""`drvfuse bench`: ops beside their floors and peers on real GPUs, and what the emulated driver costs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..bench import fp8_rmsnorm, fp8_siblings, gemv, host
+from ..bench import collectives, emulator, fp8_rmsnorm, fp8_siblings, gemv, host, trace_cost
 from ..bench.timing import copy_bandwidth
+from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
+from ..ops.call.options import MULTIMEM_VETOES
 from ..runtime.device import Device, device
 from ..runtime.driver import get_driver
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
 
-Measure = Callable[..., dict[str, Any]]
+Started = tuple[str, Iterator[dict[str, Any]]]
+"""What is printed over the table, and the results, each of which is measured when it is asked for."""
+
+
+_Shape = TypeVar("_Shape", bound=tuple[int, ...])
+
+
+def _shapes(
+    arguments: argparse.Namespace, parse: Callable[[str], _Shape], default: Sequence[_Shape]
+) -> Sequence[_Shape]:
+    return [parse(text) for text in arguments.shape] if arguments.shape else default
 
 
 def _fp8_shape(text: str) -> tuple[int, int]:
@@ -29,31 +43,93 @@ def _fp8_shape(text: str) -> tuple[int, int]:
     return rows, columns
 
 
+@contextlib.contextmanager
+def _real() -> Iterator[None]:
+    os.environ.update(MULTIMEM_VETOES)  # of this process, before a peer is loaded that would create multicast objects
+    try:
+        yield
+    except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
+        why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
+        raise DriverUnavailable(why) from error
+
+
+def _gpu(arguments: argparse.Namespace) -> Device:
+    with _real():
+        return device(arguments.device, driver="cuda")
+
+
 def _floor(gpu: Device) -> tuple[str, float]:
     bandwidth = copy_bandwidth(gpu)
-    return f"a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate", bandwidth
+    note = f"{gpu.name}: a copy moves {bandwidth / 1e6:.2f} TB/s; x floor: over the bytes of the op at that rate"
+    return note, bandwidth
 
 
-def _fp8(gpu: Device, torch: bool) -> tuple[str, Measure]:
+def _fp8(arguments: argparse.Namespace) -> Started:
+    shapes, gpu = _shapes(arguments, _fp8_shape, fp8_rmsnorm.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, lambda rows, columns: fp8_rmsnorm.measure(gpu, rows, columns, bandwidth, torch)
+    return note, (fp8_rmsnorm.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
 
 
-def _siblings(gpu: Device, torch: bool) -> tuple[str, Measure]:
-    if torch:
-        raise ArgumentError("--torch", "given", "left out: fp8-siblings has no peers in torch")
+def _siblings(arguments: argparse.Namespace) -> Started:
+    shapes, gpu = _shapes(arguments, _fp8_shape, fp8_siblings.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, lambda rows, columns: fp8_siblings.measure(gpu, rows, columns, bandwidth)
+    return note, (fp8_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
 
 
-def _gemv(gpu: Device, torch: bool) -> tuple[str, Measure]:
-    return "microseconds a call, bfloat16, one token; read: a kernel that only reads", gemv.Bench(gpu, torch).measure
+def _gemv(arguments: argparse.Namespace) -> Started:
+    shapes, gpu = _shapes(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
+    bench = gemv.Bench(gpu, arguments.torch)
+    note = f"{gpu.name}: microseconds per call, bfloat16, one token; read: a kernel that only reads"
+    return note, (bench.measure(*shape) for shape in shapes)
 
 
-_OPS: dict[str, tuple[Any, Callable[[str], tuple[int, ...]], Callable[[Device, bool], tuple[str, Measure]]]] = {
-    "fp8-rmsnorm": (fp8_rmsnorm, _fp8_shape, _fp8),
-    "fp8-siblings": (fp8_siblings, _fp8_shape, _siblings),
-    "gemv": (gemv, gemv_shape, _gemv),
+def _on_group(arguments: argparse.Namespace, measure: Callable[[Group], Iterator[dict[str, Any]]]) -> Started:
+    with _real():
+        group = Group.local(arguments.gpus, driver="cuda")
+
+    def results() -> Iterator[dict[str, Any]]:
+        with group:
+            yield from measure(group)
+
+    return f"{group.size} x {group.ranks[0].device.name}: microseconds per call, bfloat16", results()
+
+
+def _collectives(arguments: argparse.Namespace) -> Started:
+    shapes = _shapes(arguments, matrix_shape, collectives.SHAPES)
+    return _on_group(arguments, lambda group: (collectives.measure(group, *shape, arguments.torch) for shape in shapes))
+
+
+def _trace_cost(arguments: argparse.Namespace) -> Started:
+    return _on_group(arguments, trace_cost.measure)
+
+
+def _host(arguments: argparse.Namespace) -> Started:
+    driver = get_driver(arguments.driver)
+    present = int(driver.cuDeviceGetCount())
+    if arguments.gpus > min(8, present):
+        raise ArgumentError(
+            "--gpus", arguments.gpus, f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
+        )
+    note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
+    return f"microseconds of the calling thread per call, driver {driver.name}{note}", iter(
+        host.measure(driver, arguments.gpus)
+    )
+
+
+def _emulator(arguments: argparse.Namespace) -> Started:
+    rows, cols = matrix_shape(arguments.shape) if arguments.shape else emulator.SHAPE
+    note = f"emulated driver, {arguments.gpus} GPUs, fused op, {rows} x {cols} bfloat16: CPU seconds per call"
+    return note, emulator.measure(arguments.gpus, rows, cols, arguments.calls, arguments.seeds)
+
+
+_BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
+    "collectives": (collectives, _collectives),
+    "emulator": (emulator, _emulator),
+    "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
+    "fp8-siblings": (fp8_siblings, _siblings),
+    "gemv": (gemv, _gemv),
+    "host": (host, _host),
+    "trace-cost": (trace_cost, _trace_cost),
 }
 
 
@@ -62,54 +138,25 @@ def _require(option: str, package: str) -> None:
         raise Unsupported(f"{option} needs the package {package}, which is not installed")
 
 
-def _run_host(arguments: argparse.Namespace) -> int:
-    """Time calls on the host and print the table; JSON goes to the file asked for. Returns the exit status."""
-    for option in ("shape", "torch", "plot"):
-        if getattr(arguments, option):
-            raise ArgumentError(f"--{option}", "given", "left out: host has shapes of its own, no peers and no chart")
-    driver = get_driver(arguments.driver)
-    present = int(driver.cuDeviceGetCount())
-    ranks = min(4, present) if arguments.devices is None else arguments.devices
-    if ranks > min(8, present):
-        raise ArgumentError("--devices", ranks, f"from 1 to {min(8, present)}, as the {driver.name} driver has them")
-    with progress("measuring", show=True):
-        results = host.measure(driver, ranks)
-    if arguments.out:
-        Path(arguments.out).write_text(json.dumps(results, indent=1))
-    note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
-    print(f"microseconds of the calling thread a call, driver {driver.name}{note}")
-    print(table(host.HEAD, [line for result in results for line in host.lines(result)], host.TEXT_COLUMNS))
-    return 0
-
-
 def run_bench(arguments: argparse.Namespace) -> int:
-    """Time every shape and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
-    if arguments.op == "host":
-        return _run_host(arguments)
-    for option in ("driver", "devices"):
-        if getattr(arguments, option) is not None:
-            raise ArgumentError(f"--{option}", "given", "left out but for host: the others run on one real GPU")
-    op, shape, start = _OPS[arguments.op]
-    shapes = [shape(text) for text in arguments.shape] if arguments.shape else list(op.SHAPES)
-    if arguments.plot:
+    """Measure and print the table; JSON and the plot go to the files asked for. Returns the exit status."""
+    module, start = _BENCHMARKS[arguments.benchmark]
+    plot = getattr(arguments, "plot", None)
+    if plot:
         _require("--plot", "matplotlib")
-        check_image("--plot", arguments.plot)
-    if arguments.torch:
+        check_image("--plot", plot)
+    if getattr(arguments, "torch", False):
         _require("--torch", "torch")
-    try:
-        gpu = device(arguments.device, driver="cuda")
-    except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
-        why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
-        raise DriverUnavailable(why) from error
     results = []
     with progress("measuring", show=True):
-        note, measure = start(gpu, arguments.torch)
-        for one in shapes:
-            results.append(measure(*one))
+        note, measured = start(arguments)
+        for result in measured:
+            results.append(result)
             if arguments.out:
                 Path(arguments.out).write_text(json.dumps(results, indent=1))
-    print(f"{gpu.name}: {note}")
-    print(table(op.HEAD, [line for result in results for line in op.lines(result)], text_columns=op.TEXT_COLUMNS))
-    if arguments.plot:
-        op.plot(results, Path(arguments.plot))
+    print(note)
+    rows = [line for result in results for line in module.lines(result)]
+    print(table(module.HEAD, rows, text_columns=module.TEXT_COLUMNS))
+    if plot:
+        module.plot(results, Path(plot))
     return 0

@@ -23,6 +23,6 @@ def gemv_shape(text: str) -> tuple[int, int, int]:
 
 def _numbers(text: str, expected: str, *counts: int) -> list[int]:
     parts = text.lower().split("x")
-    if len(parts) not in counts or not all(part.isdigit() and int(part) > 0 for part in parts):
+    if len(parts) not in counts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ArgumentError("--shape", repr(text), expected)
     return [int(part) for part in parts]

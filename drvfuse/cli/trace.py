@@ -15,6 +15,7 @@ from ..errors import ArgumentError, Unsupported
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
+from ..plans.collectives import MAX_COLUMNS
 from ..runtime.device import device as open_device
 from ..runtime.driver import Driver, get_driver
 from ..trace.buffer import Trace
@@ -37,9 +38,9 @@ def run_trace(arguments: argparse.Namespace) -> int:
         raise Unsupported("drvfuse trace needs rich: pip install 'drvfuse[cli]'") from None
     if arguments.png is not None:
         check_image("--png", arguments.png)  # or it would be refused only after the run
+    setup = _gemv(arguments) if arguments.op == "gemv" else _collective(arguments)
     driver = get_driver(arguments.driver)
-    setup = _gemv if arguments.op == "gemv" else _collective
-    with setup(arguments, driver) as (trace, launch, title):
+    with setup(driver) as (trace, launch, title):
         with progress("compiling and running kernels", show=True):
             for _ in range(arguments.warm):
                 launch()
@@ -56,17 +57,25 @@ def run_trace(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_Setup = Iterator[tuple[Trace, Callable[[], object], str]]
+_Ready = tuple[Trace, Callable[[], object], str]
+_Setup = Callable[[Driver], contextlib.AbstractContextManager[_Ready]]
+
+
+def _collective(arguments: argparse.Namespace) -> _Setup:
+    shape = arguments.shape or _COLLECTIVE_SHAPE
+    rows, columns = matrix_shape(shape)
+    if arguments.op != "allreduce" and columns > MAX_COLUMNS:
+        raise ArgumentError("--shape", repr(shape), f"of at most {MAX_COLUMNS} columns for {arguments.op}")
+    return lambda driver: _open_collective(arguments, driver, rows, columns)
 
 
 @contextlib.contextmanager
-def _collective(arguments: argparse.Namespace, driver: Driver) -> _Setup:
+def _open_collective(arguments: argparse.Namespace, driver: Driver, rows: int, columns: int) -> Iterator[_Ready]:
     present = int(driver.cuDeviceGetCount())
     devices = min(4, present) if arguments.devices is None else arguments.devices
     if devices > min(8, present):
         expected = f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
         raise ArgumentError("--devices", devices, expected)
-    rows, columns = matrix_shape(arguments.shape or _COLLECTIVE_SHAPE)
     random = np.random.default_rng(2024)
     with Group.local(devices, driver=driver) as group:
         trace = Trace(group, nbytes=_BYTES)
@@ -80,17 +89,21 @@ def _collective(arguments: argparse.Namespace, driver: Driver) -> _Setup:
                 group, inputs, gammas, epsilon=1e-6, algo=arguments.algo, trace=trace
             ).launch
 
-        yield trace, launch, f"{arguments.op}, {rows} x {columns} bfloat16 a rank, {devices} devices"
+        yield trace, launch, f"{arguments.op}, {rows} x {columns} bfloat16 per rank, {devices} devices"
         group.synchronize()
 
 
-@contextlib.contextmanager
-def _gemv(arguments: argparse.Namespace, driver: Driver) -> _Setup:
+def _gemv(arguments: argparse.Namespace) -> _Setup:
     if arguments.devices not in (None, 1):
         raise ArgumentError("--devices", arguments.devices, "1: gemv runs on one device")
     if arguments.algo != "auto":
         raise ArgumentError("--algo", arguments.algo, "auto: gemv has one algorithm")
     n, k, normed = gemv_shape(arguments.shape or _GEMV_SHAPE)
+    return lambda driver: _open_gemv(driver, n, k, normed)
+
+
+@contextlib.contextmanager
+def _open_gemv(driver: Driver, n: int, k: int, normed: int) -> Iterator[_Ready]:
     random = np.random.default_rng(2024)
     device = open_device(0, driver=driver)
     weight, act, gamma = (

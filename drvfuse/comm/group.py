@@ -15,13 +15,15 @@ from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.memory import SymmetricBuffer
 from .budget import BlockBudget
+from .history import History, Noted
 from .partial import PartialCalls
 from .rank import Rank
 from .transport import LocalTransport
 from .workspace import MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
-    from ..runtime.driver import Driver
+    from ..runtime.driver import Driver, DriverLike
+    from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
 MIN_WORKSPACE_BYTES = 4096
@@ -41,10 +43,11 @@ class Group(Owned, Owner):
         Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
-        self._broken: tuple[int, int, int, str, int, int] | None = None
+        self._broken: tuple[int, int, int, str, int, int, str] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(self.size)
-        self.ranks = tuple(Rank(index, device) for index, device in enumerate(devices))
+        self._history = History(self.size)
+        self.ranks = tuple(Rank(index, device, self) for index, device in enumerate(devices))
         for rank in self.ranks:
             rank.require_no_capture()
         flush(self.driver)
@@ -63,7 +66,7 @@ class Group(Owned, Owner):
         cls,
         devices: int | Sequence[int | Device],
         *,
-        driver: Any = None,
+        driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
     ) -> Group:
@@ -115,9 +118,10 @@ class Group(Owned, Owner):
         """Wait for every local rank's stream and last call, then :meth:`check`."""
         self.require_open()
         for rank in self.ranks:
-            rank.synchronize()
+            rank.drain()
         self._forget_partial()
         self.check()
+        self._history.settle()
 
     def check(self) -> None:
         """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
@@ -128,9 +132,10 @@ class Group(Owned, Owner):
         self.require_open()
         if self._broken is None and self.workspace.reported():
             report = self.workspace.first_report()
-            ordinal = report["phase"]
+            rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
             phase = "start" if ordinal == 1 else f"phase {ordinal}"
-            self._broken = (report["rank"], report["peer"], report["block"], phase, report["expected"], report["seen"])
+            call = self._history.find(rank, peer, expected - ordinal)
+            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call)
         if self._broken is not None:
             raise BarrierTimeout(*self._broken)
 
@@ -143,9 +148,10 @@ class Group(Owned, Owner):
         """
         self.require_open()
         for rank in self.ranks:
-            rank.synchronize()
+            rank.drain()
         self._forget_partial()
         self.workspace.clear([rank.stream for rank in self.ranks])
+        self._history.clear()
         self._broken = None
         self._stale = False
 
@@ -162,12 +168,20 @@ class Group(Owned, Owner):
         elif self.workspace.reported():
             self.check()
 
-    def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of the group is launched on `stream`. Like :meth:`admit`."""
-        self.admit([stream])
-        self._forget_partial()  # which calls the graph holds is not recorded, so their order is the user's care
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
+        self._history.captured(position, graph, call.note)
+        if graph is not None:
+            rank = self.ranks[position]
+            graph.before_launch(self._before_replay)
+            graph.before_launch(rank.before_replay)
+            graph.after_launch(rank.after_replay)
 
-    def begin(self, positions: Sequence[int], call: object) -> None:
+    def _before_replay(self, stream: Stream) -> None:
+        self.admit([stream])
+        self._forget_partial()  # the order of the ranks' calls is then the user's care
+
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Called right before `call` is launched on local ranks, outside a capture.
 
         Raises LaunchError if another rank was launched alone with another call, which these would meet on the device.
@@ -179,6 +193,7 @@ class Group(Owned, Owner):
         elif self._held:
             self._held = False
             release(self)
+        self._history.launched(positions, call.note)
 
     def _forget_partial(self) -> None:
         self._partial.clear()
@@ -190,7 +205,7 @@ class Group(Owned, Owner):
         self._stale = True
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
-        """Memory at one address a rank that every rank can read and write; the caller closes it.
+        """Memory of one address per rank that every rank can read and write; the caller closes it.
 
         Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
         """
@@ -245,7 +260,7 @@ def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget
     failure: DrvfuseError | None = None
     for rank in ranks:
         try:
-            rank.synchronize()
+            rank.drain()
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
@@ -261,7 +276,7 @@ def _integer(argument: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
-def _driver_of(devices: Any, driver: Any) -> Driver:
+def _driver_of(devices: Any, driver: DriverLike) -> Driver:
     """The driver that was asked for, or that of the Device objects, which must be the same."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)
@@ -278,5 +293,5 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     if not 1 <= len(ids) <= MAX_RANKS:
         raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):
-        raise ArgumentError("devices", list(ids), "distinct device ids, one a rank")
+        raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
     return ids

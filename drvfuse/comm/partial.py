@@ -11,17 +11,18 @@ import threading
 from collections.abc import Sequence
 
 from ..errors import LaunchError
+from .history import Noted
 
 
 class PartialCalls:
     """The calls that not every one of `ranks` ranks has been launched with, oldest first."""
 
     def __init__(self, ranks: int) -> None:
-        self._calls: list[object] = []
+        self._calls: list[Noted] = []
         self._launched = [0] * ranks  # how many of `_calls` each rank was launched with
         self._lock = threading.Lock()
 
-    def begin(self, positions: Sequence[int], call: object) -> bool:
+    def begin(self, positions: Sequence[int], call: Noted) -> bool:
         """Note the launch of `call` on the ranks at `positions`; returns whether some rank is still to follow.
 
         Raises LaunchError, having noted nothing, if one of them must be launched with another call first.
@@ -32,9 +33,10 @@ class PartialCalls:
             for position in positions:
                 behind = self._launched[position] < len(self._calls)
                 if behind and self._calls[self._launched[position]] is not call:
+                    first = self._calls[self._launched[position]].note
                     raise LaunchError(
-                        f"rank {position} must first be launched with the call that another rank was launched with "
-                        "alone: ranks take part in calls in the same order; group.reset() drops unfinished calls"
+                        f"rank {position} must first be launched with {first}, with which another rank was launched "
+                        "alone: all ranks take part in calls in the same order; group.reset() drops unfinished calls"
                     )
             for position in positions:
                 if self._launched[position] == len(self._calls):

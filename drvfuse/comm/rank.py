@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from ..runtime.stream import Stream
 from .ordering import RankOrder
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
 
-    from ..dtypes import DType
-    from ..runtime.array import Array
+    from ..dtypes import DTypeLike
+    from ..runtime.array import Array, ShapeLike
     from ..runtime.device import Device
-    from ..runtime.stream import Event
+    from ..runtime.stream import Event, StreamLike
+    from .group import Group
 
 
 class Rank:
@@ -26,21 +27,22 @@ class Rank:
     told otherwise: the device's own default stream, so that arrays and groups on one device share an order.
     """
 
-    def __init__(self, index: int, device: Device) -> None:
+    def __init__(self, index: int, device: Device, group: Group) -> None:
+        self._group = weakref.ref(group)  # which is not kept: the group's finaliser has its ranks
         self.index = index
         self.device = device
         self.stream: Stream = device.stream
         self.order = RankOrder()
 
-    def array(self, host: np.ndarray[Any, Any]) -> Array:
+    def array(self, host: npt.ArrayLike) -> Array:
         """A device array with the shape, dtype and contents of `host`; the copy is queued on `stream`."""
         return self.device.array(host, stream=self.stream)
 
-    def empty(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+    def empty(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
         """An uninitialised array that every device of the group may access, allocated in the order of `stream`."""
         return self.device.empty(shape, dtype, stream=self.stream)
 
-    def zeros(self, shape: int | Sequence[int], dtype: str | DType) -> Array:
+    def zeros(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
         """Like `empty`, filled with zeros on `stream`."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
@@ -52,7 +54,7 @@ class Rank:
         """Called after that launch, which then is the rank's last call."""
         self.order.launched(stream, event)
 
-    def wrap(self, stream: Any, argument: str = "stream") -> Stream:
+    def wrap(self, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream of this rank's device for whatever `Stream.wrap` takes; errors name `argument`."""
         return Stream.wrap(self.device, stream, argument)
 
@@ -63,7 +65,17 @@ class Rank:
                 raise CaptureError(f"rank {self.index}: {stream!r} is being captured; end the capture first")
 
     def synchronize(self) -> None:
-        """Wait until the rank's own stream and that of its last collective are idle. Does not read the hang report."""
+        """Wait until the rank's own stream and that of its last collective are idle, then `Group.check`.
+
+        Raises BarrierTimeout if any rank of the group has given up waiting.
+        """
+        self.drain()
+        group = self._group()
+        if group is not None and not group.closed:
+            group.check()
+
+    def drain(self) -> None:
+        """Wait like `synchronize`, but do not read the hang report."""
         self.stream.synchronize()
         self.order.drain(self.stream)
 

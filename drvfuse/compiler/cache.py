@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk cache of compiled kernels: one directory an entry, holding {kernel.cubin, kernel.ptx, meta.json} and the
-source under its own name.
+"""The disk cache of compiled code: one directory for each entry, holding its files and meta.json.
 
-An entry is built in a temporary directory and renamed into place, so other processes see all of it or nothing; where
-two build the same entry, the first rename wins and the other's copy, which is the same, is dropped. Files are checked
-against the hashes in meta.json when they are read, and a damaged entry counts as missing and is replaced.
+Any number of processes may share it. An entry is built in a temporary directory and renamed into place, so others see
+all of it or nothing; where two build the same entry, the first rename wins and the other's copy, which is the same, is
+dropped. Files are checked against the hashes in meta.json when they are read, and a damaged entry counts as missing and
+is replaced.
+
+The setting `cache_limit` bounds the size of all entries. Beyond it, those go that were not used for the longest time:
+the modification time of an entry's directory is that of its last use. An entry goes by a rename too; a reader that is
+overtaken by that finds it missing, and builds it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +29,15 @@ from typing import Any
 from .. import config
 
 _log = logging.getLogger("drvfuse.compile")
-_SCHEMA = 2
+_SCHEMA = 3
+_META = "meta.json"
+_TEMPORARY = "~"  # which no label begins with
+_USE_SECONDS = 60  # a use is noted at most so often
+_ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
+_SPARED = 0.9  # of the limit is left when entries go, so that not every later entry looks for some to go
+_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders that were warned of
-_FILES = ("kernel.cubin", "kernel.ptx")
+_sizes: dict[Path, int] = {}  # bytes in a folder, as this process knows: what it found once and what it has added
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -41,10 +53,10 @@ def entry_path(label: str, key: str) -> Path | None:
     return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"
 
 
-def source_name(label: str) -> str:
-    """The name of the source's file in its entry, which line information shows."""
+def source_name(label: str, others: tuple[str, ...]) -> str:
+    """The name of the source's file in its entry beside `others`, which line information shows."""
     name = _readable(label)
-    return "source.cu" if name in (*_FILES, "meta.json", "", ".", "..") else name
+    return "source.cu" if name in (*others, _META, "", ".", "..") else name
 
 
 def _readable(label: str) -> str:
@@ -56,40 +68,58 @@ def _digest(data: bytes) -> str:
 
 
 def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """(metadata, files by name), or None if the entry is missing or damaged."""
+    """(metadata, files by name), or None if the entry is missing or damaged. It counts as used now."""
     try:
-        meta = json.loads((entry / "meta.json").read_text())
-        files = {name: (entry / name).read_bytes() for name in meta["sha256"]}
-        if not files.keys() >= {*_FILES} or any(meta["sha256"][n] != _digest(data) for n, data in files.items()):
-            raise ValueError("a file does not match its hash")
-    except FileNotFoundError:
+        found = _read(entry)
+    except (FileNotFoundError, NotADirectoryError):
         if entry.exists():
             _log.warning("cache entry %s is incomplete and is rebuilt", entry)
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except _DAMAGE as error:
         _log.warning("cache entry %s is damaged and is rebuilt: %s", entry, error)
         return None
+    with contextlib.suppress(OSError):  # a folder of others, or the entry has just gone
+        if time.time() - entry.stat().st_mtime > _USE_SECONDS:
+            os.utime(entry)
+    return found
+
+
+def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `load` gives, or one of the exceptions of `_DAMAGE`."""
+    record = json.loads((entry / _META).read_bytes())
+    meta = record["meta"]
+    files = {name: (entry / name).read_bytes() for name in record["sha256"]}
+    hashes = {name: _digest(data) for name, data in files.items()}
+    if hashes != record["sha256"] or _digest(json.dumps(meta).encode()) != record["meta_sha256"]:
+        raise ValueError("a file does not match its hash")
     return meta, files
 
 
 def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """Write an entry, replacing a damaged one. A cache that cannot be written is only logged, as a warning once."""
-    building = entry.parent / f"tmp-{os.getpid()}-{uuid.uuid4().hex}"
+    """Write an entry, replacing a damaged one; what was not used for long goes where the limit is reached.
+
+    A cache that cannot be written is only logged, as a warning once.
+    """
+    building = _temporary(entry.parent)
+    digests = {name: _digest(data) for name, data in files.items()}
+    record = {"meta": meta, "meta_sha256": _digest(json.dumps(meta).encode()), "sha256": digests}
+    text = json.dumps(record, indent=1).encode()
     try:
         building.mkdir(parents=True)
-        for name, data in files.items():
+        for name, data in {**files, _META: text}.items():
             (building / name).write_bytes(data)
-        digests = {name: _digest(data) for name, data in files.items()}
-        (building / "meta.json").write_text(json.dumps({**meta, "sha256": digests}, indent=1))
         _publish(building, entry)
+        _keep_limit(entry.parent, len(text) + sum(map(len, files.values())))
     except OSError as error:
         level = logging.DEBUG if entry.parent in _unwritable else logging.WARNING
         _unwritable.add(entry.parent)
-        _log.log(
-            level, "the kernel cache %s cannot be written, so kernels are compiled each time: %s", entry.parent, error
-        )
+        _log.log(level, "the cache %s cannot be written, so kernels are compiled each time: %s", entry.parent, error)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f"{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
 
 
 def _publish(building: Path, entry: Path) -> None:
@@ -100,8 +130,40 @@ def _publish(building: Path, entry: Path) -> None:
         except OSError:
             if not entry.exists():
                 raise
-            if load(entry) is not None:
+            with contextlib.suppress(*_DAMAGE):
+                _read(entry)
                 return  # another process was first
-            discarded = building.with_name(f"{building.name}-old")
-            os.rename(entry, discarded)  # a rename, so that no reader sees half an entry go
-            shutil.rmtree(discarded, ignore_errors=True)
+            _remove(entry)
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry, by a rename first, so that no reader sees half of it go."""
+    gone = _temporary(entry.parent)
+    with contextlib.suppress(FileNotFoundError):  # another process was first
+        os.rename(entry, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _keep_limit(folder: Path, added: int) -> None:
+    """Account for `added` bytes. Beyond the limit, look at what is there, and let go what was used the longest ago."""
+    limit = config.get("cache_limit")
+    if folder in _sizes and _sizes[folder] + added <= limit:
+        _sizes[folder] += added
+        return
+    found = []  # (time of the last use, bytes, entry)
+    for entry in list(os.scandir(folder)):
+        with contextlib.suppress(OSError):  # it may go meanwhile
+            used = entry.stat().st_mtime
+            if entry.name.startswith(_TEMPORARY):
+                if time.time() - used > _ABANDONED_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.is_dir():
+                found.append((used, sum(file.stat().st_size for file in list(os.scandir(entry.path))), entry.path))
+    total = sum(size for _, size, _ in found)
+    aim = limit if total <= limit else int(limit * _SPARED)
+    for _, size, path in sorted(found):
+        if total <= aim:
+            break
+        _remove(Path(path))
+        total -= size
+    _sizes[folder] = total

@@ -13,23 +13,24 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from .. import config
 from ..errors import CompileError, DriverUnavailable, Unsupported
-from ..runtime.driver import cuda_version
 
 _SONAME = re.compile(r"libnvrtc\.so\.(\d+)$")
 _NEWEST_KNOWN = 13
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Output:
-    """What one compilation gave; `lowered` maps name expressions to symbols."""
+    """What one compilation gave; `lowered` maps name expressions to symbols, `cubin` is None if none was asked for."""
 
-    cubin: bytes
+    cubin: bytes | None
     ptx: str
     log: str
     lowered: dict[str, str]
@@ -76,10 +77,29 @@ class Library:
         self._call(f"nvrtcGet{what}", program, buffer)
         return buffer.raw[: size.value]
 
-    def compile(self, source: str, name: str, options: Sequence[str], names: Sequence[str]) -> Output:
-        """Compile for the architecture among `options`; CompileError carries the log. Needs no GPU and no driver."""
+    def compile(
+        self,
+        source: str,
+        name: str,
+        options: Sequence[str],
+        names: Sequence[str] = (),
+        headers: Mapping[str, str] = _NO_HEADERS,
+        cubin: bool = True,
+    ) -> Output:
+        """Compile for the architecture among `options`: a real one for a cubin, else a virtual one. `headers` are texts
+        by the names that include them. CompileError carries the log. Needs no GPU and no driver."""
         program = ctypes.c_void_p()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        array = ctypes.c_char_p * len(headers)
+        texts, called = array(*map(str.encode, headers.values())), array(*map(str.encode, headers))
+        self._call(
+            "nvrtcCreateProgram",
+            ctypes.byref(program),
+            source.encode(),
+            name.encode(),
+            len(headers),
+            texts,
+            called,
+        )
         try:
             for expression in names:
                 self._call("nvrtcAddNameExpression", program, expression.encode())
@@ -98,7 +118,7 @@ class Library:
                 self._call("nvrtcGetLoweredName", program, expression.encode(), ctypes.byref(symbol))
                 lowered[expression] = (symbol.value or b"").decode()
             ptx = self._text(program, "PTX").rstrip(b"\0").decode()
-            return Output(self._text(program, "CUBIN"), ptx, log, lowered)
+            return Output(self._text(program, "CUBIN") if cubin else None, ptx, log, lowered)
         finally:
             self._call("nvrtcDestroyProgram", ctypes.byref(program))
 
@@ -134,6 +154,18 @@ def _installed() -> dict[int, str]:
                 continue
             found[major] = f"libnvrtc.so.{major}"
     return found
+
+
+def cuda_version() -> tuple[int, int] | None:
+    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    value = ctypes.c_int(0)
+    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
+        return None
+    return value.value // 1000, value.value % 1000 // 10
 
 
 def _wheel(major: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling CUDA C++ to a cubin and the PTX it came from, with a disk cache. Needs neither GPU nor driver."""
+"""Compiling CUDA C++ to PTX and a cubin, with a disk cache. Needs neither GPU nor driver."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..errors import ArgumentError, CompileError, Unsupported
 from ..ptx.facts import KernelInfo as KernelInfo
 from ..ptx.facts import Param as Param
 from ..ptx.facts import kernels
+from ..ptx.parser import parse
 from . import cache
 from .headers import included
-from .library import Library, library
+from .library import Library, Output, library
 
 _log = logging.getLogger("drvfuse.compile")
 _ARCH = re.compile(r"sm_(\d+)[af]?$")
@@ -31,13 +33,15 @@ _NO_HEADER = (
     'headers by itself: pass theirs, e.g. include=["/usr/local/cuda/include"]'
 )
 _AROUND = 3
+_PTX, _CUBIN = "kernel.ptx", "kernel.cubin"
 
 
 @dataclass(frozen=True)
 class Image:
-    """A compiled source: the cubin, its PTX, and its kernels by name expression and by symbol."""
+    """A compiled source: its PTX, the cubin made of that (None where PTX alone was asked for), and its kernels by name
+    expression and by symbol."""
 
-    cubin: bytes = field(repr=False)
+    cubin: bytes | None = field(repr=False)
     ptx: str = field(repr=False)
     kernels: dict[str, KernelInfo]
     log: str
@@ -59,12 +63,16 @@ def compile_source(
     names: Sequence[str] = (),
     options: Sequence[str] = (),
     include: Sequence[str | Path] = (),
+    headers: Mapping[str, str] | None = None,
+    line_info: bool = True,
+    cubin: bool = True,
 ) -> Image:
-    """Compile `source` for `arch` ("sm_90a").
+    """Compile `source` for `arch` ("sm_90a"): to PTX and a cubin, or with `cubin=False` to the same PTX alone.
 
     `name` is the path of the source's file, so that line information leads there, or a label if it has none. `defines`
     become -D, `include` folders -I, `names` are name expressions such as "kernel<float, 4>", `options` any other NVRTC
-    option. Line information is always on, and the language C++17 unless an option says otherwise.
+    option. The language is C++17 unless one of them says otherwise. `headers` are texts that `source` includes, by the
+    name that it includes them as; they need no file.
 
     Images are kept in memory and, by the `cache` setting, on disk. Raises CompileError with the log and the source
     lines it speaks of, Unsupported for an architecture that this NVRTC does not know.
@@ -73,7 +81,9 @@ def compile_source(
     _check(nvrtc, arch, names, options)
     folders = _folders(include)
     file = Path(name).absolute() if Path(name).is_file() else None
-    flags = [f"--gpu-architecture={arch}", "-lineinfo"]
+    headers = dict(headers or {})
+    target = arch if cubin else arch.replace("sm_", "compute_")
+    flags = [f"--gpu-architecture={target}", *(["-lineinfo"] if line_info else [])]
     if not any(option.startswith(("-std", "--std")) for option in options):
         flags.append("--std=c++17")
     flags += [f"-I{folder}" for folder in folders]
@@ -87,7 +97,7 @@ def compile_source(
             "name": str(file or name),
             "names": list(names),
             "source": source,
-            "headers": included(source, file.parent if file else None, folders),
+            "headers": included(source, file.parent if file else None, folders) | headers,
         }
     )
     with _lock:
@@ -95,7 +105,18 @@ def compile_source(
     with lock:
         image = _images.get(key)
         if image is None:
-            image = _images[key] = _cached(nvrtc, source, name, file, arch, flags, names, key)
+            entry = cache.entry_path(name, key)
+            image = _load(entry, name, arch) if entry is not None else None
+            if image is None:
+                # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
+                copy = cache.source_name(name, (_PTX, _CUBIN))
+                shown = str(file) if file else str(entry / copy) if entry is not None else name
+                output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)
+                found = kernels(parse(output.ptx, bodies=False), output.lowered)
+                image = Image(output.cubin, output.ptx, found, output.log, name, arch)
+                if entry is not None:
+                    _store(entry, image, {copy: source.encode()}, {"nvrtc": nvrtc.identity, "options": flags})
+            _images[key] = image
     return image
 
 
@@ -121,41 +142,45 @@ def _folders(include: Sequence[str | Path]) -> list[Path]:
     return [Path(folder).absolute() for folder in found]
 
 
-def _cached(
+def _load(entry: Path, name: str, arch: str) -> Image | None:
+    found = cache.load(entry)
+    if found is None:
+        return None
+    meta, files = found
+    known = {
+        key: KernelInfo(**{**info, "params": tuple(Param(**param) for param in info["params"])})
+        for key, info in meta["kernels"].items()
+    }
+    return Image(files.get(_CUBIN), files[_PTX].decode(), known, meta["log"], name, arch)
+
+
+def _store(entry: Path, image: Image, source: Mapping[str, bytes], origin: Mapping[str, Any]) -> None:
+    known = {key: asdict(info) for key, info in image.kernels.items()}
+    meta = {"name": image.name, "arch": image.arch, **origin, "log": image.log, "kernels": known}
+    binary = {} if image.cubin is None else {_CUBIN: image.cubin}
+    cache.store(entry, meta, {**source, _PTX: image.ptx.encode(), **binary})
+
+
+def _compile(
     nvrtc: Library,
     source: str,
     name: str,
-    file: Path | None,
-    arch: str,
-    flags: list[str],
+    shown: str,
+    flags: Sequence[str],
     names: Sequence[str],
-    key: str,
-) -> Image:
-    entry = cache.entry_path(name, key)
-    found = cache.load(entry) if entry is not None else None
-    if found is not None:
-        meta, files = found
-        ptx = files["kernel.ptx"].decode()
-        return Image(files["kernel.cubin"], ptx, kernels(ptx, meta["lowered"]), meta["log"], name, arch)
-    # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
-    copy = cache.source_name(name)
-    shown = str(file) if file else str(entry / copy) if entry is not None else name
+    headers: Mapping[str, str],
+    cubin: bool,
+) -> Output:
     start = time.perf_counter()
     try:
-        output = nvrtc.compile(source, shown, flags, names)
+        output = nvrtc.compile(source, shown, flags, names, headers, cubin)
     except CompileError as error:
         log = _with_source(error.log, source, shown).replace(shown, name)
         raise CompileError(name, f"{log}\n{_NO_HEADER}" if _MISSING.search(log) else log) from None
-    _log.info("compiled %s for %s in %.0f ms", name, arch, (time.perf_counter() - start) * 1000)
+    _log.info("compiled %s by %s in %.0f ms", name, flags[0], (time.perf_counter() - start) * 1000)
     if output.log:
         _log.warning("%s: %s", name, output.log)
-    if entry is not None:
-        meta = {"name": name, "arch": arch, "nvrtc": nvrtc.identity, "options": flags}
-        found_kernels = {info.lowered: asdict(info) for info in kernels(output.ptx, output.lowered).values()}
-        meta |= {"lowered": output.lowered, "log": output.log, "kernels": found_kernels}
-        files = {copy: source.encode(), "kernel.cubin": output.cubin, "kernel.ptx": output.ptx.encode()}
-        cache.store(entry, meta, files)
-    return Image(output.cubin, output.ptx, kernels(output.ptx, output.lowered), output.log, name, arch)
+    return output
 
 
 def _with_source(log: str, source: str, shown: str) -> str:

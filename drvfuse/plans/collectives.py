@@ -107,7 +107,9 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
 def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:
     chunk = min(wanted, payload_bytes // each)
     if chunk < 1:
-        raise ArgumentError("workspace_bytes", payload_bytes, f"at least {each}, one {what}")
+        raise ArgumentError(
+            "workspace_bytes", payload_bytes, f"at least {each} in Group.local for this call: one {what}"
+        )
     return chunk
 
 
@@ -119,13 +121,25 @@ def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
     available = payload_bytes // max(ranks - 1, 1) // 16 * 16
     if available < unit:
         needed = ceil_div(unit, 16) * 16 * (ranks - 1)
-        raise ArgumentError("workspace_bytes", payload_bytes, f"at least {needed} for this call")
+        raise ArgumentError("workspace_bytes", payload_bytes, f"at least {needed} in Group.local for this call")
     return available // unit * unit
+
+
+def barriers(work: Work, items: int, chunk: int) -> int:
+    """How many barriers a launch over `items` elements (all-reduce) or rows (fused), in such chunks, passes."""
+    if work.local:
+        return 0
+    if work.op == "allreduce":
+        items = ceil_div(items, work.width)
+    if work.algo == "two_stage":
+        chunks = ceil_div(ceil_div(items, work.ranks), chunk)
+        return 1 + chunks * (2 if work.staged else 1)
+    return 1 + (ceil_div(items, chunk) if work.staged else 1)
 
 
 def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
     """(most phases that a block notes, its barriers), for `items` elements (all-reduce) or rows (fused)."""
-    chunks = 1
+    rounds, chunks = barriers(work, items, chunk), 1
     if work.algo == "two_stage":
         items = ceil_div(items if work.op != "allreduce" else ceil_div(items, work.width), work.ranks)
     elif work.op == "allreduce":
@@ -135,7 +149,6 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
     phases = _allreduce_phases(work, shape, items) if work.op == "allreduce" else _rmsnorm_phases(work, shape, items)
     if work.local:
         return 1 + phases + 1, 0
-    rounds = 1 + chunks * (2 if work.staged and work.algo == "two_stage" else 1)
     return 1 + 2 * rounds + chunks * (work.staged + phases) + 1, rounds
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +30,14 @@ NO_DESTINATION = frozenset(
 
 
 class PtxError(DrvfuseError):
-    """PTX that cannot be translated: `line` (1-based) of the PTX text, `text` of the instruction, `reason`."""
+    """PTX that cannot be translated: `line` (1-based) of the PTX text, `text` of the instruction, `reason`.
+
+    `source` is the (file, line) that the line of PTX comes from, by its line information, or None.
+    """
 
     def __init__(self, line: int, text: str, reason: str):
         self.line, self.text, self.reason = line, " ".join(text.split()), reason
+        self.source: tuple[str, int] | None = None
         super().__init__(f"PTX line {line}: {reason}: {self.text!r}")
 
 
@@ -161,6 +166,19 @@ class Function:
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     persistent: set[int] = field(default_factory=set)
 
+    def offsets(self) -> tuple[list[int], int]:
+        """Offset of each parameter in the parameter buffer, and the size of all."""
+        offsets, end = [], 0
+        for v in self.params:
+            offsets.append(-(-end // v.align) * v.align)
+            end = offsets[-1] + v.size
+        return offsets, end
+
+    def thread_limit(self) -> int | None:
+        """Threads of a block by .maxntid or .reqntid, if given."""
+        limit = self.directives.get("maxntid") or self.directives.get("reqntid")
+        return math.prod(limit) if limit else None
+
 
 @dataclass(slots=True, frozen=True)
 class Location:
@@ -173,7 +191,17 @@ class Location:
 
 @dataclass(slots=True, eq=False)
 class Module:
+    version: tuple[int, int]
     target: str
-    functions: dict[str, Function]
-    variables: dict[str, Var]
-    locations: list[Location]
+    functions: dict[str, Function] = field(default_factory=dict)
+    variables: dict[str, Var] = field(default_factory=dict)
+    locations: list[Location] = field(default_factory=lambda: [Location("", 0)])
+
+    def source(self, line: int) -> tuple[str, int] | None:
+        """(file, line) of the source that a line of the PTX comes from, by the line information before it."""
+        before = [fn for fn in self.functions.values() if fn.body and fn.line <= line]
+        body = max(before, key=lambda fn: fn.line).body if before else None
+        known = [(ins.line, ins.loc) for ins in body or () if isinstance(ins, Instruction) and ins.line <= line]
+        found = max(known, default=(0, 0))[1]
+        location = self.locations[found]
+        return (location.file, location.line) if found and location.file != "?" else None

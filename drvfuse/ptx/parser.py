@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX text -> `ptx.Module`.
+"""PTX text -> `ir.Module`.
 
 Names of `{ }` scopes are made unique here (registers, labels, variables), so what follows sees one flat function.
-What an opcode means is not known here; an unknown one is refused by the translator (`codegen`).
+What an opcode means is not known here; an unknown one is refused by the translator (`emu.translate`).
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from bisect import bisect_right
@@ -34,6 +35,9 @@ from .ir import (
 )
 
 _COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.S)
+_HEAD = re.compile(
+    r"(?:\s|//[^\n]*|/\*.*?\*/)*+\.(version|target|address_size)[ \t]+([\w.]+)(?:[ \t]*,[ \t]*\w+)*", re.S
+)
 _BODY = re.compile(
     r"\s*(?:(?P<label>[A-Za-z_$%][\w$]*)\s*:(?!:)|(?P<brace>[{}])|\.loc\b(?P<loc>[^\n]*)|(?P<stmt>[^;{}]*(?:\{[^{}]*\}[^;{}]*)*;))"
 )
@@ -52,6 +56,7 @@ _VARIABLE = re.compile(
 )
 _WORD = re.compile(r"[^\s;]")
 _DIRECTIVE = re.compile(r"\s*\.(\w+)([^.{;\n]*)")
+_SKIMMED = ("call", "griddepcontrol")
 SPECIALS = frozenset(
     {f"%{n}{d}.{a}" for n in ("", "n") for d in ("tid", "ctaid", "clusterid") for a in "xyz"}
     | {f"%cluster_{n}ctaid.{a}" for n in ("", "n") for a in "xyz"}
@@ -80,16 +85,21 @@ class _Scope:
 
 
 class _Parser:
-    def __init__(self, ptx: str):
+    def __init__(self, ptx: str, bodies: bool):
+        self.bodies = bodies
         self.text = _COMMENT.sub(_blank, ptx.rstrip("\0"))
-        self.newlines = [m.start() for m in re.finditer("\n", self.text)]
         self.pos = 0
         self.files: dict[int, str] = {}
-        self.module = Module("", {}, {}, [Location("", 0)])
+        self.module = Module((0, 0), "")
+        self.loc = 0
         self.loc_index: dict[str, int] = {}
         self.loc_chain: dict[tuple[int, int, int], Location] = {}
         self.scopes: list[_Scope] = []
         self.scope_count = 0
+
+    @functools.cached_property
+    def newlines(self) -> list[int]:
+        return [m.start() for m in re.finditer("\n", self.text)]
 
     def line(self, pos: int) -> int:
         return bisect_right(self.newlines, pos - 1) + 1
@@ -98,12 +108,22 @@ class _Parser:
         end = self.text.find("\n", pos)
         return PtxError(self.line(pos), self.text[pos : end if end >= 0 else None][:200], reason)
 
+    def located(self, error: PtxError) -> PtxError:
+        """The error, with the place in the source whose PTX was being read."""
+        location = self.module.locations[self.loc]
+        if self.loc and location.file != "?":
+            error.source = (location.file, location.line)
+        return error
+
     # Module level ---------------------------------------------------------------------------------------------------
     def parse(self) -> Module:
         text = self.text
+        self.module.version, self.module.target, self.pos = _head(text)
+        if not self.module.target:
+            raise PtxError(1, text.strip()[:60], "not PTX: it has no .target directive")
         # Files may be declared after the functions that refer to them.
-        for m in re.finditer(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M):
-            self.files[int(m[1])] = m[2]
+        if self.bodies:
+            self.files = {int(m[1]): m[2] for m in re.finditer(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
         while True:
             found = _WORD.search(text, self.pos)
             if found is None:
@@ -115,10 +135,7 @@ class _Parser:
             word = directive[1]
             end_line = text.find("\n", start)
             end_line = len(text) if end_line < 0 else end_line
-            if word in ("version", "address_size", "file", "loc"):
-                self.pos = end_line
-            elif word == "target":
-                self.module.target = text[directive.end() : end_line].split(",")[0].strip()
+            if word in ("version", "target", "address_size", "file", "loc"):
                 self.pos = end_line
             elif word == "section":
                 self.pos = text.index("}", start) + 1
@@ -130,13 +147,12 @@ class _Parser:
                     self.function(start, head)
                 else:
                     end = self.statement_end(start)
-                    var = self.variable(text[start:end], start)
-                    if var.space not in ("global", "const", "shared"):
-                        raise self.error(start, f"unsupported directive at module level: .{word}")
-                    self.module.variables[var.name] = var
+                    if self.bodies:
+                        var = self.variable(text[start:end], start)
+                        if var.space not in ("global", "const", "shared"):
+                            raise self.error(start, f"unsupported directive at module level: .{word}")
+                        self.module.variables[var.name] = var
                     self.pos = end + 1
-        if not self.module.target:
-            raise PtxError(1, text.strip()[:60], "not PTX: it has no .target directive")
         return self.module
 
     def statement_end(self, start: int) -> int:
@@ -174,8 +190,11 @@ class _Parser:
             fn.directives[d[1]] = tuple(int(x, 0) for x in re.findall(r"\d+", d[2]))
             pos = d.end()
         self.pos = m.end()
-        if m[1] == "{":
+        self.loc = 0
+        if m[1] == "{" and self.bodies:
             self.body(fn)
+        elif m[1] == "{":
+            self.skim(fn)
         known = self.module.functions.get(fn.name)
         if known is None or known.body is None:
             self.module.functions[fn.name] = fn
@@ -250,7 +269,6 @@ class _Parser:
         self.scopes = [scope]
         self.operands: dict[str, Any] = {}
         self.fn = fn
-        loc = 0
         pos = self.pos
         while True:
             m = match(text, pos)
@@ -264,9 +282,9 @@ class _Parser:
                 if stmt.startswith("."):
                     self.directive(fn, stmt, start)
                 elif stmt.strip():
-                    body.append(self.instruction(stmt, bisect_right(newlines, start - 1) + 1, loc))
+                    body.append(self.instruction(stmt, bisect_right(newlines, start - 1) + 1, self.loc))
             elif kind == "loc":
-                loc = self.location(m["loc"])
+                self.loc = self.location(m["loc"])
             elif kind == "label":
                 name = m["label"]
                 rest = re.compile(r"\s*\.(branchtargets|calltargets|callprototype)\b([^;]*);").match(text, pos)
@@ -286,6 +304,24 @@ class _Parser:
                 if not self.scopes:
                     break
                 self.operands = {}
+        self.pos = pos
+
+    def skim(self, fn: Function) -> None:
+        """Pass over a body. Of its instructions, only those of `_SKIMMED` are kept, with the names in them."""
+        text, match, pos, depth = self.text, _BODY.match, self.pos, 1
+        fn.body = []
+        while depth:
+            m = match(text, pos)
+            if m is None:
+                raise self.error(pos, "unreadable statement")
+            pos = m.end()
+            if m.lastgroup == "brace":
+                depth += 1 if m["brace"] == "{" else -1
+            elif m.lastgroup == "stmt" and any(word in m["stmt"] for word in _SKIMMED):
+                found = _INSTRUCTION.match(m["stmt"])
+                if found is not None and found[3].split(".", 1)[0] in _SKIMMED:
+                    names = tuple(Sym(name, None) for name in re.findall(r"[A-Za-z_$%][\w$]*", found[4]))
+                    fn.body.append(Instruction(found[3], names, None, self.line(m.start("stmt")), 0, m["stmt"]))
         self.pos = pos
 
     def close(self, scope: _Scope, fn: Function) -> None:
@@ -480,10 +516,35 @@ def _integer(text: str) -> int:
     return int(text, 0)
 
 
-def parse(ptx: str) -> Module:
-    """Parse one PTX module. Raises `PtxError`."""
-    parser = _Parser(ptx)
+def _head(ptx: str) -> tuple[tuple[int, int], str, int]:
+    """(.version, .target, where they end) of a text; (0, 0) and "" for what it does not begin with."""
+    version, target, end = (0, 0), "", 0
+    while (found := _HEAD.match(ptx, end)) is not None:
+        end = found.end()
+        if found[1] == "target":
+            target = found[2]
+        elif found[1] == "version":
+            major, _, minor = found[2].partition(".")
+            version = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else version
+    return version, target, end
+
+
+def head(ptx: str) -> tuple[tuple[int, int], str]:
+    """(.version, .target) of a PTX text, without a parse of the rest; (0, 0) and "" for what it does not begin with."""
+    return _head(ptx)[:2]
+
+
+def parse(ptx: str, *, bodies: bool = True) -> Module:
+    """Parse one PTX module. Raises `PtxError`.
+
+    Without `bodies` it takes a tenth of the time: there are no variables and no registers, and of the instructions only
+    calls and griddepcontrol, whose operands are the names in them. Any PTX is then read, also what is not emulated.
+    """
+    parser = _Parser(ptx, bodies)
     try:
         return parser.parse()
     except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise parser.error(parser.pos, f"unreadable ({error})") from error
+        raise parser.located(parser.error(parser.pos, f"unreadable ({error})")) from error
+    except PtxError as error:
+        parser.located(error)
+        raise

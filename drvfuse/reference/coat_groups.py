@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..dtypes import DTypeLike
 from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
 from .collectives import Floats, round_to
 
@@ -51,7 +52,7 @@ class Normalised(NamedTuple):
 EXACT = Arithmetic()
 
 
-def quantise_groups(values: Floats, fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
+def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
     """fp32 values [..., columns] over the scales of their groups, which are unrounded there and stored in bfloat16."""
     *leading, columns = values.shape
     target = dtypes.fp8(fp8)
@@ -68,7 +69,7 @@ def quantise_groups(values: Floats, fp8: Any, QB: int, arithmetic: Arithmetic = 
     return Quantised(round_to(quotients, target), round_to(scales, "bfloat16"))
 
 
-def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: Any, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
+def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
     """The residual add of two bfloat16 arrays; `fp8` as the op's `fp8type`."""
     with np.errstate(all="ignore"):
         total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)

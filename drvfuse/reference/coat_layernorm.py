@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 LayerNorm in numpy, with every rounding of the kernels and in their order.
 
-As in `reference_fp8`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
+As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and what a GPU's give can be given instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +75,7 @@ def fp8_layernorm_forward(
     *,
     mean: Floats | None = None,
     rstd: Floats | None = None,
-    reciprocal: Any = None,
+    reciprocal: SupportsFloat | None = None,
 ) -> Forward:
     """The forward, with w and b or with neither. s_y is NaN if all y of some row are; other NaN do not enter it."""
     values = dequantise(x, s_x, QB)
@@ -102,7 +102,7 @@ def fp8_layernorm_backward(
     v: Floats,
     QB: int,
 ) -> tuple[npt.NDArray[Any], ...]:
-    """(dx, dw, db), or (dx,) without a weight; sums in the order of `reference_fp8.fp8_rmsnorm_backward`."""
+    """(dx, dw, db), or (dx,) without a weight; sums in the order of `coat_rmsnorm.fp8_rmsnorm_backward`."""
     values = dequantise(x, s_x, QB)
     shape = BackwardShape.of(*values.shape)
     total_g = add_gradients(g) if isinstance(g, (list, tuple)) else np.asarray(g)

@@ -9,12 +9,13 @@ can be given as the GPU has them, and then all other bits are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..dtypes import DTypeLike
 from ..plans.coat_backward import BackwardShape
 from .collectives import Floats, _butterfly, bits, round_to
 
@@ -82,13 +83,15 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
 
-def scale_of(maximum: Any, fp8: Any) -> npt.NDArray[Any]:
+def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> npt.NDArray[Any]:
     """bf16((maximum + 1e-10) / fp8_max), 0-d."""
     limit = np.float32(dtypes.get(fp8).fp8_max or 0)
     return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
 
 
-def quantise(y: Floats, s_y: npt.NDArray[Any], fp8: Any, reciprocal: Any = None) -> npt.NDArray[Any]:
+def quantise(
+    y: Floats, s_y: npt.NDArray[Any], fp8: DTypeLike, reciprocal: SupportsFloat | None = None
+) -> npt.NDArray[Any]:
     """fp32 values over a scale, as a product with its reciprocal, rounded once to FP8."""
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / s_y.astype(np.float32) if reciprocal is None else np.float32(reciprocal)
@@ -111,7 +114,7 @@ def fp8_rmsnorm_forward(
     transpose_output_2d: bool = False,
     *,
     rstd: Floats | None = None,
-    reciprocal: Any = None,
+    reciprocal: SupportsFloat | None = None,
 ) -> Forward:
     """The forward. s_y is NaN if all y of some row are NaN; other NaN do not enter the maximum."""
     values = dequantise(x, s_x, QB)
@@ -231,7 +234,7 @@ def _row_sum(products: Floats, team_warps: int) -> Floats:
 
 
 def fp8_division(
-    x: npt.NDArray[Any], fp8type: Any, s_y: npt.NDArray[Any] | None = None
+    x: npt.NDArray[Any], fp8type: DTypeLike, s_y: npt.NDArray[Any] | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """(y, s_y) of a bfloat16 or float32 array and a per-tensor scale.
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..dtypes import DType
+from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
 
 Floats = npt.NDArray[np.float32]
@@ -45,7 +45,7 @@ def bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def round_to(values: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+def round_to(values: npt.NDArray[Any], dtype: DTypeLike) -> npt.NDArray[Any]:
     """float32 `values` rounded once to `dtype`, to nearest even, with canonical NaNs; FP8 saturates."""
     target = dtypes.get(dtype)
     values = np.asarray(values, np.float32, order="C")
@@ -82,7 +82,7 @@ def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
 
 def allreduce(
     inputs: Sequence[npt.NDArray[Any]],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     epilogue: Callable[[Floats], npt.NDArray[Any]] | None = None,
 ) -> npt.NDArray[Any]:
     """The sum of one array a rank, in `dtype` (default: the inputs').
@@ -105,7 +105,7 @@ def _butterfly(values: Floats) -> Floats:
     return values[..., 0]
 
 
-def row_sum_of_squares(rows: Floats, dtype: Any) -> Floats:
+def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
     """The sum of squares of each row of `rows` [rows, columns], in the order that the kernels define.
 
     `dtype` is the input's: its size says how many elements a 16-byte pack holds. Squares are added in order inside a
@@ -132,7 +132,9 @@ def row_sum_of_squares(rows: Floats, dtype: Any) -> Floats:
         return _butterfly(lanes)
 
 
-def quantisation(maxima: Floats, scale_ub: float, out_dtype: Any, scales_dtype: Any) -> tuple[npt.NDArray[Any], Floats]:
+def quantisation(
+    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
+) -> tuple[npt.NDArray[Any], Floats]:
     """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
 
     The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
@@ -155,8 +157,8 @@ def allreduce_rmsnorm_fp8(
     weight_offset: float = 0.0,
     scale_ub: float = float("inf"),
     residual: npt.NDArray[Any] | None = None,
-    out_dtype: Any = "float8_e4m3fn",
-    scales_dtype: Any = "float32",
+    out_dtype: DTypeLike = "float8_e4m3fn",
+    scales_dtype: DTypeLike = "float32",
 ) -> Normalised:
     """Sum of the ranks' inputs [..., columns], plus residual, RMSNorm and quantisation of each row.
 

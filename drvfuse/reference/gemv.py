@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..dtypes import DTypeLike
 from .collectives import Floats, _butterfly, round_to, row_sum_of_squares
 
 PACK_BYTES = 16
@@ -94,7 +95,7 @@ def gemv_partial_norm(
     n_normed: int,
     eps: float,
     weight_scales: npt.NDArray[Any] | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
 ) -> Normed:
     """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 sums. act is [K] or [M, K]."""
     target = act.dtype if out_dtype is None else out_dtype

@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from .. import dtypes
-from ..dtypes import DType
-from ..errors import ArgumentError, CaptureError
+from ..dtypes import DType, DTypeLike
+from ..errors import ArgumentError, CaptureError, kind_of
 from .device import Device
+from .lifetime import Owned
 from .pool import Block
-from .stream import Event, Stream
+from .stream import Event, Stream, StreamLike
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
+    from .interop import ArrayLike
+
+ShapeLike = SupportsIndex | Iterable[SupportsIndex]
+"""A shape: an int, or ints."""
 
 _INVALID_VALUE = 1
 
@@ -26,18 +32,22 @@ class Array:
 
     `stream` is its home: it was allocated in that stream's order, `numpy` and `copy_from` work there, and it is freed
     there once it is dropped, after the work of every stream named to `used_on`. Zero elements are legal; ptr is 0 then.
+    `array[2:5]` and `array[i]` are arrays over a part of the first dimension's memory, which they keep alive.
     """
 
     __slots__ = ("__weakref__", "_block", "_owner", "device", "dtype", "nbytes", "ptr", "shape", "size", "stream")
 
     def __init__(
-        self, ptr: int, shape: tuple[int, ...], dtype: DType, device: Device, stream: Stream, owner: Any = None
+        self, ptr: int, shape: tuple[int, ...], dtype: DType, device: Device, stream: Stream, owner: object = None
     ) -> None:
         self.ptr, self.shape, self.dtype, self.device, self.stream = ptr, shape, dtype, device, stream
         self.size = element_count(shape)
         self.nbytes = self.size * dtype.itemsize
-        self._owner = owner
         self._block: Block | None = None
+        self._owner: object = owner
+        if isinstance(owner, Array):
+            self._block = owner._block
+            self._owner = owner if owner._owner is None else owner._owner
 
     def __repr__(self) -> str:
         return f"<Array {self.dtype}{list(self.shape)} at {self.ptr:#x} on device {self.device.index}>"
@@ -47,6 +57,31 @@ class Array:
             raise TypeError("a 0-dimensional array has no length")
         return self.shape[0]
 
+    def __getitem__(self, index: SupportsIndex | slice) -> Array:
+        """The same memory from one index of the first dimension, which is dropped, or from a slice of step 1.
+
+        IndexError for an int outside the first dimension, ArgumentError for any other index.
+        """
+        length = len(self)
+        if isinstance(index, slice):
+            start, stop, step = index.indices(length)
+            shape = (max(stop - start, 0), *self.shape[1:])
+        else:
+            if isinstance(index, bool) or not hasattr(index, "__index__"):
+                raise ArgumentError("index", kind_of(index), "an int or a slice: only the first dimension is cut")
+            start, step, shape = operator.index(index), 1, self.shape[1:]
+            if not -length <= start < length:
+                raise IndexError(f"index {start} is outside the first dimension of {self!r}")
+            start %= length
+        if step != 1:
+            raise ArgumentError("index", repr(index), "a slice of step 1, as an array is contiguous")
+        return self._view(start * element_count(self.shape[1:]), shape)
+
+    def _view(self, start: int, shape: tuple[int, ...]) -> Array:
+        """The memory from element `start` on with another shape, in the same order; keeps alive what owns it."""
+        ptr = self.ptr + start * self.dtype.itemsize if element_count(shape) else 0
+        return Array(ptr, shape, self.dtype, self.device, self.stream, self)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -54,28 +89,33 @@ class Array:
     @property
     def pooled(self) -> bool:
         """True if the memory is from its device's own pool: those named to `Device.allow_peers` can access it."""
-        return self._block is not None or (isinstance(self._owner, Array) and self._owner.pooled)
+        return self._block is not None
 
     def used_on(self, stream: Stream) -> None:
         """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work."""
         if self._block is not None:
             self._block.used_on(stream)
-        elif isinstance(self._owner, Array):
-            self._owner.used_on(stream)
 
     def used_before(self, event: Event) -> None:
         """Like `used_on` for a foreign stream, which `event` (of `Stream.mark`) stands for."""
         if self._block is not None:
             self._block.used_before(event)
-        elif isinstance(self._owner, Array):
-            self._owner.used_before(event)
 
-    def reshape(self, shape: Any) -> Array:
-        """The same memory with another shape of as many elements; the result keeps this array alive."""
-        new = check_shape(shape)
+    def reshape(self, shape: ShapeLike) -> Array:
+        """The same memory with another shape of as many elements; the result keeps it alive.
+
+        One length may be -1: it is what the others leave.
+        """
+        lengths = _integers(shape)
+        if -1 in lengths:
+            rest = element_count(tuple(n for n in lengths if n != -1))
+            if lengths.count(-1) > 1 or not rest or self.size % rest:
+                raise ArgumentError("shape", lengths, f"a shape of {self.size} elements, with one -1 that can be told")
+            lengths = tuple(self.size // rest if n == -1 else n for n in lengths)
+        new = check_shape(lengths)
         if element_count(new) != self.size:
             raise ArgumentError("shape", new, f"a shape of {self.size} elements, as {self.shape} has")
-        return Array(self.ptr, new, self.dtype, self.device, self.stream, self)
+        return self._view(0, new)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory, made on the array's stream, which is synchronised, after all work that uses it."""
@@ -83,42 +123,48 @@ class Array:
 
         host = np.empty(self.shape, self.dtype.numpy)
         if self.size:
-            self._order("copied to the host")
+            self.order(self.stream, "copied to the host")
             with self.device.use():
                 self.device.driver.cuMemcpyDtoHAsync(host.ctypes.data, self.ptr, self.nbytes, self.stream.handle)
         self.stream.synchronize()
         return host
 
-    def copy_from(self, values: np.ndarray[Any, Any]) -> None:
-        """Overwrite the array; shape and dtype must match. Returns when `values` may be reused.
+    def copy_from(self, values: npt.ArrayLike | ArrayLike) -> None:
+        """Overwrite the array with a numpy array or a device array of the same shape and dtype.
 
-        Ordered on the array's stream and after the work of every other stream that uses the array. The stream is
-        synchronised: the driver may read page-locked memory long after the copy was queued.
+        Ordered on the array's stream and after the work of every other stream that uses the array. CaptureError while
+        that stream is captured.
+
+        numpy: returns when `values` may be reused. The stream is synchronised: the driver may read page-locked memory
+        long after the copy was queued.
+
+        A device array, drvfuse's or another library's, of any device of the same driver: the copy is queued after what
+        writes `values`, and later work on the stream of `values` comes after the copy. Does not wait, except where
+        another library does not say which stream that is. It must not overlap the array.
         """
-        import numpy as np
+        from . import copies
 
-        values = np.asarray(values)
-        if values.shape != self.shape:
-            raise ArgumentError("values", f"of shape {values.shape}", f"of shape {self.shape}")
-        if values.dtype != self.dtype.numpy:
-            raise ArgumentError("values", f"of dtype {values.dtype}", f"of dtype {self.dtype}")
-        if self.size:
-            self._order("copied from the host")
-            values = np.ascontiguousarray(values)
-            with self.device.use():
-                self.device.driver.cuMemcpyHtoDAsync(self.ptr, values.ctypes.data, self.nbytes, self.stream.handle)
-            self.stream.synchronize()
+        copies.copy(self, values)
 
-    def _order(self, what: str) -> None:
-        if self.stream.capture_id() is not None:
+    def order(self, stream: Stream, what: str) -> None:
+        """Work queued on `stream` from now on starts after all use of this memory so far.
+
+        CaptureError, saying that the array cannot be `what`, while it is being used in a capture.
+        """
+        self.require_open()
+        stream._check_open()
+        if not self.stream.closed and self.stream.capture_id() is not None:
             raise CaptureError(f"{self!r} cannot be {what} while its stream is captured")
-        owner: Any = self
-        while isinstance(owner, Array) and owner._block is None:
-            owner = owner._owner
-        if isinstance(owner, Array) and owner._block is not None:
-            owner._block.order(self.stream)
+        if self._block is not None:
+            self._block.order(stream)
+        stream.follow(self.stream)
 
-    def __array__(self, *args: Any, **more: Any) -> Any:
+    def require_open(self) -> None:
+        """Raise ClosedError if the memory was that of a buffer that is closed."""
+        if isinstance(self._owner, Owned):
+            self._owner._check_open()
+
+    def __array__(self, *args: object, **more: object) -> NoReturn:
         raise TypeError(f"{self!r} is in device memory: copy it to the host with .numpy()")
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -133,7 +179,7 @@ class Array:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
+    ) -> object:
         """A DLPack capsule of this memory, safe to use on the consumer's `stream` (see the array API standard)."""
         from . import dlpack
 
@@ -141,6 +187,7 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.require_open()
         named = self.dtype.name in dtypes.WITHOUT_TYPESTR
         return {
             "shape": self.shape,
@@ -171,18 +218,22 @@ def element_count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def check_shape(shape: Any) -> tuple[int, ...]:
+def check_shape(shape: ShapeLike) -> tuple[int, ...]:
     """A shape as a tuple of ints, from an int or a sequence; ArgumentError otherwise."""
-    try:
-        found = tuple(operator.index(n) for n in shape) if hasattr(shape, "__iter__") else (operator.index(shape),)
-    except TypeError:
-        raise ArgumentError("shape", repr(shape), "an int or a sequence of ints") from None
+    found = _integers(shape)
     if any(n < 0 for n in found):
         raise ArgumentError("shape", found, "a shape without negative lengths")
     return found
 
 
-def empty(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) -> Array:
+def _integers(shape: ShapeLike) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in shape) if isinstance(shape, Iterable) else (operator.index(shape),)
+    except TypeError:
+        raise ArgumentError("shape", repr(shape), "an int or a sequence of ints") from None
+
+
+def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.empty`."""
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
@@ -197,7 +248,7 @@ def empty(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) 
     return array
 
 
-def zeros(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) -> Array:
+def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.zeros`."""
     array = empty(device, shape, dtype, stream)
     if array.nbytes:
@@ -206,7 +257,7 @@ def zeros(device: Device, shape: Any, dtype: Any, stream: Stream | None = None) 
     return array
 
 
-def from_numpy(device: Device, values: np.ndarray[Any, Any], stream: Stream | None = None) -> Array:
+def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None = None) -> Array:
     """See `Device.array`."""
     import numpy as np
 
@@ -216,7 +267,15 @@ def from_numpy(device: Device, values: np.ndarray[Any, Any], stream: Stream | No
     return array
 
 
-def view(ptr: int, shape: Any, dtype: Any, device: Device, *, stream: Stream | None = None, owner: Any = None) -> Array:
+def view(
+    ptr: SupportsIndex,
+    shape: ShapeLike,
+    dtype: DTypeLike,
+    device: Device,
+    *,
+    stream: StreamLike | None = None,
+    owner: object = None,
+) -> Array:
     """An array over memory that somebody else owns, at `ptr` on `device`; `owner` is kept alive with it.
 
     `stream` (default: the device's own) is the one whose order its contents follow.

@@ -1,27 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of driver calls: a ring that is always on, and writers to standard error or a JSON-lines file.
 
-An entry is (function, arguments, result). Formatting happens only when somebody looks.
+An entry is (function, arguments, result), where a launch has a `LaunchNote` in place of its arguments: these may be
+rewritten for the next launch. Formatting happens only when somebody looks. Queries, which succeed all the
+time and change nothing, have a ring of their own, so that they do not push out the calls that matter.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import os
+import re
+import struct
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ArgumentError
 
+if TYPE_CHECKING:
+    from ..ptx.facts import Param
+
 _LENGTH = 256
+_QUERY_LENGTH = 32
+_QUERY = re.compile(r"cu(?!Module|Library)\w*?(Get[A-Z]|IsCapturing|Query|CanAccess|Occupancy)")
+_FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
 kernel_names: dict[int, str] = {}  # handles of loaded kernels
-ring: deque[tuple[str, tuple[Any, ...], Any]] = deque(maxlen=_LENGTH)
-Sink = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
+Entry = tuple[str, tuple[Any, ...], Any]
+ring: deque[Entry] = deque(maxlen=_LENGTH)
+queries: deque[Entry] = deque(maxlen=_QUERY_LENGTH)
+Sink = Callable[[str, Callable[..., Any], tuple[Any, ...], tuple[Any, ...]], Any]
+
+
+@functools.cache
+def ring_of(name: str) -> deque[Entry]:
+    """Where successful calls of a function are recorded: `queries` for those that only read a state, or `ring`."""
+    return queries if _QUERY.match(name) else ring
+
+
+class LaunchFacts(NamedTuple):
+    """What is the same in all launches of a prepared one. `structures` has the types of arguments passed by value."""
+
+    kernel: str
+    device: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    smem: int
+    attributes: tuple[str, ...]
+    params: tuple[Param, ...]
+    structures: dict[int, type[ctypes.Structure]]
+
+
+LaunchNote = tuple[LaunchFacts, int, bytes]  # these, the stream's handle, and the arguments packed
 
 
 def code_name(code: Any) -> str:
@@ -40,11 +76,14 @@ def format_value(value: Any) -> str:
         return repr(bytes(value).decode()) if _is_name(value) else f"<{len(value)} bytes>"
     if isinstance(value, (str, float)):
         return repr(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, ctypes.Structure):
+        fields = ", ".join(f"{field[0]}={format_value(getattr(value, field[0]))}" for field in value._fields_)
+        return f"{type(value).__name__}({fields})"
+    if isinstance(value, (list, tuple, ctypes.Array)):
         shown = ", ".join(format_value(item) for item in value[:4])
         return f"[{shown}{', ...' if len(value) > 4 else ''}]"
     kind = type(value).__name__
-    if kind == "CUlaunchConfig":  # its stream is left out: a prepared launch changes it later
+    if kind == "CUlaunchConfig":  # its stream is left out: its owner may have changed it since
         grid = f"{value.gridDimX}x{value.gridDimY}x{value.gridDimZ}"
         block = f"{value.blockDimX}x{value.blockDimY}x{value.blockDimZ}"
         return f"<grid {grid} block {block} smem {value.sharedMemBytes}>"
@@ -61,8 +100,38 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) < 200 and value.isascii() and value.decode("ascii").isprintable()
 
 
+def _texts(args: tuple[Any, ...]) -> list[str]:
+    if args and isinstance(args[0], LaunchFacts):
+        return _launch_texts(*args)
+    return [format_value(arg) for arg in args]
+
+
+def _launch_texts(facts: LaunchFacts, stream: int, packed: bytes) -> list[str]:
+    grid, block = ("x".join(map(str, size)) for size in (facts.grid, facts.block))
+    values = [
+        _parameter_text(param, packed[param.offset : param.offset + param.size], facts.structures.get(index))
+        for index, param in enumerate(facts.params)
+    ]
+    found = [
+        f"<grid {grid} block {block} smem {facts.smem}>",
+        facts.kernel,
+        f"stream {stream:#x} of device {facts.device}",
+    ]
+    attributes = [f"attributes [{', '.join(facts.attributes)}]"] if facts.attributes else []
+    return [*found, *attributes, f"arguments ({', '.join(values)})"]
+
+
+def _parameter_text(param: Param, packed: bytes, structure: type[ctypes.Structure] | None) -> str:
+    if param.kind == "float":
+        return f"{_FLOATS[param.size].unpack(packed)[0]:.7g}"
+    if param.kind == "int":
+        return format_value(int.from_bytes(packed, "little"))
+    return format_value(packed if structure is None else structure.from_buffer_copy(packed))
+
+
 def format_args(args: tuple[Any, ...]) -> str:
-    return ", ".join(format_value(arg) for arg in args)
+    """What a call was made with, as the record has it: its arguments, or a `LaunchNote`."""
+    return ", ".join(_texts(args))
 
 
 def format_entry(entry: tuple[str, tuple[Any, ...], Any]) -> str:
@@ -73,7 +142,8 @@ def format_entry(entry: tuple[str, tuple[Any, ...], Any]) -> str:
 def last_calls(count: int = 20) -> list[str]:
     """The last driver calls of this process, oldest first, as `name(arguments) -> result`; at most 256 are kept.
 
-    Making a context current and restoring it is left out.
+    Queries that succeeded (of attributes, of captures, of the state of streams and events) are left out. So is making a
+    context current and restoring it.
     """
     if count <= 0:
         return []
@@ -89,12 +159,12 @@ def sink(mode: str) -> Sink | None:
     return _JsonLines(mode)
 
 
-def _stderr(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _stderr(name: str, function: Callable[..., Any], args: tuple[Any, ...], shown: tuple[Any, ...]) -> Any:
     start = time.perf_counter_ns()
     result = function(*args)
     spent = (time.perf_counter_ns() - start) / 1000
     values = "".join(f" {format_value(value)}" for value in result[1:])
-    sys.stderr.write(f"drvfuse: {name}({format_args(args)}) -> {code_name(result[0])}{values} [{spent:.1f} us]\n")
+    sys.stderr.write(f"drvfuse: {name}({format_args(shown)}) -> {code_name(result[0])}{values} [{spent:.1f} us]\n")
     return result
 
 
@@ -108,14 +178,14 @@ class _JsonLines:
             expected = '"off", "ring", "stderr" or the path of a file that can be written'
             raise ArgumentError("setting trace_driver", f"{path!r} ({error.strerror})", expected) from None
 
-    def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], shown: tuple[Any, ...]) -> Any:
         start = time.perf_counter_ns()
         result = function(*args)
         line = {
             "time": time.time(),
             "thread": threading.get_ident(),
             "call": name,
-            "args": [format_value(arg) for arg in args],
+            "args": _texts(shown),
             "result": code_name(result[0]),
             "values": [format_value(value) for value in result[1:]],
             "us": (time.perf_counter_ns() - start) / 1000,

@@ -7,23 +7,24 @@ import functools
 import operator
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from ..errors import ArgumentError, ClosedError, Unsupported
-from .driver import Driver, Owner, enum_value, get_driver
+from .driver import Driver, DriverLike, Owner, enum_value, get_driver
 from .lifetime import flush
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
 
-    from .array import Array
+    from ..dtypes import DTypeLike
+    from .array import Array, ShapeLike
     from .pool import Pool
-    from .stream import Event, Stream
+    from .stream import Event, Stream, StreamLike
 
 _PEER_ALREADY_ENABLED = 704
 
 
-def device(index: int = 0, *, driver: Any = None) -> Device:
+def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
     """The device of that index on a driver (see `get_driver`); one object for each driver and index.
 
     Its primary context is retained on first use and shared with every other library in the process.
@@ -164,20 +165,23 @@ class Device(Owner):
                 self._pool = Pool(self)
             return self._pool
 
-    def empty(self, shape: Any, dtype: Any, *, stream: Stream | None = None) -> Array:
+    def empty(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
         """An array with undefined contents, allocated in order on `stream` (default: the device's own)."""
         from .array import empty
 
         return empty(self, shape, dtype, stream)
 
-    def zeros(self, shape: Any, dtype: Any, *, stream: Stream | None = None) -> Array:
+    def zeros(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
         """An array of zeros, cleared in order on `stream` (default: the device's own)."""
         from .array import zeros
 
         return zeros(self, shape, dtype, stream)
 
-    def array(self, values: np.ndarray[Any, Any], *, stream: Stream | None = None) -> Array:
-        """A copy of a numpy array. Returns when `values` may be reused; the stream is synchronised."""
+    def array(self, values: npt.ArrayLike, *, stream: StreamLike | None = None) -> Array:
+        """A copy of a numpy array, or of what numpy makes one of.
+
+        Returns when `values` may be reused; the stream is synchronised.
+        """
         from .array import from_numpy
 
         return from_numpy(self, values, stream)

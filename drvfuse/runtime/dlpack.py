@@ -125,6 +125,7 @@ def export(
     consumer drops its tensor when its work on the memory is ordered before later work of the array's stream: the
     consumer's stream may be gone by then, so the free is not ordered after it.
     """
+    array.require_open()
     if dl_device is not None and tuple(dl_device) != device_of(array):
         raise BufferError(f"{array!r} is not on DLPack device {dl_device}")
     if copy:

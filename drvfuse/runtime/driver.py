@@ -17,15 +17,20 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
+from ..compiler.library import cuda_version
 from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
 from . import calls
 from .calls import last_calls as last_calls
 
 if TYPE_CHECKING:
+    from ..emu import Machine
     from .device import Device
+
+DriverLike: TypeAlias = "Driver | Machine | str | None"
+"""What `get_driver` takes for a driver."""
 
 # In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
 _NEWEST = {
@@ -136,7 +141,7 @@ class Driver(Owner):
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
-    def __init__(self, name: str, functions: Any, types: Any, machine: Any = None) -> None:
+    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | None = None) -> None:
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
@@ -147,7 +152,7 @@ class Driver(Owner):
         self._functions = functions
         mode = config.get("trace_driver")
         self._sink = calls.sink(mode)
-        self._record: Callable[[Any], None] = calls.ring.append if mode != "off" else lambda entry: None
+        self._recording = mode != "off"
 
     def __repr__(self) -> str:
         return f"<Driver {self.name}>"
@@ -166,21 +171,45 @@ class Driver(Owner):
                 return function
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
+    @functools.cached_property
+    def launch(self) -> Callable[..., Any]:
+        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record and errors show."""
+        name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
+        function = self._raw(name)
+
+        def call(note: calls.LaunchNote, *args: Any) -> None:
+            if _forked:
+                raise ClosedError(FORKED)
+            try:
+                code = (function(*args) if sink is None else sink(name, function, args, note))[0]
+            except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+                self._translate(name, note, error)
+                raise
+            append((name, note, code))
+            if code:
+                raise self.error(name, note, code)
+
+        return call
+
+    def _recorder(self, name: str) -> Callable[[calls.Entry], None]:
+        return calls.ring_of(name).append if self._recording else lambda entry: None
+
     def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        append, sink = self._record, self._sink
+        append, append_failure, sink = self._recorder(name), self._recorder(""), self._sink
 
         def call(*args: Any) -> Any:
             if _forked:
                 raise ClosedError(FORKED)
             try:
-                result = function(*args) if sink is None else sink(name, function, args)
+                result = function(*args) if sink is None else sink(name, function, args, args)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
                 self._translate(name, args, error)
                 raise
             code = result[0]
-            append((name, args, code))
             if code:
+                append_failure((name, args, code))
                 raise self.error(name, args, code)
+            append((name, args, code))
             count = len(result)
             if count == 2:
                 return result[1]
@@ -209,7 +238,7 @@ class Driver(Owner):
         def call(*args: Any) -> tuple[Any, ...]:
             if _forked:
                 raise ClosedError(FORKED)
-            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args)
+            found: tuple[Any, ...] = function(*args) if sink is None else sink(name, function, args, args)
             return found
 
         return call
@@ -225,11 +254,11 @@ class Driver(Owner):
             raise ClosedError(FORKED)
         function = self._raw(name)
         try:
-            result = function(*args) if self._sink is None else self._sink(name, function, args)
+            result = function(*args) if self._sink is None else self._sink(name, function, args, args)
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
             self._translate(name, args, error)
             raise
-        self._record((name, args, result[0]))
+        self._recorder(name)((name, args, result[0]))
         return tuple(result)
 
     def pointer_device(self, ptr: int) -> int | None:
@@ -247,6 +276,11 @@ class Driver(Owner):
     def has(self, name: str) -> bool:
         """True if the bindings of this driver have the function."""
         return any(hasattr(self._functions, n) for n in (name, _NEWEST.get(name, name)))
+
+    @property
+    def takes_cubins(self) -> bool:
+        """False for the emulated driver, which runs PTX: kernels are compiled to that alone for it."""
+        return self.machine is None
 
     @property
     def closed(self) -> bool:
@@ -326,7 +360,7 @@ class Driver(Owner):
             raise DriverError(name, shown, int(digits or -1), "unknown", why, calls.last_calls(8)) from error
         if isinstance(error, (TypeError, OverflowError, ValueError)):
             shown = calls.format_args(args)
-            raise ArgumentError(f"{name}({shown})", text, "what the driver's signature takes") from error
+            raise ArgumentError(f"arguments of {name}", f"({shown})", f"what cuda.bindings take: {text}") from error
 
 
 FORKED = (
@@ -341,18 +375,6 @@ _NO_LIBRARY = (
     "the NVIDIA driver library libcuda.so.1 cannot be loaded; install the NVIDIA driver "
     f"(in a container: run it with --gpus). {_HOW_TO_EMULATE}"
 )
-
-
-def cuda_version() -> tuple[int, int] | None:
-    """CUDA version (major, minor) of the installed driver library, or None without one. Initialises nothing."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int(0)
-    if library.cuDriverGetVersion(ctypes.byref(value)) or not value.value:
-        return None
-    return value.value // 1000, value.value % 1000 // 10
 
 
 def _bindings() -> Any:
@@ -385,7 +407,7 @@ def _open_cuda() -> Driver:
     return Driver("cuda", bindings, bindings)
 
 
-def _open_machine(machine: Any) -> Driver:
+def _open_machine(machine: Machine) -> Driver:
     global _machines_opened
     found: Driver | None = machine.gate
     if found is None:
@@ -404,14 +426,14 @@ def _check_emulator() -> None:
     _bindings()
 
 
-def _default_machine() -> Any:
+def _default_machine() -> Machine:
     _check_emulator()
-    from ..emu.machine.machine import default_machine
+    from .. import emu
 
-    return default_machine()
+    return emu.driver.default_machine()
 
 
-def get_driver(spec: Any = None) -> Driver:
+def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
 
     None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to

@@ -31,9 +31,15 @@ class Graph(Owned):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._executable: Any = None
-        self._kept: dict[int, Any] = {}
+        self._devices: list[int] = []
+        self._state = "being captured"
+        self._kept: dict[int, object] = {}
         self._checks: list[Callable[[Stream], None]] = []
         self._notes: list[Callable[[Stream, Event | None], None]] = []
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self._state
+        return f"<Graph on devices {self._devices} of driver {self.driver.name!r}, {state}>"
 
     @classmethod
     @contextlib.contextmanager
@@ -60,6 +66,7 @@ class Graph(Owned):
             if stream.capture_id() is not None:
                 raise CaptureError(f"{stream!r} is being captured already")
         self = cls(driver)
+        self._devices = sorted({stream.device.index for stream in members})
         key = (id(driver), 0)
         with origin.device.use():
             driver.cuStreamBeginCapture(origin.handle, driver.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -72,6 +79,7 @@ class Graph(Owned):
             for stream in members[1:]:
                 origin.follow(stream)
         except BaseException:
+            self._state = "whose capture failed"
             # Ends the capture on every stream that joined it; the driver reports an error, as some are not joined back.
             with origin.device.use():
                 _, *values = driver.result("cuStreamEndCapture", origin.handle)
@@ -84,11 +92,13 @@ class Graph(Owned):
             captured = driver.cuStreamEndCapture(origin.handle)
             try:
                 self._executable = driver.cuGraphInstantiate(captured, 0)
+                _, count = driver.cuGraphGetNodes(captured)
+                self._state = f"{count} nodes"
             finally:
                 driver.cuGraphDestroy(captured)
         self._owns(driver, _destroy, self._executable)
 
-    def keep(self, *objects: Any) -> None:
+    def keep(self, *objects: object) -> None:
         """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch."""
         self._kept.update((id(kept), kept) for kept in objects)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -45,7 +45,7 @@ _INTERFACE_VERSION = 3
 _INVALID_VALUE, _NOT_SUPPORTED = 1, 801
 
 
-def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
+def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = False) -> tuple[Array, Stream | None]:
     """`obj` as an Array over the same memory, and the stream after which its contents are there (None: already).
 
     Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. An
@@ -59,6 +59,7 @@ def as_array(obj: Any, *, driver: Driver, argument: str, writable: bool = False)
         if obj.device.driver is not driver:
             expected = f"of the {driver.name} driver in use"
             raise ArgumentError(argument, f"an array of the {obj.device.driver.name} driver", expected)
+        obj.require_open()
         return obj, obj.stream
     found, where, producer, owner = _describe(obj, driver, argument)
     return _checked(found, where, producer, owner, argument, writable), producer
@@ -77,7 +78,7 @@ class Rows:
     producer: Stream | None
 
 
-def as_rows(obj: Any, *, driver: Driver, argument: str) -> Rows:
+def as_rows(obj: ArrayLike, *, driver: Driver, argument: str) -> Rows:
     """`obj` as rows for reading: like `as_array`, but the rows may be farther apart than they are long.
 
     Slices of columns of a wider array are that. ArgumentError for transposed, expanded or otherwise strided arrays.
@@ -107,7 +108,7 @@ def as_rows(obj: Any, *, driver: Driver, argument: str) -> Rows:
     return Rows(_checked(flat, where, producer, owner, argument, False), found.shape, stride, producer)
 
 
-_Described = tuple[Description, Device, Stream | None, Any]
+_Described = tuple[Description, Device, Stream | None, object]
 
 
 def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
@@ -208,7 +209,7 @@ def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
     raise ArgumentError(f"{argument}.dtype", typestr, expected)
 
 
-def _integers(argument: str, values: Any, least: int | None = None) -> tuple[int, ...]:
+def _integers(argument: str, values: Iterable[SupportsIndex], least: int | None = None) -> tuple[int, ...]:
     try:
         found = tuple(operator.index(value) for value in values)
     except TypeError:
@@ -226,7 +227,7 @@ def _device(driver: Driver, index: int, argument: str) -> Device:
 
 
 def _checked(
-    found: Description, where: Device, producer: Stream | None, owner: Any, argument: str, writable: bool
+    found: Description, where: Device, producer: Stream | None, owner: object, argument: str, writable: bool
 ) -> Array:
     if not found.contiguous:
         shown = f"an array of shape {found.shape} with strides {found.strides}"

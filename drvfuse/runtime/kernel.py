@@ -18,10 +18,10 @@ from . import calls
 from .array import Array, mark_used
 from .device import Device
 from .device import device as get_device
-from .driver import Driver, get_driver
+from .driver import Driver, DriverLike, get_driver
 from .launch_attributes import Cluster, Cooperative, LaunchAttribute, Priority, ProgrammaticStreamSerialization
-from .packing import Arguments, Struct
-from .stream import Stream
+from .packing import Argument, Arguments, Struct
+from .stream import Stream, StreamLike
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
 _PORTABLE_CLUSTER = 8
@@ -31,7 +31,7 @@ def compile(
     source: str | os.PathLike[str],
     names: Sequence[str] = (),
     *,
-    driver: Any = None,
+    driver: DriverLike = None,
     arch: str | None = None,
     name: str = "kernel.cu",
     defines: Mapping[str, str | int] | None = None,
@@ -65,7 +65,14 @@ def compile(
         raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
     target = arch if arch is not None else get_device(0, driver=gate).arch
     image = compile_source(
-        source, name=name, arch=target, defines=defines, names=names, options=options, include=include
+        source,
+        name=name,
+        arch=target,
+        defines=defines,
+        names=names,
+        options=options,
+        include=include,
+        cubin=gate.takes_cubins,
     )
     return Module(image, gate)
 
@@ -121,9 +128,8 @@ class Module:
             if handle is None:
                 if device.driver is not self.driver:
                     raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
-                # The emulated driver runs PTX. CUDA gets the cubin: PTX newer than the driver could not be loaded.
-                emulated = self.driver.name == "emu"
-                image = self.image.ptx.encode() + b"\0" if emulated else self.image.cubin
+                # CUDA gets the cubin: PTX newer than the driver could not be loaded.
+                image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():
                     handle = self._modules[device] = self.driver.cuModuleLoadData(image)
             return handle
@@ -198,14 +204,14 @@ class Kernel:
         self,
         grid: int | Sequence[int],
         block: int | Sequence[int],
-        *args: Any,
+        *args: Argument,
         device: Device | None = None,
         smem: int = 0,
         cluster: int | Sequence[int] | None = None,
         cooperative: bool = False,
         pdl: bool = False,
         priority: int | None = None,
-        attrs: Sequence[Any] = (),
+        attrs: Sequence[object] = (),
     ) -> Launch:
         """A launch with everything checked and packed, to be called with a stream any number of times.
 
@@ -221,7 +227,7 @@ class Kernel:
         loaded = self._on(where)
         self._check_shape(where, loaded, dimensions, threads)
         self._allow_shared(where, loaded, smem)
-        wanted: list[Any] = []
+        wanted: list[object] = []
         if cluster is not None:
             shape = _dimensions("cluster", cluster)
             self._check_cluster(where, loaded, dimensions, shape)
@@ -287,11 +293,11 @@ class Launch:
         self,
         kernel: Kernel,
         device: Device,
-        function: Any,
+        function: object,
         grid: tuple[int, ...],
         block: tuple[int, ...],
         smem: int,
-        attributes: Sequence[Any],
+        attributes: Sequence[object],
         arguments: Arguments,
     ) -> None:
         self.kernel, self.device, self.grid, self.block, self.smem = kernel, device, grid, block, smem
@@ -301,7 +307,7 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = smem
-        built = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
+        built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in built:
             if not isinstance(attribute, types.CUlaunchAttribute):
                 raise ArgumentError("attrs", kind_of(attribute), "launch attributes")
@@ -310,12 +316,25 @@ class Launch:
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
         config.attrs, config.numAttrs = built, len(built)
         self._attributes = tuple(attributes)  # an event in them must live
+        self._facts = calls.LaunchFacts(
+            kernel.info.name,
+            device.index,
+            grid,
+            block,
+            smem,
+            tuple(
+                repr(a) if isinstance(a, LaunchAttribute) else made.id.name
+                for a, made in zip(attributes, built, strict=True)
+            ),
+            kernel.info.params,
+            arguments.structures,
+        )
         self._handle_set = 0
 
     def __repr__(self) -> str:
         return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
 
-    def set(self, index: int, value: Any) -> None:
+    def set(self, index: int, value: Argument) -> None:
         """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
         self._arguments.set(index, value)
 
@@ -323,7 +342,7 @@ class Launch:
         """Argument `index`, a struct, in place: its fields may be written until the launch, and between launches."""
         return self._arguments.view(index, kind)
 
-    def __call__(self, stream: Any) -> None:
+    def __call__(self, stream: StreamLike) -> None:
         """Queue the kernel on `stream`: a Stream of the launch's device, or whatever `Stream.wrap` takes."""
         if not isinstance(stream, Stream) or stream.device is not self.device:
             stream = Stream.wrap(self.device, stream)
@@ -332,14 +351,16 @@ class Launch:
         if stream.handle != self._handle_set:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
+        arguments = self._arguments
+        note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: they may be rewritten in place
         with self.device.use():
-            self.device.driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
+            self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
 
 
-def _device_of(args: Sequence[Any], device: Device | None) -> Device:
+def _device_of(args: Sequence[object], device: Device | None) -> Device:
     if device is not None:
         return device
     for value in args:

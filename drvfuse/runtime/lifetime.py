@@ -27,7 +27,7 @@ from .driver import Driver, forked
 _log = logging.getLogger("drvfuse.driver")
 _open_groups = 0
 _open_groups_lock = threading.Lock()
-_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+_holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 class launch_group:
@@ -44,12 +44,12 @@ class launch_group:
             _open_groups -= 1
 
 
-def hold(owner: Any) -> None:
+def hold(owner: object) -> None:
     """Nothing that was queued is freed until `release(owner)`, or until `owner` is collected."""
     _holders.add(owner)
 
 
-def release(owner: Any) -> None:
+def release(owner: object) -> None:
     """Take `hold(owner)` back. Harmless without one."""
     _holders.discard(owner)
 

@@ -7,7 +7,7 @@ import ctypes
 import operator
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeVar
 
 from ..errors import ArgumentError, kind_of
 from ..ptx.facts import KernelInfo, Param
@@ -15,55 +15,66 @@ from .array import Array
 from .device import Device
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
+if TYPE_CHECKING:
+    import numpy as np
+
+Argument: TypeAlias = "Array | SupportsIndex | float | bytes | bytearray | memoryview | ctypes.Structure | np.generic"
+"""What a kernel's parameter is given: see `Arguments`."""
 
 _FLOATS = {4: struct.Struct("<f"), 8: struct.Struct("<d")}
 
 
 class Arguments:
-    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes.
+    """The packed arguments of one launch. `address` is that of the void** which cuLaunchKernelEx takes; `packed` holds
+    each at its parameter's offset.
 
     An Array or an int goes to an integer parameter (a pointer is one of 8 bytes), a number to a float parameter, and
     any buffer of the exact size (bytes, ctypes.Structure, numpy scalar) to a struct passed by value. Ints must fit the
     parameter, signed or unsigned. The buffer is copied by each launch, so it may be rewritten at once.
     """
 
-    def __init__(self, info: KernelInfo, values: Sequence[Any], device: Device) -> None:
+    def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:
         if len(values) != len(info.params):
             raise ArgumentError(f"arguments of {info.name}", f"{len(values)} values", f"{len(info.params)} values")
         self._info, self._device = info, device
-        self._buffer = (ctypes.c_ubyte * max(info.param_bytes, 1))()
-        base = ctypes.addressof(self._buffer)
+        self.packed = bytearray(max(info.param_bytes, 1))
+        self._exported = ctypes.c_ubyte.from_buffer(self.packed)  # while it lives, the bytes cannot move
+        base = ctypes.addressof(self._exported)
         self._pointers = (ctypes.c_void_p * max(len(values), 1))(*(base + param.offset for param in info.params))
         self.address = ctypes.addressof(self._pointers)
         self.arrays: dict[int, Array] = {}
+        self.structures: dict[int, type[ctypes.Structure]] = {}
         for index, value in enumerate(values):
             self.set(index, value)
 
-    def set(self, index: int, value: Any) -> None:
+    def set(self, index: int, value: Argument) -> None:
         """Rewrite one argument in place, with the same checks."""
         params = self._info.params
         if not 0 <= index < len(params):
             raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
         param = params[index]
         packed = _PACK[param.kind](self, index, param, value)
-        ctypes.memmove(ctypes.addressof(self._buffer) + param.offset, packed, param.size)
+        self.packed[param.offset : param.offset + param.size] = packed
         if isinstance(value, Array):
             self.arrays[index] = value
         else:
             self.arrays.pop(index, None)
+            if isinstance(value, ctypes.Structure):
+                self.structures[index] = type(value)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
         """One argument, a struct of class `kind`, in place. ArgumentError if the kernel's has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
             raise self._wrong(index, f"a {kind.__name__} of {ctypes.sizeof(kind)} bytes", f"of {param.size} bytes")
-        return kind.from_buffer(self._buffer, param.offset)
+        return kind.from_buffer(self.packed, param.offset)
 
-    def _wrong(self, index: int, value: Any, expected: str) -> ArgumentError:
+    def _wrong(self, index: int, value: object, expected: str) -> ArgumentError:
         return ArgumentError(f"argument {index} of {self._info.name} (counted from 0)", _shown(value), expected)
 
     def _integer(self, index: int, param: Param, value: Any) -> bytes:
         if isinstance(value, Array):
+            value.require_open()
             if param.size != 8:
                 raise self._wrong(index, value, f"an int of {param.size} bytes")
             if value.device is not self._device:
@@ -101,7 +112,7 @@ class Arguments:
         return packed
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, (int, float, str, Array)):
         return repr(value)
     return kind_of(value)

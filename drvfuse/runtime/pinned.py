@@ -13,6 +13,7 @@ from .lifetime import Owned, flush
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
 _PORTABLE, _DEVICE_MAPPED = 1, 2
 
@@ -38,7 +39,7 @@ class PinnedBuffer(Owned):
         self._owns(driver, _free, self.ptr)
         ctypes.memset(self.ptr, 0, nbytes)
 
-    def view(self, dtype: Any) -> np.ndarray[Any, Any]:
+    def view(self, dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
         """The buffer as a 1-D numpy array of `dtype` (a structured one too), sharing its memory."""
         import numpy as np
 

@@ -44,10 +44,7 @@ class Block:
         for event in self.events.values():
             stream.wait(event)
         for user in streams:
-            if not user.closed:
-                stream.follow(user)
-            elif (last := user.last_event()) is not None:
-                stream.wait(last)
+            stream.follow(user)
 
     def used_on(self, stream: Stream) -> None:
         if stream is self.home:

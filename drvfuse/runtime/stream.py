@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsInt
 
 from ..errors import ArgumentError, CaptureError, DriverError, kind_of
 from .device import Device
@@ -21,9 +21,20 @@ _UNKNOWN_HANDLE = (400, 709)
 
 
 class SupportsCudaStream(Protocol):
-    """A stream of another library."""
+    """A stream of another library that tells its handle by `__cuda_stream__`."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+class HasCudaStream(Protocol):
+    """A stream of torch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
+"""A stream: drvfuse's own, that of another library, or a handle."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -41,7 +52,12 @@ class Event(Owned):
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuEventCreate(0 if timing else _DISABLE_TIMING))
+        self.timing = timing
         self._owns(device.driver, _destroy_event, self.handle)
+
+    def __repr__(self) -> str:
+        notes = ", with timing" * self.timing + ", closed" * self.closed
+        return f"<Event {self.handle:#x} of device {self.device.index}{notes}>"
 
     def record(self, stream: Stream) -> Event:
         """Mark the work queued on `stream` so far."""
@@ -79,12 +95,12 @@ class Stream(Owned):
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
-        self._holder: Any = None
+        self._holder: object = None
         self._last: Event | None = None
         self._owns(device.driver, _destroy_stream, self.handle)
 
     @classmethod
-    def wrap(cls, device: Device, stream: Any, argument: str = "stream") -> Stream:
+    def wrap(cls, device: Device, stream: StreamLike, argument: str = "stream") -> Stream:
         """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
 
         0 and 1 are the device's legacy default stream, which has handle 1 then, and 2 is its per-thread one. Not owned:
@@ -126,7 +142,9 @@ class Stream(Owned):
             raise ArgumentError(argument, f"{self.handle:#x}, a stream of device {index}", f"of {self.device!r}")
 
     def __repr__(self) -> str:
-        return f"<Stream {self.handle:#x} of device {self.device.index}>"
+        name = {LEGACY: "legacy default", PER_THREAD: "per-thread default"}.get(self.handle, f"{self.handle:#x}")
+        notes = ", foreign" * (self.foreign and not self._default) + ", closed" * self.closed
+        return f"<Stream {name} of device {self.device.index}{notes}>"
 
     def __cuda_stream__(self) -> tuple[int, int]:
         self._check_open()
@@ -179,8 +197,11 @@ class Stream(Owned):
         return event
 
     def follow(self, other: Stream) -> None:
-        """Work queued here from now on starts after what `other` has queued so far."""
-        if other.handle != self.handle or other.device is not self.device:
+        """Work queued here from now on starts after what `other` has queued so far, or had when it was closed."""
+        if other.closed:
+            if (last := other.last_event()) is not None:
+                self.wait(last)
+        elif other.handle != self.handle or other.device is not self.device:
             with other.record() as event:  # the driver keeps a destroyed event until the waits on it are done
                 self.wait(event)
 
@@ -227,10 +248,6 @@ class Stream(Owned):
         return self._last if self.closed else self.record()
 
 
-StreamLike = Stream | int | SupportsCudaStream
-"""A stream: drvfuse's own, a handle, or that of another library."""
-
-
 def _ready(device: Device, call: str, handle: int) -> bool:
     code, *_ = device.driver.result(call, handle)
     if code and int(code) != _NOT_READY:
@@ -238,7 +255,7 @@ def _ready(device: Device, call: str, handle: int) -> bool:
     return not code
 
 
-def foreign_handle(stream: Any, argument: str) -> int:
+def foreign_handle(stream: StreamLike, argument: str) -> int:
     """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
     handle = _handle_of(stream, argument)
     if not 0 <= handle < 1 << 64:

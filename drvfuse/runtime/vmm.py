@@ -8,12 +8,17 @@ mapping of one at the other, with access set per device. A physical allocation l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .. import dtypes
 from ..errors import ArgumentError
 from .device import Device
 from .driver import Driver, enum_value
 from .lifetime import Owned, flush
+
+if TYPE_CHECKING:
+    from ..dtypes import DTypeLike
+    from .array import Array, ShapeLike
 
 _PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
 
@@ -175,6 +180,24 @@ class SymmetricBuffer(Owned):
             undo.commit()
         self.ptrs = tuple(mapping.ptr for mapping in mappings)
         self._owns(driver, _close_mappings, mappings)
+
+    def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
+        """An array on each device, `arrays[i]` at `ptrs[i] + offset`, in the order of the device's own stream.
+
+        `offset` is in bytes and a multiple of the element's size. They keep the buffer alive; once it is closed, any
+        use of them raises ClosedError. ArgumentError where they do not fit into `nbytes`.
+        """
+        from .array import check_shape, element_count, view
+
+        self._check_open()
+        dimensions, element = check_shape(shape), dtypes.get(dtype)
+        nbytes = element_count(dimensions) * element.itemsize
+        if offset < 0 or offset % element.itemsize:
+            raise ArgumentError("offset", offset, f"a multiple of {element.itemsize}, the size of {element}, from 0 on")
+        if offset + nbytes > self.nbytes:
+            raise ArgumentError("shape", f"{nbytes} bytes from {offset} on", f"inside the {self.nbytes} of the buffer")
+        places = zip(self.ptrs, self.devices, strict=True)
+        return [view(ptr + offset, dimensions, element, device, owner=self) for ptr, device in places]
 
     def __repr__(self) -> str:
         places = ", ".join(f"{ptr:#x} on device {d.index}" for ptr, d in zip(self.ptrs, self.devices, strict=True))

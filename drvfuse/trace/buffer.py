@@ -9,9 +9,10 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from ..comm.group import Group
 from ..errors import ArgumentError, CaptureError, kind_of
@@ -188,7 +189,7 @@ class Trace:
             self._clocks = clocks.measure(self.devices, self._readable)
         return self._clocks
 
-    def records(self) -> np.ndarray[Any, Any]:
+    def records(self) -> npt.NDArray[np.void]:
         """What has been recorded, as an array of `decode.RECORD`, in the order of launch, rank, block and time.
 
         Waits for the launches that write to the buffers. One record is one phase of a block: `rank`, `launch`,
@@ -238,7 +239,7 @@ class Trace:
         plot(path, self.records(), self._by_rank())
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: SupportsIndex) -> int:
     try:
         nbytes = operator.index(value)
     except TypeError:

@@ -113,5 +113,5 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise Unsupported("a trace's image needs matplotlib: pip install 'drvfuse[plot]'") from None
+        raise Unsupported("an image needs matplotlib: pip install 'drvfuse[plot]'") from None
     return Figure

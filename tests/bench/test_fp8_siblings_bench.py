@@ -10,7 +10,6 @@ import pytest
 
 import drvfuse as df
 from drvfuse.bench import fp8_siblings
-from drvfuse.errors import ArgumentError
 
 pytestmark = pytest.mark.emu
 
@@ -47,13 +46,6 @@ def test_a_shape_gives_all_figures(device: df.Device, monkeypatch: pytest.Monkey
     assert all(result[op]["us"] > 0 for op in fp8_siblings.OPS)
     assert [len(line) for line in fp8_siblings.lines(result)] == [len(fp8_siblings.HEAD)] * 2
     assert json.loads(json.dumps(result)) == result
-
-
-def test_torch_has_no_siblings(device: df.Device) -> None:
-    from drvfuse.cli.bench import _siblings
-
-    with pytest.raises(ArgumentError, match="--torch"):
-        _siblings(device, torch=True)
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.emu
 def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 3 * 2 * 8 * 64 + 16)
     monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:2])
-    monkeypatch.setattr(gemv, "_CALLS", 3)
+    monkeypatch.setattr(gemv, "CALLS", 3)
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     with df.emu.Machine(devices=1, sm_count=2) as machine:
         bench = gemv.Bench(df.device(0, driver=machine))

@@ -18,7 +18,7 @@ def test_the_command_times_every_call_three_ways(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(host, "BURST", 1)
     monkeypatch.setattr(host, "BURSTS", 1)
     out = tmp_path / "host.json"
-    assert main(["bench", "host", "--driver", "emu", "--devices", "2", "--out", str(out)]) == 0
+    assert main(["bench", "host", "--driver", "emu", "--gpus", "2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "mean nothing" in shown and "prepared x" in shown
     results = json.loads(out.read_text())
@@ -26,12 +26,9 @@ def test_the_command_times_every_call_three_ways(monkeypatch, tmp_path, capsys):
     assert all(result[way] > 0 for result in results for way in ("bare", "prepared", "plain"))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["host", "--torch"], ["host", "--driver", "emu", "--devices", "9"], ["gemv", "--devices", "2"]]
-)
-def test_options_that_do_not_go_together(arguments, capsys):
-    assert main(["bench", *arguments]) == 2
-    assert f"{arguments[-2] if arguments[-1].isdigit() else arguments[-1]} is" in capsys.readouterr().err
+def test_more_gpus_than_there_are_is_refused(capsys):
+    assert main(["bench", "host", "--driver", "emu", "--gpus", "9"]) == 2
+    assert "--gpus is 9; it must be from 1 to 8" in capsys.readouterr().err
 
 
 @pytest.mark.emu

@@ -76,6 +76,32 @@ def test_image_has_cubin_ptx_and_facts_of_every_kernel() -> None:
     assert plain.lowered == "plain" and plain.max_threads is None and not plain.has_pdl_wait
 
 
+def test_ptx_alone_is_the_ptx_of_the_cubin(fresh_cache: Path, compilations: list[str]) -> None:
+    with config.override(cache=False):  # or the PTX has the path of the entry
+        both, alone = compiled(), compiled(cubin=False)
+    assert alone.cubin is None and both.cubin is not None
+    assert alone.ptx == both.ptx and alone.kernels == both.kernels
+    assert alone.arch == both.arch == "sm_90a"
+
+
+def test_a_request_for_ptx_alone_has_an_entry_of_its_own(fresh_cache: Path, compilations: list[str]) -> None:
+    for _ in range(2):
+        assert compiled(cubin=False).cubin is None
+        assert compiled().cubin is not None
+        forget()
+    assert len(compilations) == 2
+    assert sorted(len(list(entry.iterdir())) for entry in fresh_cache.iterdir()) == [3, 4]
+
+
+def test_headers_may_be_texts(compilations: list[str]) -> None:
+    def image(value: int) -> nvrtc.Image:
+        source = '#include "given.cuh"\nextern "C" __global__ void k(int* p) { *p = N; }'
+        return compile_source(source, name="k.cu", arch="sm_90", headers={"given.cuh": f"#define N {value}\n"})
+
+    assert "1234" in image(1234).ptx and "4321" in image(4321).ptx and "1234" in image(1234).ptx
+    assert len(compilations) == 2
+
+
 def test_second_request_comes_from_memory_and_then_from_disk(compilations: list[str]) -> None:
     first = compiled()
     assert compiled() is first
@@ -126,7 +152,7 @@ def test_entry_is_one_directory_of_readable_files(fresh_cache: Path) -> None:
     assert entry.name.startswith("scale.cu-")
     assert sorted(p.name for p in entry.iterdir()) == ["kernel.cubin", "kernel.ptx", "meta.json", "scale.cu"]
     assert (entry / "kernel.cubin").read_bytes() == image.cubin
-    assert json.loads((entry / "meta.json").read_text())["arch"] == "sm_90a"
+    assert json.loads((entry / "meta.json").read_text())["meta"]["arch"] == "sm_90a"
 
 
 def test_line_information_leads_to_a_file(tmp_path: Path, fresh_cache: Path) -> None:
@@ -151,7 +177,9 @@ def test_a_name_that_is_no_file_name_still_makes_an_entry(
     assert (entry / ("c_d.cu" if "/" in name else "source.cu")).read_text() == source
 
 
-@pytest.mark.parametrize("damage", ["truncated cubin", "no meta", "bad json", "missing file", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["truncated cubin", "no meta", "bad json", "another meta", "no such meta", "missing file", "empty"]
+)
 def test_damaged_entry_is_rebuilt(
     damage: str, fresh_cache: Path, compilations: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +189,11 @@ def test_damaged_entry_is_rebuilt(
         (entry / "kernel.cubin").write_bytes(image.cubin[:100])
     elif damage == "bad json":
         (entry / "meta.json").write_text("{")
+    elif damage == "another meta":
+        text = (entry / "meta.json").read_text()
+        (entry / "meta.json").write_text(text.replace('"max_threads": 512', '"max_threads": 513'))
+    elif damage == "no such meta":
+        (entry / "meta.json").write_text("[]")
     elif damage == "empty":
         for path in entry.iterdir():
             path.unlink()

@@ -11,6 +11,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from drvfuse.emu import abi
+from drvfuse.emu.abi import structs
 from drvfuse.emu.native import loader
 from drvfuse.emu.translate.module import KernelCode, translate
 
@@ -62,29 +63,22 @@ class Thread:
     def __init__(self, program: Program, code: KernelCode, params: bytes, tid: int, lane: int):
         self.call = program.function(code.symbol, ctypes.c_int32, ctypes.c_void_p)
         self.params = ctypes.create_string_buffer(params, max(len(params), 1))
-        self.launch = ctypes.create_string_buffer(256)
-        self.block = ctypes.create_string_buffer(256)
+        shared, params, blob = map(ctypes.addressof, (program.shared, self.params, program.globals))
+        self.launch = structs.Launch(
+            params=params, globals=blob, nctaid=(3, 2, 1), ntid=(64, 1, 1), shared_static=code.shared_static
+        )
+        self.block = structs.Block(shared_base=shared, ctaid=(2, 1, 0))
         self.frame = ctypes.create_string_buffer(code.frame_bytes)
         self.base = ctypes.addressof(self.frame)
         self.program = program
-        struct.pack_into("<QQ", self.launch, 0, ctypes.addressof(self.params), ctypes.addressof(program.globals))
-        struct.pack_into("<IIIIII", self.launch, abi.L_NCTAID_X, 3, 2, 1, 64, 1, 1)
-        struct.pack_into("<I", self.launch, abi.L_SHARED_STATIC, code.shared_static)
-        struct.pack_into("<QIII", self.block, 0, ctypes.addressof(program.shared), 2, 1, 0)
-        struct.pack_into("<Q", self.frame, abi.T_LOCAL_BASE, ctypes.addressof(program.local))
-        struct.pack_into("<QQ", self.frame, abi.T_BLOCK, ctypes.addressof(self.block), ctypes.addressof(self.launch))
+        self.header = structs.Thread.from_buffer(self.frame)
+        self.header.local_base = ctypes.addressof(program.local)
+        self.header.block, self.header.launch = ctypes.addressof(self.block), ctypes.addressof(self.launch)
         self.restart(tid, lane)
 
     def restart(self, tid: int, lane: int | None = None) -> None:
-        self.set("I", abi.T_RESUME, 0)
-        self.set("I", abi.T_TID_X, tid)
-        self.set("I", abi.T_LANE, tid % 32 if lane is None else lane)
-
-    def set(self, code: str, offset: int, value: int) -> None:
-        struct.pack_into("<" + code, self.frame, offset, value)
-
-    def get(self, code: str, offset: int) -> int:
-        return struct.unpack_from("<" + code, self.frame, offset)[0]
+        self.header.resume, self.header.tid[0] = 0, tid
+        self.header.lane = tid % 32 if lane is None else lane
 
     def resume(self) -> int:
         return self.call(self.base)

@@ -186,3 +186,15 @@ def test_an_array_that_the_driver_itself_keeps_does_not_keep_the_machine() -> No
     gc.collect()
     gc.collect()
     assert weak() is None
+
+
+def test_streams_and_events_say_what_they_are(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    with Stream(device) as stream, Event(device) as event, Event(device, timing=True) as timed:
+        assert repr(stream) == f"<Stream {stream.handle:#x} of device 0>"
+        assert repr(Stream.wrap(device, stream.handle)) == f"<Stream {stream.handle:#x} of device 0, foreign>"
+        assert repr(event) == f"<Event {event.handle:#x} of device 0>"
+        assert repr(timed) == f"<Event {timed.handle:#x} of device 0, with timing>"
+    assert repr(stream).endswith("of device 0, closed>") and repr(timed).endswith(", with timing, closed>")
+    assert repr(Stream.wrap(device, 0)) == "<Stream legacy default of device 0>"
+    assert repr(Stream.wrap(device, 2)) == "<Stream per-thread default of device 0>"

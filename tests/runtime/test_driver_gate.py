@@ -84,7 +84,9 @@ def test_wrong_argument_types_are_argument_errors() -> None:
     def picky(x: int) -> tuple[object]:
         raise TypeError("x must be int")
 
-    with pytest.raises(ArgumentError, match="x must be int"):
+    with pytest.raises(
+        ArgumentError, match=r"^arguments of cuX is \('text'\); it must be what .* take: x must be int$"
+    ):
         gate(cuX=picky).cuX("text")
 
 
@@ -105,6 +107,32 @@ def test_arguments_of_the_bindings_are_short() -> None:
     assert last_calls(1) == ["cuX(<grid 4x2x0 block 64x0x0 smem 1024>) -> CUDA_SUCCESS"]
     driver.cuX(bindings.CUdeviceptr(0x1234), bindings.CUuuid(), [1, 2, 3, 4, 5], None, True, 0.5)
     assert last_calls(1) == ["cuX(CUdeviceptr:0x1234, CUuuid, [1, 2, 3, 4, ...], None, True, 0.5) -> CUDA_SUCCESS"]
+
+
+def test_queries_do_not_push_out_the_calls_that_matter() -> None:
+    codes = iter([OK] * 600 + [BAD])
+    reads = (
+        "cuDeviceGetAttribute",
+        "cuStreamIsCapturing",
+        "cuStreamGetCaptureInfo",
+        "cuFuncGetAttribute",
+        "cuEventQuery",
+    )
+    functions = {name: lambda *args: (next(codes),) for name in reads}
+    driver = gate(cuFine=lambda x: (OK,), cuModuleGetFunction=lambda: (OK,), **functions)
+    driver.cuFine(1)
+    driver.cuModuleGetFunction()
+    for _ in range(60):
+        for name in reads:
+            getattr(driver, name)(5)
+            driver.result(name, 5)
+    before = ["cuFine(1) -> CUDA_SUCCESS", "cuModuleGetFunction() -> CUDA_SUCCESS"]
+    assert last_calls(2) == before
+    with pytest.raises(DriverError) as caught:
+        driver.cuStreamIsCapturing(7)
+    assert (caught.value.call, caught.value.args_text) == ("cuStreamIsCapturing", "7")
+    assert list(caught.value.calls[-2:]) == before
+    assert last_calls(2) == [before[1], "cuStreamIsCapturing(7) -> CUDA_ERROR_ILLEGAL_ADDRESS"]
 
 
 def test_trace_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

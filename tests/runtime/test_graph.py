@@ -119,3 +119,18 @@ def test_capture_of_a_captured_or_legacy_stream_is_refused(driver: str) -> None:
 def test_capture_takes_streams_only(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="streams is .*drvfuse streams"), df.Graph.capture(wrong):
         pass
+
+
+def test_a_graph_says_what_it_is(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    array = device.zeros(4, "float32")
+    with df.Graph.capture(device.stream) as graph:
+        assert repr(graph) == f"<Graph on devices [0] of driver {driver!r}, being captured>"
+        fill(device, array.ptr, 0, array.nbytes, device.stream)
+        fill(device, array.ptr, 1, array.nbytes, device.stream)
+    assert repr(graph) == f"<Graph on devices [0] of driver {driver!r}, 2 nodes>"
+    graph.close()
+    assert repr(graph).endswith(", closed>")
+    with pytest.raises(KeyError), df.Graph.capture(device.stream) as graph:
+        raise KeyError
+    assert repr(graph).endswith(", whose capture failed>")

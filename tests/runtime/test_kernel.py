@@ -16,7 +16,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, DriverError, LaunchError, Unsupported
-from drvfuse.ptx.facts import KernelInfo, Param, kernels
+from drvfuse.ptx.facts import KernelInfo, Param
 from drvfuse.runtime import launch_attributes as attributes
 from drvfuse.runtime.kernel import Module
 from drvfuse.runtime.packing import Arguments
@@ -184,6 +184,34 @@ def test_cluster_launch(module: Module, device: df.Device) -> None:
 def test_record_of_calls_names_kernels(module: Module, device: df.Device) -> None:
     module["add_one"].prepare(2, 32, device.zeros((64,), "int32"))(device.stream)
     assert any("cuLaunchKernelEx(<grid 2x1x1 block 32x1x1 smem 0>, add_one," in call for call in df.last_calls(5))
+
+
+def test_record_of_calls_shows_what_a_launch_had_when_it_was_made(module: Module, device: df.Device) -> None:
+    array = device.zeros((64,), "float32")
+    values = (array, array, 0, 0.1, Pair(7, 1.25), True, -2)
+    launch = module["scale<float>"].prepare(1, 32, *values, priority=0)
+    with df.Stream(device) as one, df.Stream(device) as other:
+        launch(one)
+        launch.set(6, 3)
+        launch(other)
+        launch.set(6, 4)
+        shown = [call for call in df.last_calls(9) if call.startswith("cuLaunchKernelEx")]
+        for call, stream, number in zip(shown[-2:], (one, other), ("0xfffffffffffffffe", "3"), strict=True):
+            assert call == (
+                f"cuLaunchKernelEx(<grid 1x1x1 block 32x1x1 smem 0>, scale<float>, stream {stream.handle:#x} of device "
+                f"{device.index}, attributes [Priority(value=0)], arguments ({array.ptr:#x}, {array.ptr:#x}, 0, 0.1, "
+                f"Pair(a=7, b=1.25), 1, {number})) -> CUDA_SUCCESS"
+            )
+        device.synchronize()
+
+
+def test_a_failed_launch_shows_its_arguments(module: Module, device: df.Device) -> None:
+    launch = module["add_one"].prepare(2, 32, device.zeros((64,), "int32"))
+    launch._config.blockDimX = 4096
+    with pytest.raises(DriverError) as caught:
+        launch(device.stream)
+    assert caught.value.call == "cuLaunchKernelEx"
+    assert f"stream {device.stream.handle:#x} of device {device.index}, arguments (0x" in caught.value.args_text
 
 
 def test_pdl_without_a_wait_is_refused(module: Module, device: df.Device) -> None:
@@ -387,41 +415,6 @@ def test_infinity_and_integers_are_numbers() -> None:
 def test_array_in_an_integer_parameter_that_is_no_pointer(device: df.Device) -> None:
     with pytest.raises(ArgumentError, match=r"argument 1 of k \(counted from 0\)"):
         Arguments(INFO, [0, device.zeros((1,), "int8"), 0, bytes(6), 0], device)
-
-
-PTX = """
-.version 8.8
-.target sm_90
-.func (.param .b32 out) helper(.param .b64 p);
-.func (.param .b32 out) helper(.param .b64 p)
-{
-    griddepcontrol.wait;
-    ret;
-}
-.visible .entry _Z1kPf(
-    .param .u64 .ptr .global .align 16 _Z1kPf_param_0, // a { brace
-    .param .align 64 .b8 _Z1kPf_param_1[128],
-    .param .f64 _Z1kPf_param_2
-)
-.reqntid 32, 2, 1
-{
-    { call.uni (out), helper, (p); }
-    griddepcontrol.launch_dependents;
-}
-.visible .entry empty()
-{ ret; }
-"""
-
-
-def test_ptx_facts() -> None:
-    found = kernels(PTX, {"k(float*)": "_Z1kPf"})
-    assert set(found) == {"_Z1kPf", "k(float*)", "empty"}
-    info = found["k(float*)"]
-    assert info.params == (Param("int", 8, 0), Param("bytes", 128, 64), Param("float", 8, 192))
-    assert info.param_bytes == 200 and info.max_threads == 64
-    assert info.has_pdl_wait and info.has_pdl_trigger
-    empty = found["empty"]
-    assert empty.params == () and not empty.has_pdl_wait and empty.max_threads is None
 
 
 def test_damaged_image_names_the_call(device: df.Device, module: Module) -> None:

@@ -43,7 +43,7 @@ def test_the_command_shows_tables_and_writes_files(tmp_path):
     (command,) = re.findall(r"^    drvfuse (trace .*)", PAGE, re.M)
     result = run(tmp_path, "-m", "drvfuse", *command.split(), "--driver", "emu")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("allreduce, 8 x 4096 bfloat16 a rank, 2 devices, driver emu\n")
+    assert result.stdout.startswith("allreduce, 8 x 4096 bfloat16 per rank, 2 devices, driver emu\n")
     for text in (
         "allreduce_two_stage: 1 launch,",
         "gather",

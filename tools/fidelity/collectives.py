@@ -142,7 +142,7 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
     def forward(group: df.Group) -> dict[str, df.Array]:
         rank = group.ranks[0]
         x, s = _coat_inputs(rank, name, columns, kind, QB, rows_)
-        qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(
+        qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(
             x, s, rank.array(_ordinary("w " + name, (columns,))), QB, 1e-5
         )
         return {"qy": qy, "s_y": s_y, "qy_t": qy_t, "rstd": rstd}
@@ -152,12 +152,12 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
         x, s = _coat_inputs(rank, name, columns, kind, QB, rows_)
         w, g = (rank.array(_ordinary(k + name, t)) for k, t in (("w ", (columns,)), ("g ", (rows_, columns))))
         v = rank.array(_ordinary("v " + name, (rows_,)).astype(np.float32))
-        dx, dw = df.fp8_rmsnorm_backward(x, s, g, w, v, QB)
+        dx, dw = df.coat.fp8_rmsnorm_backward(x, s, g, w, v, QB)
         return {"dx": dx, "dw": dw}
 
     def division(group: df.Group) -> dict[str, df.Array]:
         x = group.ranks[0].array(_ordinary("x " + name, (rows_, columns)))
-        y, s_y, y_t = df.fp8_division_transpose(x, QB, kind)
+        y, s_y, y_t = df.coat.fp8_division_transpose(x, QB, kind)
         return {"y": y, "s_y": s_y, "y_t": y_t}
 
     yield Case(name + " forward", forward)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block of the FP8 RMSNorm forward keeps of its many rows, and a warp's tiles of them in the second phase.
 //
-// A tile has a group's rows and 32 / ROW_LANES * TC columns (fp8_tile.cuh), and is resident as a whole or not at all, so
+// A tile has a group's rows and 32 / ROW_LANES * TC columns (tile.cuh), and is resident as a whole or not at all, so
 // lanes do not part. Of a tile that is not resident all rows have been asked for when it begins; each quad of rows that
 // has been used makes room in registers for one of the next tile.
 #pragma once
@@ -175,7 +175,7 @@ struct Tiles {
                     const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
                     float v[TC];
 #pragma unroll
-                    for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
+                    for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(word[r][j], v + 4 * j);
 #pragma unroll
                     for (int i = 0; i < TC; ++i) {
                         v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));

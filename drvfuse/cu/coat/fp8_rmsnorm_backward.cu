@@ -21,13 +21,12 @@
 // grid, and there are no locks. All operations are IEEE. A pack is 8 elements here, so that a warp's accesses of g and
 // dx are 512 contiguous bytes: 32-byte strides would write each sector in two halves.
 //
-// Memory order: fp8_backward_sums.cuh.
+// Memory order: backward_sums.cuh.
 // PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store of dw.
 // Grid: cooperative, at most one block a segment. The last block has the first segment: the first segments may have a
 // row more, and the first blocks add up columns. Failure: scratch.cuh; then dw is not written.
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
-#include "sync/pdl.cuh"
 
 constexpr int KEPT = DRVFUSE_KEPT;  // with a ring, less than RING
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;  // of a team's warps, those that load nothing else: it would come late
@@ -44,8 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH;
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     ScratchUse use(p.scratch, WEIGHTED);
     const float inverse = __frcp_rn(float(p.columns));
     const i64 jump = i64(TEAMS) * p.segments;
@@ -118,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             if constexpr (RING > 0) ring.take(row, column, kept);
             products.take(row, saved, weights, p.columns, member, over_rows);
         }
-        if constexpr (WEIGHTED) {
+        if (WEIGHTED && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
             u32* words = p.words + i64(segment) * (SUMS * ROW_QUADS * 4);
             store_segment(p, words, shared, team, member, dw);
             if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
@@ -147,5 +145,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         if (!add_segments(p, use, shared)) return;
         use.finish();
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 RMSNorm forward of many rows in one launch: a block quantises the very part of the tensor that it has reduced. What
-// it shares with fp8_rmsnorm_forward.cu, with the numerics: fp8_forward.cuh.
+// it shares with fp8_rmsnorm_forward.cu, with the numerics: forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
 // Grid: cooperative, one block a multiprocessor at most. PARTS blocks are a team; groups of BLOCK_ROWS rows go round the
@@ -9,7 +9,7 @@
 //            team leave one another the sums. They give the rows' rstd, and with it the block's estimate of the largest
 //            |y|. x of the first `resident_columns` columns stays in shared memory; with KNOWN all scales and rstd do.
 //   Meeting  the grid's maximum, from which every block computes the one scale.
-//   Phase 2  a warp takes tiles of a group's rows (fp8_forward_tiles.cuh): first those that are not resident, since L2 may
+//   Phase 2  a warp takes tiles of a group's rows (forward_tiles.cuh): first those that are not resident, since L2 may
 //            still hold them, then those that are.
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
 // its 16), and again what is not resident or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
@@ -58,6 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     };
     wait_for_producer();
     ScratchUse use(p.scratch, gridDim.x > 1);
+    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
+        ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());
+    }
     begin_chunk();
     if (p.early_trigger) launch_dependents();
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
@@ -89,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             reduce_packs(batch, w, squares, most);
             const float sum = sum_lanes(squares);
 #pragma unroll
-            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
+            for (int r = 0; r < BATCH; ++r) most[r] = ptx::warp_max(most[r]);
             if (lane % (32 / BATCH) == 0) {
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
@@ -103,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int segment = first_segment + i % segments, row = i / segments;
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 const u32 sum = __float_as_uint(sums[segment * p.chunk_rows + row]);
+                if (FAULT("block-1-leaves-no-sums") && blockIdx.x == 1) continue;
                 if (word < p.rows * all_segments) leave_word(words->sums + word, meetings.epoch, sum);
             }
             Patience patience(p.scratch);
@@ -135,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         begin_chunk();
         __syncthreads();
     }
-    best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
+    best = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -163,11 +167,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
-    const float inverse = reciprocal(bf16{u16(scale_bits)});
+    const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
     far_tiles.quantise_all(inverse);
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

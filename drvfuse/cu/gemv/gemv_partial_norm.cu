@@ -17,7 +17,7 @@
 // Grid: one-dimensional; every block has each gridDim.x-th row, so that the normed ones come first and the finish below hides
 // behind the reading of the others. Warps of a block: WARPS_A_ROW warps are a team that has a row, each lane the same PACKS
 // places of every row, so that act stays in registers where M is 1; TEAMS of them take turns. SUM_WARPS warps begin the
-// stages and add what the teams leave (gemv_pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
+// stages and add what the teams leave (pipeline.cuh); nothing holds up all warps at once. With DIRECT, for few and short
 // rows, there are none: a team is one warp, which adds and publishes its rows itself. The others finish, in the last block;
 // elsewhere one of them reads the epoch with DIRECT, and that is all.
 //
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
     __syncthreads();
-    wait_for_producer();
+    if (!FAULT("gemv-act-before-pdl-wait")) wait_for_producer();
     if constexpr (DEPENDENT) products.load_resident_act();
     if constexpr (DIRECT) trace.start();
     products.widen_resident_act();
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
         } else {
             pipeline.full[stage.slot()].wait(stage.parity());
         }
-        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS, tag);
+        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE), parts + sums_slot(stage) * PARTS, tag);
         if constexpr (DIRECT) {
             trace.lap(TraceRole::multiply);
         } else {
@@ -111,11 +111,11 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
     __syncthreads();
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;  // alone: all blocks' reads meet in one place
     u32 epoch = 0, tag = 0;
-    if (!DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);  // ahead of the weights, like act
+    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // ahead of the weights, like act
     for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();
-    if (DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);
+    if (DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);
     Sums sums(p, rows);
     Announcement announcement(pipeline);
     for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
         }
         pipeline.done[stage.slot()].wait(stage.parity());
         trace.lap(TraceRole::multiply);
-        sums.add(stage, tag, parts + stage.slot() * PARTS);
+        sums.add(stage, tag, parts + sums_slot(stage) * PARTS);
         trace.lap(TraceRole::store);
     }
     announcement.make(true);
@@ -142,7 +142,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     const bool leads = threadIdx.x == FIRST_NORM_THREAD;
     u32 epoch, aborted, held = 0;
     const auto read_state = [&] {
-        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(aborted) : "l"(p.scratch.state) : "memory");
+        ptx::load_relaxed_gpu_v2(epoch, aborted, p.scratch.state);
         if (DIRECT && leads) pipeline.tell(epoch);
     };
     __syncthreads();
@@ -160,7 +160,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.lap(TraceRole::apply_reduce);
     norm.store(factor);
     if (leads) {  // all words are seen
-        set_scratch_word(&p.scratch.state->epoch, tag);
+        ptx::store_relaxed_gpu(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }
     trace.lap(TraceRole::apply_store);
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (DIRECT && threadIdx.x == FIRST_NORM_THREAD && rows.normed > 0) {
             wait_for_producer();
-            pipeline.tell(scratch_word(&p.scratch.state->epoch));
+            pipeline.tell(ptx::load_relaxed_gpu(&p.scratch.state->epoch));
         }
     }
 }

@@ -16,8 +16,8 @@ struct Words {
 };
 
 __device__ __forceinline__ void load_words_relaxed(Words& w, const u64* at) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[0]), "=l"(w.word[1]) : "l"(at) : "memory");
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[2]), "=l"(w.word[3]) : "l"(at + 2) : "memory");
+    ptx::load_relaxed_gpu_v2(w.word[0], w.word[1], at);
+    ptx::load_relaxed_gpu_v2(w.word[2], w.word[3], at + 2);
 }
 
 __device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& p, int pack) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
     }
 }
 
-// The words of the last pack that no column has are published as 0 (gemv_result.cuh), so that all packs are whole here.
+// The words of the last pack that no column has are published as 0 (result.cuh), so that all packs are whole here.
 //
 // This is the end of every launch, by warps that wait for each instruction before: fewer of them are what makes it fast.
 class Norm {
@@ -84,7 +84,7 @@ public:
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
-        asm volatile("bar.sync 1, %0;" ::"r"(THREADS - FIRST_NORM_THREAD) : "memory");
+        if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
         const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
@@ -165,7 +165,9 @@ private:
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) late |= tag_of(w[k], i) ^ tag;
+                for (int i = 0; i < 4; ++i) {
+                    late |= FAULT("gemv-word-of-any-launch") ? tag_of(w[k], i) == 0 : tag_of(w[k], i) ^ tag;
+                }
             }
             if (late == 0 || (polls % 16 == 0 && !goes_on(w, group, tag, patience))) break;
         }

@@ -43,9 +43,9 @@ constexpr int SLICE = GROUPS * 512;               // its bytes
 constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
 constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
-              "gemv_pipeline.cuh");
+              "pipeline.cuh");
 static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from chunk to chunk");
-static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "gemv_products.cuh");
+static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
 // What the first copy needs comes first: a kernel's parameters are fetched by lines.
@@ -60,6 +60,7 @@ struct GemvParams {
     int groups;  // of a row
     int early_trigger;
     int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
+    int unused;
     const Act* act;
     i64 act_stride;  // in elements
     const float* scales;
@@ -72,6 +73,7 @@ struct GemvParams {
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what is normalised
     float eps;
+    int unused_too;
 };
 
 // The rows of a block: every gridDim.x-th, so the normed ones come first.

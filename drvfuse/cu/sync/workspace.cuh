@@ -17,7 +17,7 @@ struct Report {
     u32 magic;
 };
 
-// The part of the parameter block that all collectives share. drvfuse/ops/kernels.py has the same layout.
+// The part of the parameter block that all collectives share. drvfuse/ops/collectives/kernels.py has the same layout.
 struct Call {
     const void* sources[DRVFUSE_MAX_RANKS];  // what to sum, by rank, where the kernel reads it in place
     char* workspaces[DRVFUSE_MAX_RANKS];     // by rank; entry `rank` is this device's own

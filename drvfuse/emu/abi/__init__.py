@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers shared by the translator, which emits them, the native runtime (`runtime.cu` has the structs) and the engine.
+"""Numbers and structures that translated code, the native runtime and Python share; their only copy.
+
+Here are the numbers, `structs` has the structures, and `header` is both as C++ for the native runtime.
 
 A device pointer is the host pointer. Every byte of the window has a shadow byte at `addr + SHADOW_OFFSET`, every 64 KiB
 granule an access word. A GPU thread is a frame: a fixed header, then slots for what lives across a suspend. A kernel's
@@ -20,64 +22,57 @@ ACCESS_BASE = 0x2200_0000_0000
 GRANULE_SHIFT = 16
 CELL_BASE = 0x2300_0000_0000  # one u32 a line, for the race detector
 LINE_SHIFT = 4
+POOL_SHIFT = 10  # bytes of the window whose entries of the race detector lie together
+
+# Of an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
 OWNER_SHARED = 0xFE
 OWNER_LOCAL = 0xFD
+KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
+KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells only what is initialised
 
-# Thread frame -------------------------------------------------------------------------------------------------------
-T_RESUME = 0
-T_STATUS = 4
-T_TID_X = 8
-T_TID_Y = 12
-T_TID_Z = 16
-T_LANE = 20
-T_WARP = 24
-T_LINEAR = 28
-T_OP_ADDR = 32
-T_OP_SEEN = 40
-T_OP_MASK = 48
-T_OP_A = 52
-T_OP_B = 56
-T_OP_C = 60
-T_OP_RESULT = 64
-T_OP_PRED = 68
-T_OP_KIND = 72
-T_SITE = 76
-T_LOCAL_BASE = 80
-T_BLOCK = 88
-T_LAUNCH = 96
-T_OP_VALUE = 104
-T_OP_SIZE = 112
-T_SLOTS = 128
 
-# Block --------------------------------------------------------------------------------------------------------------
-B_SHARED_BASE = 0
-B_CTAID_X = 8
-B_CTAID_Y = 12
-B_CTAID_Z = 16
-B_INDEX = 20
-B_CLUSTER_RANK = 24
-B_SMID = 28
-B_ENGINE = 64
+class Kind(IntEnum):
+    """What a granule of the window is: the low bits of the kind field of its access word."""
 
-# Launch -------------------------------------------------------------------------------------------------------------
-L_PARAMS = 0
-L_GLOBALS = 8
-L_NCTAID_X = 16
-L_NCTAID_Y = 20
-L_NCTAID_Z = 24
-L_NTID_X = 28
-L_NTID_Y = 32
-L_NTID_Z = 36
-L_DEVICE = 40
-L_SMEM_DYNAMIC = 44
-L_SHARED_STATIC = 48
-L_CLUSTER = 52  # dims packed x | y << 8 | z << 16; 0 = no cluster
-L_CLOCK = 56
-L_SM_COUNT = 64
-L_ENVREG1 = 68  # high half of the workspace address that cooperative grid barriers use
-L_ENVREG2 = 72  # low half
-L_ENGINE = 128
+    NONE = 0
+    DEVICE = 1  # alloc
+    MAPPED = 2  # a physical allocation, by map
+    HOST = 3
+    GLOBALS = 4  # module variables of one device
+    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
+    LOCAL = 6
+    PARAM = 7
+    FREED = 8
+
+
+class MemoryOf(IntEnum):
+    """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory."""
+
+    DEVICE, PEER, HOST, SHARED = range(4)
+
+
+# Running ------------------------------------------------------------------------------------------------------------
+LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
+EVENTS = 1 << 14  # that the engine's ring keeps
+WRITES = 64  # of a thread while the runtime probes
+BARRIERS = 16  # of a block
+POLL_WORDS = 32  # that a thread is known to poll
+POLL_COUNT = 0xFF  # of Thread::polls: how many of them
+NO_SITE = 0xFFFFFFFF
+
+
+class LaunchState(IntEnum):
+    RUNNING, DONE, FAULTED = range(3)
+
+
+class RunEnd(IntEnum):
+    """Why rt_run returned; rt_advance too, for MORE."""
+
+    EVENT = 0
+    IDLE = 1
+    BUDGET = 2
+    MORE = 3  # call again, with `more`
 
 
 class Status(IntEnum):
@@ -99,12 +94,10 @@ class Barrier(IntEnum):
 
     SYNC = 0
     ARRIVE = 1
-    RED_POPC = 2
-    RED_AND = 3
-    RED_OR = 4
-
-
-BARRIER_UNALIGNED = 8  # or-ed to that: the lanes of a warp may come by different instructions
+    POPC = 2
+    AND = 3
+    OR = 4
+    UNALIGNED = 8  # or-ed to the others: the lanes of a warp may come by different instructions
 
 
 class Trap(IntEnum):
@@ -124,92 +117,150 @@ class WarpOp(IntEnum):
     REDUX: op_a value -> op_result. WARP_SYNC: orders memory. ELECT: op_result leader lane, op_pred 1 on the leader.
     """
 
-    SHFL_UP = 0
-    SHFL_DOWN = 1
-    SHFL_BFLY = 2
-    SHFL_IDX = 3
-    VOTE_ALL = 4
-    VOTE_ANY = 5
-    VOTE_UNI = 6
-    VOTE_BALLOT = 7
-    MATCH_ANY = 8
-    MATCH_ALL = 9
-    REDUX_ADD = 10
-    REDUX_MIN_S = 11
-    REDUX_MAX_S = 12
-    REDUX_MIN_U = 13
-    REDUX_MAX_U = 14
-    REDUX_AND = 15
-    REDUX_OR = 16
-    REDUX_XOR = 17
-    WARP_SYNC = 18
-    ELECT = 19
+    SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX = range(4)
+    VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT = range(4, 8)
+    MATCH_ANY, MATCH_ALL = range(8, 10)
+    REDUX_ADD, REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U = range(10, 15)
+    REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
+    WARP_SYNC, ELECT = range(18, 20)
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
-
-
-# Flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) ------------------------------
-ACC_WRITE = 1 << 0
-ACC_ATOMIC = 1 << 1  # reads and writes
-ACC_STRONG = 1 << 2
-ACC_SCOPE_SHIFT = 4
-ACC_ORDER_SHIFT = 6
-ACC_NC = 1 << 8
-ACC_VOLATILE = 1 << 9
-ACC_SPACE_SHIFT = 12
-ACC_REDUCTION = 1 << 16  # an atomic without a result
-ACC_SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
-ACC_ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
-
-
-class Scope(IntEnum):
-    CTA = 0
-    CLUSTER = 1
-    GPU = 2
-    SYS = 3
-
-
-class Order(IntEnum):
-    RELAXED = 0
-    ACQUIRE = 1
-    RELEASE = 2
-    ACQ_REL = 3
-
-
-class Space(IntEnum):
-    GENERIC = 0
-    GLOBAL = 1
-    SHARED = 2
-    LOCAL = 3
-    CONST = 4
-    PARAM = 5
-
-
-class Mbarrier(IntEnum):
-    """`op` of rt_mbarrier."""
-
-    INIT = 0
-    INVAL = 1
-    ARRIVE = 2
-    EXPECT = 3
-    TEST = 4
-
-
-MBARRIER_PARITY = 61  # the bit of an mbarrier's word, and of the state that an arrival gives
-
-
-FENCE_SC = 1 << 10  # rt_fence: fence.sc and membar; else fence.acq_rel
-FENCE_PROXY = 1 << 11  # rt_fence: fence.proxy.*
-FENCE_ASYNC = 1 << 12  # rt_fence: and it is fence.proxy.async, of shared memory too
-
-
-LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks rt_loop whether it may go on
 
 
 class Clock(IntEnum):
     """`kind` of rt_clock."""
 
-    GLOBALTIMER = 0
-    CLOCK = 1
+    GLOBALTIMER, CLOCK = range(2)
+
+
+# Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
+class Access(IntEnum):
+    """Flags of an access. A scope, an order and a size may stand beside them, at the shifts below."""
+
+    WRITE = 1 << 0
+    ATOMIC = 1 << 1  # reads and writes
+    STRONG = 1 << 2
+    NC = 1 << 8
+    VOLATILE = 1 << 9
+    REDUCTION = 1 << 16  # an atomic without a result
+    SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
+    LATER = 1 << 20  # a write that is made, and marks what it has initialised, at a later time
+    BULK = 1 << 21  # the read of shared memory by a bulk copy
+
+
+SCOPE_SHIFT = 4
+ORDER_SHIFT = 6
+SPACE_SHIFT = 12
+ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
+
+
+class Fence(IntEnum):
+    """Flags of a fence, which has a scope and an order as an access has."""
+
+    SC = 1 << 10  # fence.sc and membar; else fence.acq_rel
+    PROXY = 1 << 11  # fence.proxy.*
+    ASYNC = 1 << 12  # and it is fence.proxy.async, of shared memory too
+
+
+class Scope(IntEnum):
+    CTA, CLUSTER, GPU, SYS = range(4)
+
+
+class Order(IntEnum):
+    RELAXED, ACQUIRE, RELEASE, ACQ_REL = range(4)
+
+
+class Space(IntEnum):
+    GENERIC, GLOBAL, SHARED, LOCAL, CONST, PARAM = range(6)
+
+
+class Mbarrier(IntEnum):
+    """`op` of rt_mbarrier."""
+
+    INIT, INVAL, ARRIVE, EXPECT, TEST = range(5)
+
+
+# The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
+# lowest bits; the bytes to come are signed.
+MBARRIER_EXPECTED_SHIFT = 20  # arrivals of each phase
+MBARRIER_BYTES_SHIFT = 40
+MBARRIER_PARITY_BIT = 61
+MBARRIER_COUNT_MASK = (1 << 20) - 1
+MBARRIER_BYTES_MASK = (1 << 21) - 1
+MBARRIER_PARITY = 1 << MBARRIER_PARITY_BIT
+MBARRIER_USED = 1 << 62
+MBARRIER_VALID = 1 << 63
+
+
+# Findings -----------------------------------------------------------------------------------------------------------
+class FaultKind(IntEnum):
+    """Why a launch was stopped. What the fields of its record mean is told for each kind in `findings/faults.py`."""
+
+    NONE, OUT_OF_BOUNDS, USE_AFTER_FREE, MISALIGNED, NO_ACCESS, READ_ONLY, UNINITIALISED = range(7)
+    FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
+    BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
+    UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
+
+
+class BarrierCount(IntEnum):
+    """What is wrong with the operands of a barrier."""
+
+    OTHERS_DIFFER = 0
+    NUMBER = 1
+    THREADS = 2
+
+
+class Endless(IntEnum):
+    """What goes on without an end, if it is not a thread's plain accesses."""
+
+    ROUNDS = 0
+    RESUMES = 1
+
+
+class MbarrierError(IntEnum):
+    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING = range(6)
+
+
+class EventKind(IntEnum):
+    """What has happened: entries of the engine's ring."""
+
+    START, END = range(2)
+    LOAD, STORE, ATOMIC = range(2, 5)
+    FENCE, BARRIER, GDC_WAIT, TRIGGER = range(5, 9)
+    COPY, COPY_WAIT = range(9, 11)
+
+
+FOUND = 64  # races that the detector keeps until they are told
+CERTAIN = 32
+JOINED = 1 << 8  # the upper eight bits of a hash choose (native/clock.cuh)
+CLASSES = 40  # of sizes: powers of two
+MISSES = 8
+
+
+class Range(IntEnum):
+    """What an operation does to a range, for rt_race_range. Freeing is a write of what has been accessed."""
+
+    READ, WRITE, FREE = range(3)
+
+
+class Entry(IntEnum):
+    """Flags of the race detector's entries: of an access, or LOCATION."""
+
+    WRITE = 1 << 0
+    STRONG = 1 << 1
+    ATOMIC = 1 << 2
+    LOCATION = 1 << 3
+    COPIED = 1 << 4  # of a cp.async that its thread has waited for
+    COMMON = 1 << 6  # shared by many cells, never changed, the last of its list
+    ASYNC = 1 << 7
+
+
+class Edge(IntEnum):
+    """Why two accesses are not ordered."""
+
+    NONE, BARRIER, WARP, RELEASED_EARLIER, RELAXED_STORE = range(5)
+    RELAXED_LOAD, STORE_SCOPE, LOAD_SCOPE, GDC_WAIT = range(5, 9)
+    ORDER, READ_ONLY_PATH, STRONG_SCOPES, STRONG_SIZES, FLAG_SIZES = range(9, 14)
+    COPY_OWN, COPY, COPIED, BULK, COPY_EARLY, PROXY = range(14, 20)
 
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).

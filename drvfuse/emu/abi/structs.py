@@ -1,262 +1,309 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structures of `runtime.cu`, field for field."""
+"""The structures that the native runtime, translated code and Python share, as C++ declarations of their members.
+
+`@layout` makes each of them a ctypes structure with the same offsets; `header` gives the declarations to the native
+runtime as they stand here. To Python, a pointer is an integer.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
+from typing import Any, TypeVar
 
-u32, u64 = c_uint32, c_uint64
+from . import BARRIERS, CERTAIN, CLASSES, FOUND, JOINED, MISSES, POLL_WORDS, WRITES
 
+DECLARATIONS: dict[str, tuple[str, ...]] = {}
+"""By the name of a structure, in the order of definition: declarations of members, "type name, name[count], ..."."""
 
-class WarpStruct(Structure):
-    """One warp of a resident block: masks of lanes."""
-
-    _fields_ = [
-        ("lanes", u32),
-        ("live", u32),
-        ("ready", u32),
-        ("yielded", u32),
-        ("warpop", u32),
-        ("barrier", u32),
-        ("gdc", u32),
-        ("sleeping", u32),
-        ("cluster", u32),
-        ("asking", u32),
-        ("alike", u32 * 3),
-        ("gathered", u32),
-        ("syncs", u32),
-        ("pad", u32),
-    ]
+_S = TypeVar("_S", bound=type[Structure])
+_TYPES: dict[str, Any] = {"u8": c_uint8, "u32": c_uint32, "u64": c_uint64, "Ref": c_uint32}
+_MEMBER = re.compile(r"(\w+)(?:\[(\d+)\])?")
 
 
-class ThreadStruct(Structure):
+def layout(*declarations: str) -> Callable[[_S], _S]:
+    """Gives a structure its members, and registers its declarations under its name."""
+
+    def laid_out(structure: _S) -> _S:
+        fields = []
+        for declaration in declarations:
+            type_, _, members = declaration.partition(" ")
+            element = c_uint64 if type_.endswith("*") else _TYPES[type_]
+            for name, count in _MEMBER.findall(members):
+                fields.append((name, element * int(count) if count else element))
+        structure._fields_ = fields
+        DECLARATIONS[structure.__name__] = declarations
+        _TYPES[structure.__name__] = structure
+        return structure
+
+    return laid_out
+
+
+def offset(structure: type[Structure], member: str, index: int = 0) -> int:
+    """Where a member of a structure lies, or one element of a member that is an array."""
+    field = getattr(structure, member)
+    element: Any = dict(structure._fields_)[member]  # type: ignore[arg-type]
+    return int(field.offset) + (index * sizeof(element._type_) if index else 0)
+
+
+@layout(
+    "u32 resume, status, tid[3], lane, warp, linear",
+    "u64 op_addr, op_seen",
+    "u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind, site",
+    "u64 local_base",
+    "Block* block",
+    "Launch* launch",
+    "u64 op_value",
+    "u32 op_size",
+    "u32 polls",  # words of its Poll in use, and POLL_KNOWN
+    "u64 wake",  # virtual time at which a sleep ends; the cluster barrier phase that was arrived at
+)
+class Thread(Structure):
     """The header of a thread's frame."""
 
-    _fields_ = [
-        ("resume", u32),
-        ("status", u32),
-        ("tid", u32 * 3),
-        ("lane", u32),
-        ("warp", u32),
-        ("linear", u32),
-        ("op_addr", u64),
-        ("op_seen", u64),
-        ("op_mask", u32),
-        ("op_a", u32),
-        ("op_b", u32),
-        ("op_c", u32),
-        ("op_result", u32),
-        ("op_pred", u32),
-        ("op_kind", u32),
-        ("site", u32),
-        ("local_base", u64),
-        ("block", u64),
-        ("launch", u64),
-        ("op_value", u64),
-        ("op_size", u32),
-        ("polls", u32),
-        ("wake", u64),
-    ]
+
+@layout(
+    "u64 addr, low, high",
+    "u32 site, size",
+    "u32 stamp, time",  # of the race detector, when it was last polled
+)
+class Polled(Structure):
+    """A word that a thread polls."""
 
 
-class PolledStruct(Structure):
-    """A word that a thread polls: one of those in its POLL_BYTES."""
+@layout(f"Polled word[{POLL_WORDS}]")
+class Poll(Structure):
+    """Those of one thread."""
 
-    _fields_ = [("addr", u64), ("low", u64), ("high", u64), ("site", u32), ("size", u32), ("race", u32 * 2)]
+
+@layout(
+    "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster, asking",
+    "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` came with one operation and one mask: these
+    "u32 gathered",  # of `barrier`: those that wait for the rest of the warp to come there
+    "u32 syncs",  # bar.warp.sync that it has completed
+    "u32 pad",
+)
+class Warp(Structure):
+    """One warp of a resident block: masks of lanes."""
 
 
-class BlockStruct(Structure):
+@layout(
+    "u32 arrived, expected",  # 32 for each warp, whole or not
+    "u32 threads",  # of the warps that have arrived
+    "u32 kind, count, every",  # the reduction (or B_SYNC), and what it is so far
+    "u32 plain",  # nobody arrived without waiting
+    "u32 site",  # of the last that came
+    "Thread* last",
+)
+class Barrier(Structure):
+    """One barrier of a block."""
+
+
+@layout("u32 first, last")
+class List(Structure):
+    """Delayed stores, oldest first."""
+
+
+@layout(
+    "u64 shared_base",
+    "u32 ctaid[3], index, cluster_rank, smid",
+    "u64 cluster_shared_base, cluster_shared_stride",  # rank r's shared memory is at base + r * stride
+    "RaceBlock* race",
+    "u32 reserved[2]",
+    "u32 active, live, woken, triggered",
+    "Warp* warps",
+    "u8* frames",
+    "Poll* polls",
+    "Block* leader",  # of the cluster; it holds the cluster barrier
+    "u32 cluster_arrived, cluster_live, cluster_phase, slot",
+    f"Barrier barrier[{BARRIERS}]",
+    "u64 owner",  # of delayed stores: a number that no other block has had
+    "List pending",  # those that are seen by this block alone
+    "u32 epoch",  # barriers that it has completed
+    "u32 bulks",  # the first bulk copy to shared memory that is pending
+    "u32 stores, store_turns",  # pieces of bulk copies to global memory to be written; turns since it last wrote all
+)
+class Block(Structure):
     """A resident block, at the start of its slot."""
 
-    _fields_ = [
-        ("shared_base", u64),
-        ("ctaid", u32 * 3),
-        ("index", u32),
-        ("cluster_rank", u32),
-        ("smid", u32),
-        ("cluster_shared_base", u64),
-        ("cluster_shared_stride", u64),
-        ("race", u64),
-        ("reserved", u32 * 2),
-        ("active", u32),
-        ("live", u32),
-        ("woken", u32),
-        ("triggered", u32),
-        ("warps", u64),
-        ("frames", u64),
-        ("polls", u64),
-        ("leader", u64),
-        ("cluster_arrived", u32),
-        ("cluster_live", u32),
-        ("cluster_phase", u32),
-        ("slot", u32),
-        ("barrier", u32 * 10 * 16),
-        ("owner", u64),
-        ("pending", u32 * 2),
-        ("epoch", u32),
-        ("bulks", u32),
-        ("stores", u32 * 2),
-    ]
+
+@layout(
+    "u64 size",  # of each access
+    "u64 reads[4], writes[4]",  # by MemoryOf
+    "u64 pad[3]",
+)
+class Site(Structure):
+    """What was counted for one place in the code."""
 
 
-class FaultStruct(Structure):
-    _fields_ = [
-        ("kind", u32),
-        ("flags", u32),
-        ("size", u32),
-        ("site", u32),
-        ("block", u32),
-        ("thread", u32),
-        ("addr", u64),
-        ("value", u64),
-    ]
+@layout("u32 kind, flags, size, site, block, thread", "u64 addr, value")
+class Fault(Structure):
+    """What has stopped a launch."""
 
 
-class LaunchStruct(Structure):
-    _fields_ = [
-        ("params", u64),
-        ("globals", u64),
-        ("nctaid", u32 * 3),
-        ("ntid", u32 * 3),
-        ("device", u32),
-        ("smem_dynamic", u32),
-        ("shared_static", u32),
-        ("cluster", u32),
-        ("clock", u64),
-        ("sm_count", u32),
-        ("envreg1", u32),
-        ("envreg2", u32),
-        *((name, u32) for name in ("op", "start", "primary", "end", "pad0")),
-        ("copies", u64),
-        ("copy_pool", u64),
-        ("reserved", u32 * 4),
-        ("engine", u64),
-        ("function", u64),
-        ("slots", u64),
-        ("slot_stride", u64),
-        ("slot_count", u32),
-        ("threads", u32),
-        ("warps", u32),
-        ("frame_stride", u32),
-        ("blocks", u32),
-        ("next", u32),
-        ("finished", u32),
-        ("triggered", u32),
-        ("shared_base", u64),
-        ("shared_stride", u64),
-        ("local_base", u64),
-        ("local_stride", u64),
-        ("local_bytes", u32),
-        ("param_bytes", u32),
-        ("shared_bytes", u32),
-        ("cluster_size", u32),
-        ("gdc_open", u32),
-        ("state", u32),
-        ("free_count", u32),
-        ("high", u32),
-        ("free_groups", u64),
-        ("sites", u64),
-        ("polls", u64),
-        ("window_base", u64),
-        ("window_bytes", u64),
-        ("access_base", u64),
-        ("barriers", u64),
-        ("resumes", u64),
-        ("warp_ops", u64),
-        ("races", u64),
-        ("fault", FaultStruct),
-        *((name, u32) for name in ("reported", "part", "turn", "turn_warp")),
-        ("owner_class", c_uint8 * 256),
-        ("pending", u32),
-        ("pad", u32),
-    ]
+@layout(
+    "u64 params, globals",
+    "u32 nctaid[3], ntid[3], device, smem_dynamic, shared_static",
+    "u32 cluster",  # its shape, x | y << 8 | z << 16; 0: no clusters
+    "u64 clock",
+    "u32 sm_count",
+    "u32 envreg1, envreg2",  # the address of the workspace that cooperative grid barriers use: its high and low half
+    "u32 op, start, primary, end",  # its number; clocks: from the start, from griddepcontrol.wait on, when it has ended
+    "u32 pad0",
+    "CopyQueue* copies",  # a queue for each thread of each slot; null where the kernel has no asynchronous copies
+    "Copies* copy_pool",
+    "u32 reserved[4]",
+    "Engine* engine",
+    "void* function",
+    "u8* slots",
+    "u64 slot_stride",
+    "u32 slot_count, threads, warps, frame_stride",
+    "u32 blocks, next, finished, triggered",
+    "u64 shared_base, shared_stride, local_base, local_stride",
+    "u32 local_bytes, param_bytes, shared_bytes, cluster_size",
+    "u32 gdc_open, state, free_count, high",
+    "u32* free_groups",
+    "Site* sites",
+    "Poll* polls",
+    "u64 window_base, window_bytes, access_base",
+    "u64 barriers, resumes, warp_ops",
+    "u8* races",  # a RaceBlock and its threads for each slot
+    "Fault fault",
+    "u32 reported",
+    "u32 part, turn, turn_warp",  # part: in the middle of its turn, at this slot, at this warp (plus one) of its block
+    "u8 owner_class[256]",  # MemoryOf, by the owner in an access word
+    "u32 pending, pad",  # delayed stores of its blocks, resident or ended
+)
+class Launch(Structure):
+    """A launch."""
 
 
-class PrintStruct(Structure):
+@layout("u64 addr, low, high", "u32 size, pad")
+class Write(Structure):
+    """A word that a thread has written while the runtime probes, as it was before."""
+
+
+@layout("Thread* thread", "u64 format, args")
+class Print(Structure):
     """A call of printf."""
 
-    _fields_ = [("thread", u64), ("format", u64), ("args", u64)]
 
-
-class EventStruct(Structure):
+@layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")
+class Event(Structure):
     """Something that happened: an entry of the engine's ring of the last EVENTS."""
 
-    _fields_ = [
-        ("clock", u64),
-        ("address", u64),
-        ("value", u64),
-        *((name, u32) for name in ("op", "block", "thread", "site", "kind", "flags")),
-    ]
+
+@layout(
+    "u64 seed, pass, clock, clock_reads",
+    "u64 progress, quiet, step, resumes",
+    "u32 probing, writes",
+    "u64 loop_limit, fuel, rounds",  # what a thread may do between two suspends; what is left of its accesses; it did
+    "u64 work",  # done in this call
+    "u64 tank",  # accesses that a thread was given since it was resumed, `fuel` included
+    # A pass and a probe that the last call may have left unfinished.
+    "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept",
+    "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
+    # The last attempt before a deadlock is declared: a sum over all threads' saved states, the one that it is compared
+    # to (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether the limit ended that.
+    "u64 state, state_kept, state_reads, state_rounds, state_period",
+    "u64 strain",  # resumes since a thread ended or a block started, weighted
+    "u32 watching, undecided",
+    "void* clock_thread",
+    "u64 clock_run, clock_read",
+    "void* print",
+    "Race* race",  # null without the detector
+    "Event* events",  # the last EVENTS
+    "u64 event_count",
+    # The access that a thread is resumed for is a poll that sees what the last one saw; and the race detector has heard
+    # of nothing since then that could change what it makes of it.
+    "u32 fruitless, idle",
+    "Delay* delay",  # null where stores are not delayed
+    f"Write write[{WRITES}]",
+)
+class Engine(Structure):
+    """What the launches of one machine have in common."""
 
 
-class EngineStruct(Structure):
-    _fields_ = [
-        ("seed", u64),
-        ("pass_", u64),
-        ("clock", u64),
-        ("clock_reads", u64),
-        ("progress", u64),
-        ("quiet", u64),
-        ("step", u64),
-        ("resumes", u64),
-        ("probing", u32),
-        ("writes", u32),
-        *((name, u64) for name in ("loop_limit", "fuel", "rounds", "work", "tank")),
-        *((name, u32) for name in ("pass_open", "pass_at", "pass_ran", "pass_held")),
-        *((name, u32) for name in ("probe_force", "probe_streak", "advancing", "slept")),
-        *((name, u64) for name in ("pass_random", "pass_before", "probe_rounds", "probe_before", "reads_before")),
-        *((name, u64) for name in ("state", "state_kept", "state_reads", "state_rounds", "state_period", "strain")),
-        ("watching", u32),
-        ("undecided", u32),
-        ("clock_thread", u64),
-        ("clock_run", u64),
-        ("clock_read", u64),
-        ("print", u64),
-        ("race", u64),
-        ("events", u64),
-        ("event_count", u64),
-        ("fruitless", u32),
-        ("idle", u32),
-        ("delay", u64),
-        ("write", u64 * 4 * 64),
-    ]
+@layout(
+    "u32 first, last, commits, issued",
+    "u32 unread",  # the first piece of a bulk copy that no wait has made sure was read
+)
+class CopyQueue(Structure):
+    """Asynchronous copies of a thread, oldest first; it has two of these, as `copy.cuh` says."""
 
 
-class OpStruct(Structure):
+@layout("u32 chain, place, device, primary")  # primary: what it follows programmatically, if anything
+class Op(Structure):
     """An operation's place in the order of operations."""
 
-    _fields_ = [("chain", u32), ("place", u32), ("device", u32), ("primary", u32)]
+
+@layout("Ref a, b, result")
+class Joined(Structure):
+    """Two clocks, and the one that knows what both know."""
 
 
-class FoundStruct(Structure):
-    """Two accesses that nothing orders."""
-
-    _fields_ = [
-        ("addr", u64),
-        ("events", u64),
-        *((name, u32) for name in ("size", "edge", "op", "block", "thread", "site", "flags")),
-        *((name, u32) for name in ("other_op", "other_block", "other_warp", "other_lanes")),
-        *((name, u32) for name in ("other_site", "other_flags", "store_site", "load_site", "store_op")),
-    ]
+@layout("Ref clock", "u32 op")
+class Certain(Structure):
+    """A clock knows an operation wholly."""
 
 
-class RaceStruct(Structure):
+@layout(
+    "u64 addr, events",  # events: how many had happened
+    "u32 size, edge",
+    "u32 op, block, thread, site, flags",
+    "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
+    "u32 store_site, load_site, store_op",  # of a flag that was seen but does not order them
+)
+class Found(Structure):
+    """Two accesses that nothing orders. `other` is the earlier one, by each of these lanes."""
+
+
+@layout(
+    "u64 arena, bytes, top",
+    "u64 cells",  # of the window's first byte
+    "u64 window_base",
+    "Op* ops",
+    "Ref* pools",  # free entries, a list for each 1 << POOL_SHIFT bytes of the window
+    "u32 strict, off",  # off: the arena is used up
+    "u32 wholes",  # items of block WHOLE that were ever made
+    "u32 found_count",
+    "u32 random",
+    "u32 serial",  # strong writes so far
+    "u32 stamp",  # changes with whatever could make a poll another one than the last: a write, or what it publishes
+    "u32 pad",
+    f"Ref free[{CLASSES}]",
+    f"Certain certain[{CERTAIN}]",  # by operation: what was found last
+    f"Joined joined[{JOINED}]",
+    f"Found found[{FOUND}]",
+)
+class Race(Structure):
     """The race detector's state."""
 
-    _fields_ = [
-        *((name, u64) for name in ("arena", "bytes", "top", "cells", "window_base", "ops", "pools")),
-        *((name, u32) for name in ("strict", "off", "wholes", "found_count", "random", "serial", "stamp", "pad")),
-        ("free", u32 * 40),
-        ("certain", u32 * 2 * 32),
-        ("joined", u32 * 3 * 256),
-        ("found", FoundStruct * 64),
-    ]
+
+@layout(
+    "Ref clock",
+    "u32 time",
+    # By scope (block, GPU, system): known at the last fence of at least that scope; read, and learnt at the next fence
+    # of at least that scope.
+    "Ref fenced[3], held[3]",
+)
+class RaceThread(Structure):
+    """What the race detector knows of a thread."""
 
 
-RACE_BLOCK_BYTES, RACE_THREAD_BYTES = 276, 32
-EVENTS = 1 << 14
-BLOCK_BYTES = sizeof(BlockStruct)
-WARP_BYTES = sizeof(WarpStruct)
-POLL_BYTES = 32 * 40
-COPY_QUEUE_BYTES = 40
-SITE_WORDS = 12
+@layout("u32 op, block, edge, store_site, load_site", "Ref clock")
+class Miss(Structure):
+    """A flag of another block that was seen without learning from it, and what it would have told."""
+
+
+@layout(
+    "u32 sync",  # all its accesses before this time are known to all its threads
+    "Ref end",  # known to its threads that have exited
+    "Ref proxied",  # known to any of its threads at a fence.proxy.async
+    f"Ref arrived[{BARRIERS}]",
+    "u32 misses, bulks",
+    f"Miss miss[{MISSES}]",
+)
+class RaceBlock(Structure):
+    """What the race detector knows of a block; its threads follow."""

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...ptx.ir import PtxError
+from ...ptx.parser import head
+from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import interrupts
+from ..machine import interrupts, residency
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
-from ..space.window import Kind
 from .entry import check, entry, is_enum, text
 from .error import NEWEST_PTX
 
@@ -35,6 +36,7 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 def _ptx(m: Machine, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
     if isinstance(image, int):
+        check(image != 0)
         head = ctypes.string_at(image, 4)
         binary = head == _ELF or head in _FATBIN
         data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
@@ -80,38 +82,32 @@ def _load(m: Machine, image: Any) -> EngineModule:
     known = m.images.get(ptx)
     if known is not None:
         return known
-    target = re.search(r"^\s*\.target\s+(sm_(\d+)(\d)([af]?))", ptx, re.MULTILINE)
-    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx, re.MULTILINE)
-    if target is None or version is None:
+    version, architecture = head(ptx)
+    target = re.fullmatch(r"sm_(\d+)(\d)([af]?)", architecture)
+    if target is None or version == (0, 0):
         raise _refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
-    if (int(version[1]), int(version[2])) > NEWEST_PTX:
+    if version > NEWEST_PTX:
         newest = "{}.{}".format(*NEWEST_PTX)
-        words = f"the PTX is of version {version[1]}.{version[2]}, and the emulated driver knows up to {newest}"
+        words = f"the PTX is of version {version[0]}.{version[1]}, and the emulated driver knows up to {newest}"
         raise _refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
-    needs = (int(target[2]), int(target[3]))
-    family = target[4] == "f" and needs[0] == m.capability[0] and needs <= m.capability
-    if needs > m.capability or (target[4] and not family and target[1] != m.arch):
-        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {target[1]} and the devices are {m.arch}")
+    needs = (int(target[1]), int(target[2]))
+    family = target[3] == "f" and needs[0] == m.capability[0] and needs <= m.capability
+    if needs > m.capability or (target[3] and not family and architecture != m.arch):
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {architecture} and the devices are {m.arch}")
     try:
         engine = m.engine
         with interrupts.taken():
-            image = engine.load(ptx)
-        m.images[ptx] = image
+            loaded = engine.load(ptx)
     except PtxError as error:
-        file, line = _source(ptx, error.line)
+        file, line = error.source or (None, error.line)
         raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", str(error), file=file, line=line)) from None
-    return m.images[ptx]
-
-
-def _source(ptx: str, line: int) -> tuple[str | None, int]:
-    """(file, line) of the source that a line of PTX comes from, by its line info; else (None, the PTX line)."""
-    for statement in reversed(ptx.split("\n")[:line]):
-        if location := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", statement):
-            file = re.search(rf'^\s*\.file\s+{location[1]}\s+"([^"]*)"', ptx, re.MULTILINE)
-            return (file[1], int(location[2])) if file else (None, line)
-        if re.search(r"\.(entry|func)\b", statement):
-            break
-    return None, line
+    for kernel in loaded.kernels.values():
+        if kernel.shared_static > residency.SHARED_DEFAULT:
+            words = f"{kernel.name} has {kernel.shared_static} bytes of static shared memory, and a kernel can have"
+            words += f" {residency.SHARED_DEFAULT}; more must be dynamic"
+            raise _refused(R.CUDA_ERROR_INVALID_PTX, words)
+    m.images[ptx] = loaded
+    return loaded
 
 
 def _module(m: Machine, context: Context, image: EngineModule) -> Module:

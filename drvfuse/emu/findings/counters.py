@@ -50,15 +50,15 @@ class Counters:
     warp_ops    shuffles, votes and other warp operations completed
     resumes     times that a thread was run until it suspended; a measure of the emulator's own work
 
-    Made of the native rows, one a site: size, reads and writes by whose memory it was, as in `runtime.cu`.
+    Made of an array of `abi.structs.Site`, one for each of the sites.
     """
 
     def __init__(
         self, rows: np.ndarray[Any, Any], sites: Sequence[Site], barriers: int, warp_ops: int, resumes: int
     ) -> None:
         self.barriers, self.warp_ops, self.resumes = barriers, warp_ops, resumes
-        self._used = np.flatnonzero(rows[: len(sites), 0])
-        self._rows = rows[self._used, :9]
+        self._used = np.flatnonzero(rows["size"][: len(sites)])
+        self._rows = rows[self._used]
         self._sites = sites
 
     @functools.cached_property
@@ -72,9 +72,9 @@ class Counters:
     @functools.cached_property
     def lines(self) -> dict[Line, Count]:
         lines: dict[Line, Count] = {}
-        for i, row in zip(self._used.tolist(), self._rows.tolist(), strict=True):
+        columns = (self._used, *(self._rows[name] for name in ("size", "reads", "writes")))
+        for i, size, reads, writes in zip(*(column.tolist() for column in columns), strict=True):
             key = _line(self._sites[i])
-            size, reads, writes = row[0], row[1:5], row[5:9]
             pairs = (n * size for pair in zip(reads, writes, strict=True) for n in pair)
             lines[key] = lines.get(key, Count()) + Count(max(sum(reads), sum(writes)), *pairs)
         return lines

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word of an mbarrier in plain text (its layout is that of `native/mbarrier.cuh`)."""
+"""The word of an mbarrier in plain text (`native/mbarrier.cuh` has what changes it)."""
 
 from __future__ import annotations
 
 from .. import abi
-
-_COUNT = (1 << 20) - 1
-_EXPECTED, _BYTES = 20, 40
-_SIGN = 1 << 20
-_VALID = 1 << 63
 
 
 def told(opcode: str, word: int) -> str | None:
@@ -17,7 +12,7 @@ def told(opcode: str, word: int) -> str | None:
         return None
     arrivals, expected, nbytes = _pending(word)
     rest = f"{nbytes} bytes pending" if nbytes >= 0 else f"{-nbytes} bytes more than expected"
-    return f"parity {word >> abi.MBARRIER_PARITY & 1}, {arrivals} of {expected} arrivals pending, {rest}"
+    return f"parity {word >> abi.MBARRIER_PARITY_BIT & 1}, {arrivals} of {expected} arrivals pending, {rest}"
 
 
 def brief(opcode: str, word: int) -> str | None:
@@ -29,10 +24,11 @@ def brief(opcode: str, word: int) -> str | None:
 
 
 def _is_one(opcode: str, word: int) -> bool:
-    return opcode.startswith("mbarrier.") and bool(word & _VALID)
+    return opcode.startswith("mbarrier.") and bool(word & abi.MBARRIER_VALID)
 
 
 def _pending(word: int) -> tuple[int, int, int]:
     """Arrivals that are to come, those of each phase, and bytes that are to come."""
-    nbytes = ((word >> _BYTES & 2 * _SIGN - 1) ^ _SIGN) - _SIGN
-    return word & _COUNT, word >> _EXPECTED & _COUNT, nbytes
+    nbytes, sign = word >> abi.MBARRIER_BYTES_SHIFT & abi.MBARRIER_BYTES_MASK, abi.MBARRIER_BYTES_MASK // 2 + 1
+    expected = word >> abi.MBARRIER_EXPECTED_SHIFT & abi.MBARRIER_COUNT_MASK
+    return word & abi.MBARRIER_COUNT_MASK, expected, (nbytes ^ sign) - sign

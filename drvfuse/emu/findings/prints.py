@@ -7,7 +7,7 @@ import ctypes
 import re
 import sys
 
-from ..abi.structs import LaunchStruct, PrintStruct, ThreadStruct
+from ..abi import structs
 from ..space.window import Window
 
 _DIRECTIVE = re.compile(rb"%(?:(%)|[-+ #0]*(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp]))")
@@ -23,15 +23,15 @@ def text_at(window: Window, address: int, limit: int = _TEXT_BYTES) -> bytes:
     return bytes(window.view(address, min(limit, window.end - address))).split(b"\0", 1)[0]
 
 
-def printed(window: Window, call: PrintStruct) -> tuple[str, int]:
+def printed(window: Window, call: structs.Print) -> tuple[str, int]:
     """(text, result) of a call of printf: how many arguments it has taken, -1 without a format.
 
     Its arguments are in the thread's local memory. A directive whose arguments are not there stays as it is.
     """
     if not window.contains(call.format, 1):
         return "", -1
-    t = ThreadStruct.from_address(call.thread)
-    end = t.local_base + LaunchStruct.from_address(t.launch).local_bytes
+    t = structs.Thread.from_address(call.thread)
+    end = t.local_base + structs.Launch.from_address(t.launch).local_bytes
     arguments = bytes(window.view(call.args, end - call.args)) if t.local_base <= call.args < end else b""
     at = taken = 0
 
@@ -82,7 +82,7 @@ class Printer:
     def add(self, call: int) -> int:
         """The result of a kernel's printf. Native code calls this and cannot raise: `flush` does that."""
         try:
-            text, count = printed(self._window, PrintStruct.from_address(call))
+            text, count = printed(self._window, structs.Print.from_address(call))
             self._texts.append(text)
             return count & 0xFFFFFFFF
         except BaseException as e:

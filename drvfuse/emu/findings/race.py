@@ -11,54 +11,23 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..abi.structs import OpStruct, RaceStruct
-from ..machine.work import Op
+from ..abi import NO_SITE, POOL_SHIFT, Edge, Entry, Range, structs
 from ..native import loader
 from ..space import pages
-from .reports import Place, Report
-from .timeline import called_at, short_place
+from . import race_report
+from .places import Identity
+from .reports import Report
 
 if TYPE_CHECKING:
-    from ..machine.engine import Identity
     from ..space.window import Window
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24
-_NO_SITE = 0xFFFFFFFF
-_POOL_SHIFT = 10
-_WRITE, _STRONG, _ATOMIC, _ASYNC = 1, 2, 4, 0x80
-_FREE = 2  # as the kind of access to a range
 _KEPT = 4096  # plain stores of flags that are remembered
-_UNTOLD = (0, 3, 9)  # edges that name no flag
-_EARLY = 18  # the edge of a copy that comes too early
-_PLAIN = "the flag at {} was stored by a plain write, which releases nothing, not even behind a fence"
-_EDGES = (
-    "no release and acquire lead from the one to the other",
-    "no barrier of the block (__syncthreads) is between them",
-    "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
-    "the last release that was seen from there came before that {other}",
-    "the flag{store} was stored without a release or a fence before it",
-    "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
-    "the scope of the release at the flag{store} does not include the reader",
-    "the scope of the acquire{load} does not include the writer",
-    "the dependent launch has not executed griddepcontrol.wait before its access",
-    "neither stream order, an event, the host, nor a flag orders the two operations",
-    "the read-only path (ld.global.nc) may hold what was there when the kernel began",
-    "both are strong, but their scopes do not include each other",
-    "both are strong, but not of the same size",
-    "the flag{store} was not read in the size in which it was written{load}",
-    "the thread has not waited for this copy: no {wait} that covers it comes before",
-    "the copying thread has not waited for this copy: no {wait} that covers it, followed by {then}, comes before",
-    "no barrier is between the copying thread's wait ({wait}) and this access",
-    "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
-    "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
-    "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}",
-    "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the writing "
-    "thread, or of one that knew of the write, is between them",
-)
+_UNTOLD = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # they name no flag
 
 
 class Clock:
@@ -73,6 +42,25 @@ class Clock:
         self._detector.dropped.append(self.ref)  # the collector may come at any moment, in any thread
 
 
+class Ordered:
+    """An operation as the detector knows it: the `number`th of its machine, on a device.
+
+    `after`, `host` and `overlapped` (the kernel in front of it that it may overlap) are what it is ordered behind until
+    it starts; `started` and `known` what is known at its start and after its end.
+    """
+
+    __slots__ = ("after", "device", "done", "host", "known", "number", "overlapped", "started")
+
+    def __init__(self, number: int, device: int) -> None:
+        self.number, self.device = number, device
+        self.after: tuple[Ordered, ...] = ()
+        self.overlapped: Ordered | None = None
+        self.host: Clock | None = None
+        self.started: Clock | None = None
+        self.known: Clock | None = None
+        self.done = False
+
+
 class Detector:
     """The detector of one machine, with the profile "hardware" or "strict"."""
 
@@ -80,10 +68,10 @@ class Detector:
         runtime = loader.runtime()
         self.dropped: deque[int] = deque()
         self._arena = pages.arena(window.nbytes)
-        self._table = pages.arena(_OPS * ctypes.sizeof(OpStruct))
-        self._pools = pages.arena(max(window.nbytes >> _POOL_SHIFT << 2, 4))
-        self._ops = (OpStruct * _OPS).from_buffer(self._table)
-        self.state = RaceStruct(
+        self._table = pages.arena(_OPS * ctypes.sizeof(structs.Op))
+        self._pools = pages.arena(max(window.nbytes >> POOL_SHIFT << 2, 4))
+        self._ops = (structs.Op * _OPS).from_buffer(self._table)
+        self.state = structs.Race(
             arena=ctypes.addressof(ctypes.c_char.from_buffer(self._arena)),
             bytes=window.nbytes,
             top=32,
@@ -125,17 +113,17 @@ class Detector:
 
     # Operations ------------------------------------------------------------------------------------------------------
 
-    def queue(self, op: Op, after: Iterable[Op], primary: Op | None, chain: int) -> None:
+    def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
         """Take down what an operation is ordered behind. `chain` is its stream or branch."""
         if op.number >= _OPS:
             self.state.off = 1
             return
         place = self._places[chain] = self._places.get(chain, 0) + 1
         overlapped = 0 if primary is None else primary.number
-        self._ops[op.number] = OpStruct(chain, place, op.command.context.device.index, overlapped)
+        self._ops[op.number] = structs.Op(chain, place, op.device, overlapped)
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
-    def start(self, op: Op) -> None:
+    def start(self, op: Ordered) -> None:
         """It begins: what it waited for has ended."""
         if op.started is not None:
             return
@@ -145,36 +133,35 @@ class Detector:
         op.started = self._all(clocks)
         op.host, op.after = None, ()
 
-    def end(self, op: Op, known: int | None) -> None:
+    def end(self, op: Ordered, known: int | None) -> None:
         """It has ended, knowing the clock `known` (a reference that is given away), or what it knew from the start."""
         self.start(op)
         ref = self.share(op.started) if known is None else known
         op.known = Clock(self, self._end(self.address, ref, op.number))
 
-    def touch(self, op: Op, accesses: Iterable[Any], now: int) -> None:
+    def touch(self, op: Ordered, accesses: Iterable[Any], now: int) -> None:
         """A copy or fill accesses memory."""
         for at in accesses:
             if at.nbytes and self._window.contains(at.address, at.nbytes):
-                self._range(self.address, op.number, op.started.ref, at.address, at.nbytes, at.write, now)
+                self._access(op, at.address, at.nbytes, Range.WRITE if at.write else Range.READ, now)
 
-    def free(self, op: Op, address: int, nbytes: int, now: int) -> None:
+    def free(self, op: Ordered, address: int, nbytes: int, now: int) -> None:
         """Memory is given back, which conflicts with each access that was made there."""
-        self._range(self.address, op.number, op.started.ref, address, nbytes, _FREE, now)
+        self._access(op, address, nbytes, Range.FREE, now)
 
-    def host_learns(self, ops: Iterable[Op]) -> None:
+    def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:
+        assert op.started is not None
+        self._range(self.address, op.number, op.started.ref, address, nbytes, what, now)
+
+    def host_learns(self, ops: Iterable[Ordered]) -> None:
         """The host has waited for these."""
         known = [op.known for op in ops if op.done and op.known is not self._host]
         if known:
             self._host = self._all([self._host, *known])
 
-    def merged(self, ops: Sequence[Op]) -> list[Op]:
-        """One operation that stands for several that have ended."""
-        if len(ops) < 2:
-            return list(ops)
-        one = Op(ops[0].command, ops[0].order, ops[0].number)
-        one.done = True
-        one.started = one.known = self._all([op.known for op in ops])
-        return [one]
+    def together(self, ops: Iterable[Ordered]) -> Clock:
+        """What operations that have ended know together."""
+        return self._all([op.known for op in ops])
 
     def share(self, clock: Clock | None) -> int:
         """A reference of its own, for native code."""
@@ -212,7 +199,7 @@ class Detector:
         """What was found since the last call, and how many events had happened by then."""
         state = self.state
         found = [
-            (_report(f, identities, self._plain_flag(f, identities)), int(f.events))
+            (race_report.report(f, identities, self._plain_flag(f, identities)), int(f.events))
             for f in state.found[: state.found_count]
         ]
         state.found_count = 0
@@ -222,79 +209,18 @@ class Detector:
             found.append((Report("race_capacity", text), 0))
         return found
 
-    def _plain_flag(self, f: Any, identities: dict[int, Identity]) -> str | None:
+    def _plain_flag(self, f: structs.Found, identities: dict[int, Identity]) -> str | None:
         """What would order two plain accesses: a flag that the one block stored by a plain write, which was found to
         race with the poll by the other block.
         """
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
-        strength = f.flags & _STRONG, f.other_flags & _STRONG
+        strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG
         if strength == (0, 0):
             return self._flags.get((other, mine)) if f.edge in _UNTOLD else None
         writer, op, site = ((other, mine), f.other_op, f.other_site) if strength[0] else ((mine, other), f.op, f.site)
         reads = f.flags if strength[0] else f.other_flags
-        if 0 in strength and not reads & _WRITE and site != _NO_SITE:
-            self._flags[writer] = _PLAIN.format(_line(_site(identities.get(op), site)))
+        if 0 in strength and not reads & Entry.WRITE and site != NO_SITE:
+            self._flags[writer] = race_report.plain_flag(identities.get(op), site)
             if len(self._flags) > _KEPT:
                 del self._flags[next(iter(self._flags))]
         return None
-
-
-def _report(f: Any, identities: dict[int, Identity], flag: str | None) -> Report:
-    lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
-    mine = _place(identities.get(f.op), f.site, f.block, f.thread)
-    other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
-    store, load = (
-        "" if site == _NO_SITE else f" at {_line(_site(identities.get(op), site))}"
-        for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
-    )
-    verb = _verb(f.other_flags)
-    at = f" at {short_place(other.file, other.line)}" if other.line else ""
-    here = _site(identities.get(f.op), f.site)
-    there = _site(identities.get(f.other_op), f.other_site)
-    wait = _wait(here, f.flags) if f.edge == _EARLY else _wait(there, f.other_flags)
-    lacks = f"the copying thread's wait ({wait}) and a barrier behind that"
-    if here is not None and "mbarrier" in here.opcode:
-        lacks = "a wait for the mbarrier that the copy completes (mbarrier.try_wait)"
-    earlier = f"thread's wait ({wait}) for the copy{at}" if f.other_flags & _ASYNC else verb + at
-    near = (f.op, f.block) == (f.other_op, f.other_block)
-    then = "a barrier" if near else "a release and an acquire of it"
-    edge = flag or _EDGES[f.edge].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
-    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
-    message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
-    return Report(
-        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
-        other=other, edge=edge, callers=mine.callers,
-    )  # fmt: skip
-
-
-def _wait(copy: Any, flags: int) -> str:
-    """What the thread that issued a copy waits by, for its read or its write."""
-    if copy is None or ".bulk_group" not in copy.opcode:
-        return "cp.async.wait_group or cp.async.wait_all"
-    return "cp.async.bulk.wait_group" + (" without .read" if flags & _WRITE else ".read")
-
-
-def _verb(flags: int) -> str:
-    strong = "strong " if flags & _STRONG else "asynchronous " if flags & _ASYNC else ""
-    return "atomic" if flags & _ATOMIC else f"{strong}write" if flags & _WRITE else f"{strong}read"
-
-
-def _site(identity: Identity | None, site: int) -> Any:
-    return identity.sites[site] if identity is not None and site < len(identity.sites) else None
-
-
-def _line(site: Any) -> str:
-    if site is None:
-        return "an unknown place"
-    return short_place(site.file, site.line or site.ptx_line)
-
-
-def _place(identity: Identity | None, site: int, block: int, thread: int) -> Place:
-    if identity is None:
-        return Place("an operation long ago", None, None, 0, None, None)
-    where = _site(identity, site)
-    if where is None:
-        return Place(identity.kernel, None, None, identity.device, None, None)
-    index = identity.index(block, thread)
-    line = where.line or where.ptx_line
-    return Place(identity.kernel, where.file or None, line, identity.device, *index, where.inlined)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .timeline import called_at, index_text, short_place
-
-Index = tuple[int, int, int]
+from .faults import Fault
+from .places import Index, called_at, index_text, short_place
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Report:
     edge     of a race: what would have to order the two, in words
     callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
+
+    `str` is all that was found but the timeline, over several lines where it takes them; `repr` and `brief()` are one.
     """
 
     kind: str
@@ -66,6 +67,14 @@ class Report:
     @property
     def rank(self) -> int | None:
         return self.device
+
+    def __repr__(self) -> str:
+        place = f" at {short_place(self.file, self.line)}" if self.line else ""
+        return f"<Report {self.kind}{place}{self._where()}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
@@ -93,19 +102,9 @@ class Report:
         return f" ({', '.join(where)})" if where else ""
 
 
-def from_fault(fault: Any) -> Report:
-    """The report of an engine `Fault`."""
-    return Report(
-        kind=fault.kind,
-        message=fault.message,
-        kernel=fault.kernel,
-        file=fault.file,
-        line=fault.line,
-        device=fault.device,
-        block=fault.block,
-        thread=fault.thread,
-        address=fault.address,
-    )
+def from_fault(fault: Fault) -> Report:
+    """The report of a fault."""
+    return Report(**vars(fault))
 
 
 def standstill(

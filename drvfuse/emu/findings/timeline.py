@@ -1,59 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened last on the emulated devices, as text: one column a block, one row an event, in order of occurrence.
-
-The native runtime keeps a ring of the last events: strong accesses that told a thread something new, fences, barriers,
-and the beginning and end of blocks. Times are virtual and stand still while anything can run.
-"""
+"""What happened last on the emulated devices, as text: one column a block, one row an event, in order of occurrence."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..abi.structs import EVENTS, EventStruct
+from ..abi import EventKind
 from . import mbarriers
+from .events import Event, decode, of_blocks
+from .places import Identity, Index, called_at, index_text, short_place
 
 if TYPE_CHECKING:
-    from ..machine.engine import Identity
     from ..space.window import Allocation, Window
     from .reports import Report
 
-Index = tuple[int, int, int]
 WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
 APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
-EVENT_DTYPE = np.dtype(EventStruct)
-KINDS = ("start", "end", "load", "store", "atomic", "fence", "barrier", "gdc_wait", "trigger", "copy", "copy_wait")
-_START, _END, _LOAD, _STORE, _ATOMIC, _FENCE, _BARRIER = range(7)
-_OF_BLOCK = (_START, _END, _BARRIER)
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that a thread did. `kind` is one of KINDS; `value` is what a load saw, what an atomic found, or the
-    number of a barrier. Events of a block ("start", "end") have its thread 0.
-    """
-
-    clock: int
-    kind: str
-    kernel: str
-    device: int
-    block: Index
-    thread: Index
-    file: str | None
-    line: int | None
-    opcode: str
-    address: int
-    value: int
-    flags: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,52 +43,6 @@ class Participant:
     def __str__(self) -> str:
         text = f"device {self.device} block {index_text(self.block)}"
         return text if self.thread is None else f"{text} thread {index_text(self.thread)}"
-
-
-def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
-    """A copy of a native ring of EVENTS entries, of which `count` were written in all: oldest first, up to `until`."""
-    return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
-
-
-def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
-    """The events of a ring, in order; those of launches that are not in `identities` are left out."""
-    found = []
-    for r in records.tolist():
-        clock, address, value, op, block, thread, site, kind, flags = r
-        identity = identities.get(op)
-        if identity is None or kind >= len(KINDS):
-            continue
-        place = identity.sites[site] if site < len(identity.sites) else None
-        found.append(
-            Event(
-                clock,
-                KINDS[kind],
-                identity.kernel,
-                identity.device,
-                *identity.index(block, thread),
-                (place.file or None) if place else None,
-                (place.line or place.ptx_line) if place else None,
-                place.opcode if place else "",
-                address,
-                value,
-                flags,
-            )
-        )
-    return found
-
-
-def of_blocks(
-    records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
-) -> np.ndarray:
-    """The records of some blocks (device, block), of whatever launch."""
-    keep = np.zeros(len(records), bool)
-    wanted = list(blocks)
-    for op in np.unique(records["op"]).tolist():
-        identity = identities.get(op)
-        if identity is not None:
-            linear = [_ravel(block, identity.grid) for device, block in wanted if device == identity.device]
-            keep |= (records["op"] == op) & np.isin(records["block"], linear)
-    return records[keep]
 
 
 # Rendering -----------------------------------------------------------------------------------------------------------
@@ -274,27 +199,6 @@ def _cut(text: str, width: int) -> str:
     return text[: width - len(end) - 2] + ".." + end
 
 
-def short_place(file: str | None, line: int | None) -> str:
-    """A place in the source by the file's name alone; the PTX's line where there is no file."""
-    return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
-
-
-def called_at(callers: Iterable[tuple[str, int]]) -> str:
-    """Where the functions that were inlined around a place were called, innermost first."""
-    places = ", at ".join(short_place(*caller) for caller in callers)
-    return f", called at {places}" if places else ""
-
-
-def index_text(index: Index) -> str:
-    """The index of a block or thread, as short as it goes."""
-    x, y, z = index
-    return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
-
-
-def _ravel(index: Index, extent: Index) -> int:
-    return index[0] + extent[0] * (index[1] + extent[1] * index[2])
-
-
 # Findings ------------------------------------------------------------------------------------------------------------
 
 
@@ -396,7 +300,7 @@ def _word(
     lines = [f"{names.of(address)}{holds}: polled by {who}{more} {_place_of_wait(first)}".rstrip()]
     if first.mbarrier:
         lines.append(f"  it is an mbarrier: {first.mbarrier}")
-    writes = records[np.isin(records["kind"], (_STORE, _ATOMIC))]
+    writes = records[np.isin(records["kind"], (EventKind.STORE, EventKind.ATOMIC))]
     here = decode(writes[writes["address"] == address][-1:], identities)
     if here:
         e = here[0]

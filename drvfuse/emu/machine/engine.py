@@ -11,61 +11,31 @@ import ctypes
 import functools
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from ctypes import sizeof
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import ArgumentError
 from .. import abi
-from ..abi.structs import (
-    BLOCK_BYTES,
-    COPY_QUEUE_BYTES,
-    EVENTS,
-    POLL_BYTES,
-    RACE_BLOCK_BYTES,
-    RACE_THREAD_BYTES,
-    SITE_WORDS,
-    WARP_BYTES,
-    EngineStruct,
-    EventStruct,
-    LaunchStruct,
-)
-from ..findings import faults, timeline
+from ..abi import Kind, LaunchState, MemoryOf, RunEnd, structs
+from ..findings import blocked, events, faults
+from ..findings.blocked import Blocked
 from ..findings.counters import Counters
-from ..findings.faults import Blocked, Fault
+from ..findings.faults import Fault
+from ..findings.places import Identity, Index
 from ..findings.prints import Printer
 from ..native import loader
-from ..space.window import Kind, Window
+from ..space.window import Window
 from . import interrupts
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
-    from ..translate.module import Site
     from .work import Op
 
 EngineModule = loader.NativeModule
-Dim = tuple[int, int, int]
-
-_RUNNING, _DONE, _FAULTED = range(3)
-_EVENT, _IDLE, _BUDGET, _MORE = range(4)
 _IDENTITIES = 1 << 16  # of operations that are remembered
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which operation a number means. A copy or fill has no blocks and no sites."""
-
-    kernel: str
-    device: int
-    grid: Dim = (1, 1, 1)
-    block: Dim = (1, 1, 1)
-    sites: tuple[Site, ...] = ()
-
-    def index(self, block: int, thread: int) -> tuple[Dim, Dim]:
-        """(block, thread) as indices."""
-        return faults.index(block, self.grid), faults.index(thread, self.block)
 
 
 class Engine:
@@ -88,7 +58,7 @@ class Engine:
         runtime = loader.runtime()
         self.detector = detector
         self.identities: dict[int, Identity] = {}
-        self._events = (EventStruct * EVENTS)()
+        self._events = (structs.Event * abi.EVENTS)()
         self.window, self.seed, self.sm_count = window, seed, sm_count
         self.idle = False
         self._run = ctypes.CFUNCTYPE(
@@ -102,7 +72,7 @@ class Engine:
         self._print = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(
             lambda call: printer.add(call) if call else interrupts.pending()
         )
-        self._state = EngineStruct(
+        self._state = structs.Engine(
             seed=seed & (1 << 64) - 1,
             loop_limit=loop_limit,
             print=ctypes.cast(self._print, ctypes.c_void_p).value,
@@ -135,7 +105,7 @@ class Engine:
 
     def history(self, until: int | None = None) -> np.ndarray:
         """The last events that are kept, oldest first, up to `until` of all."""
-        return timeline.recent(self._events, self.event_count, until)
+        return events.recent(self._events, self.event_count, until)
 
     @property
     def undecided(self) -> int:
@@ -153,13 +123,13 @@ class Engine:
         kernel_name: str,
         *,
         device: int,
-        grid: Dim,
-        block: Dim,
+        grid: Index,
+        block: Index,
         smem: int,
         params: bytes,
         globals_addr: int,
         max_resident: int,
-        cluster: Dim | None = None,
+        cluster: Index | None = None,
         op: Op | None = None,
     ) -> EngineLaunch:
         """A launch that `run` will run, for `op`. At most `max_resident` of its blocks are resident at once; `params`
@@ -174,12 +144,12 @@ class Engine:
         if launch is None:
             found = Identity(type(op.command).__name__.lower(), op.command.context.device.index)
         else:
-            found = Identity(launch.kernel.name, launch.device, launch.grid, launch.block, launch.kernel.sites)
+            found = launch.identity
         self.identities[op.number] = found
         if len(self.identities) > _IDENTITIES:
             del self.identities[next(iter(self.identities))]
 
-    def give_up(self, launch: LaunchStruct) -> int:
+    def give_up(self, launch: structs.Launch) -> int:
         """What the threads of a launch that has ended, or is stopped, knew: a reference to a clock."""
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
@@ -198,12 +168,12 @@ class Engine:
             return
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
         state = ctypes.addressof(self._state)
-        reason, again = _MORE, False
-        while reason == _MORE:  # an interrupt may end this; a later run finds every thread between two suspends
+        reason, again = RunEnd.MORE, False
+        while reason == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
             with interrupts.native():
                 reason = self._run(state, array, len(live), 0 if again else int(budget_ms * 1e6), again)
             again = True
-        self.idle = reason == _IDLE
+        self.idle = reason == RunEnd.IDLE
         self._after(live)
 
     def advance_clock(self) -> bool:
@@ -216,8 +186,8 @@ class Engine:
             return False
         array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
         state = ctypes.addressof(self._state)
-        moved, again = _MORE, False
-        while moved == _MORE:
+        moved, again = RunEnd.MORE, False
+        while moved == RunEnd.MORE:
             with interrupts.native():
                 moved = self._advance(state, array, len(live), again)
             again = True
@@ -279,19 +249,20 @@ class EngineLaunch:
         module: EngineModule,
         kernel_name: str,
         device: int,
-        grid: Dim,
-        block: Dim,
+        grid: Index,
+        block: Index,
         smem: int,
         params: bytes,
         globals_addr: int,
         max_resident: int,
-        cluster: Dim | None,
+        cluster: Index | None,
         op: Op | None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
         self.kernel = kernel = module.kernels[kernel_name]
         self.grid, self.block = grid, block
+        self.identity = Identity(kernel.name, device, grid, block, kernel.sites)
         self.fault: Fault | None = None
         self._counters: Counters | None = None
         self._allowed: int | None = None
@@ -308,19 +279,19 @@ class EngineLaunch:
         slots = min(max_resident, blocks) // cluster_size * cluster_size
         warps = -(-threads // 32)
         frame = _round_up(kernel.frame_bytes, 64)
-        stride = _round_up(BLOCK_BYTES + warps * WARP_BYTES + threads * frame, 64)
+        stride = _round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
         shared = kernel.shared_static + smem
         shared_stride = _round_up(max(shared, 1), 1024)
         local_stride = _round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
-        self._rows = np.zeros((len(kernel.sites) + 1, SITE_WORDS), np.uint64)
+        self._rows = np.zeros(len(kernel.sites) + 1, np.dtype(structs.Site))
         address = self._take(Kind.PARAM, max(len(params), 1))
         ctypes.memmove(address, params, len(params))
         environment = self._take(Kind.GLOBALS, _ENVIRONMENT_BYTES)
         window.view(environment, _ENVIRONMENT_BYTES)[:] = 0
         window.mark_initialised(environment, _ENVIRONMENT_BYTES)
-        self._struct = LaunchStruct(
+        self._struct = structs.Launch(
             params=address,
             globals=globals_addr,
             nctaid=grid,
@@ -353,21 +324,22 @@ class EngineLaunch:
             free_count=len(self._groups),
             free_groups=self._groups.ctypes.data,
             sites=self._rows.ctypes.data,
-            polls=self._take(Kind.NONE, slots * threads * POLL_BYTES),
+            polls=self._take(Kind.NONE, slots * threads * sizeof(structs.Poll)),
             window_base=window.base,
             window_bytes=window.nbytes,
             access_base=window.access_address,
             owner_class=_owner_classes(device),
         )
         if kernel.has_copies:
-            self._struct.copies = self._take(Kind.NONE, slots * threads * COPY_QUEUE_BYTES)
+            self._struct.copies = self._take(Kind.NONE, slots * threads * 2 * sizeof(structs.CopyQueue))
             self._struct.copy_pool = engine.copies.ctypes.data
         if op is not None:
             self._struct.op = op.number
             engine.identify(op, self)
         if engine.detector is not None:
             assert op is not None
-            self._struct.races = self._take(Kind.NONE, slots * (RACE_BLOCK_BYTES + threads * RACE_THREAD_BYTES))
+            races = sizeof(structs.RaceBlock) + threads * sizeof(structs.RaceThread)
+            self._struct.races = self._take(Kind.NONE, slots * races)
             self._struct.start = engine.detector.share(op.started)
             if op.overlapped is not None and op.overlapped.done:
                 self._struct.primary = engine.detector.share(op.overlapped.known)
@@ -383,12 +355,12 @@ class EngineLaunch:
 
     @property
     def running(self) -> bool:
-        return bool(self._struct.state == _RUNNING)
+        return bool(self._struct.state == LaunchState.RUNNING)
 
     @property
     def done(self) -> bool:
         """True when every block has run to its end."""
-        return bool(self._struct.state == _DONE)
+        return bool(self._struct.state == LaunchState.DONE)
 
     @property
     def triggered(self) -> bool:
@@ -437,12 +409,14 @@ class EngineLaunch:
 
     def blocked(self) -> list[Blocked]:
         """What each thread of the resident blocks waits for, in the order of blocks and threads."""
-        return faults.blocked(self) if self.running else []
+        if not self.running:
+            return []
+        return blocked.blocked(self._struct, self.identity, self.engine.window, self.engine.undecided)
 
     def abandon(self) -> None:
         """Stop here: nothing of it runs again."""
         if self.running:
-            self._struct.state = _FAULTED
+            self._struct.state = LaunchState.FAULTED
             self.settle()
 
     def settle(self) -> None:
@@ -453,7 +427,7 @@ class EngineLaunch:
             if self._struct.copies:
                 self.engine.end_copies(self.address)
             if self._struct.fault.kind:
-                self.fault = faults.describe(self)
+                self.fault = faults.describe(self._struct, self.identity, self.engine.window)
             self._counters = self.counters
             if self.engine.detector is not None:
                 self.known = self.engine.give_up(self._struct)
@@ -465,9 +439,9 @@ class EngineLaunch:
 @functools.cache
 def _owner_classes(device: int) -> Any:
     """How the counters of a launch on this device class an owner."""
-    classes = (ctypes.c_uint8 * 256)(*[1] * 8)
-    classes[device] = 0
-    classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = 2, 3
+    classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
+    classes[device] = MemoryOf.DEVICE
+    classes[abi.OWNER_HOST], classes[abi.OWNER_SHARED] = MemoryOf.HOST, MemoryOf.SHARED
     return classes
 
 

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
 
 from ... import config
 from ...errors import ArgumentError, ClosedError
@@ -21,7 +21,7 @@ from ..bindings import R
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
-from . import interrupts, residency
+from . import api, interrupts, residency
 from .capture import Capture
 from .failure import Failure
 from .lock import MachineLock
@@ -61,6 +61,16 @@ class LaunchRecord:
     grid: Dim
     block: Dim
     counters: Counters
+
+
+class Memory(Protocol):
+    """An array, such as drvfuse's."""
+
+    @property
+    def ptr(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class Machine:
@@ -152,9 +162,7 @@ class Machine:
     @functools.cached_property
     def driver(self) -> Any:
         """The driver API of this machine, with cuda.bindings.driver's names."""
-        from ..driver import EmulatedDriver
-
-        return EmulatedDriver(self)
+        return api.make(self)
 
     def close(self) -> None:
         """Drop all work and memory. Idempotent."""
@@ -200,7 +208,7 @@ class Machine:
         """Virtual nanoseconds since the machine started."""
         return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
 
-    def declare_polled(self, memory: Any, nbytes: int | None = None) -> None:
+    def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
         """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
         readiness), until it is freed.
 
@@ -209,8 +217,9 @@ class Machine:
         """
         if self.closed:
             raise ClosedError(f"{self!r} was closed, and its memory with it")
+        given: Any = memory
         try:
-            address = int(getattr(memory, "ptr", memory))
+            address = int(getattr(given, "ptr", given))
         except (TypeError, ValueError):
             raise ArgumentError("memory", repr(memory), "an array or an address") from None
         nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes

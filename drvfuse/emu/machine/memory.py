@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
-from ..space.window import Kind, WindowError
+from ..space.window import WindowError
 from .failure import Failure
 from .objects import Context, Device, Memory, Pool
 

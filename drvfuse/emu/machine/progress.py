@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..abi import Kind
 from ..bindings import R
 from ..findings import reports, timeline
-from ..space.window import Kind, WindowError
+from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
 from .kernels import Kernels
@@ -98,7 +99,14 @@ class Progress:
         done: list[Op] = []
         for op in ops:
             (done if op.done else live).append(op)
-        return live if self.detector is None else [*self.detector.merged(done), *live]
+        if self.detector is None:
+            return live
+        if len(done) > 1:  # one stands for all
+            one = Op(done[0].command, done[0].order, done[0].number)
+            one.done = True
+            one.started = one.known = self.detector.together(done)
+            done = [one]
+        return [*done, *live]
 
     def submit(
         self, command: Command, after: Iterable[Op], *, chain: int, primary: Op | None = None, priority: int = 0

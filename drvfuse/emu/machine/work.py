@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..findings.race import Ordered
 from .objects import Context, Event, Function, Pool
 
 if TYPE_CHECKING:
@@ -22,43 +23,28 @@ if TYPE_CHECKING:
 Dim = tuple[int, int, int]
 
 
-class Op:
+class Op(Ordered):
     """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
     (programmatic launch); `allocations` tells what the addresses of the command meant when it was queued
     (`MachineMemory.identify`).
-
-    For the race detector: `after`, `host` and `overlapped` (its primary) are what it is ordered behind; `started` and
-    `known` what is known at its start and after its end.
     """
 
     __slots__ = (
-        "after",
         "allocations",
         "command",
         "dependents",
-        "done",
-        "host",
-        "known",
         "launch",
-        "number",
         "order",
-        "overlapped",
         "primary",
         "room",
         "secondaries",
-        "started",
         "time",
         "waits",
     )
 
     def __init__(self, command: Command, order: tuple[int, ...], number: int) -> None:
+        super().__init__(number, command.context.device.index)
         self.command = command
-        self.number = number
-        self.after: tuple[Op, ...] = ()
-        self.overlapped: Op | None = None
-        self.host: Any = None
-        self.started: Any = None
-        self.known: Any = None
         self.order = order
         self.waits = 0
         self.allocations: list[tuple[int, ...]] = []
@@ -67,7 +53,6 @@ class Op:
         self.secondaries: list[Op] = []
         self.launch: Any = None
         self.room = 0
-        self.done = False
         self.time = 0
 
     def __lt__(self, other: Op) -> bool:

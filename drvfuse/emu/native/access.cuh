@@ -59,21 +59,21 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 kind = F_OUT_OF_BOUNDS;
     u64 where = addr;
     if (off < l->window_bytes) {
-        u32 word = *(u32*)(l->access_base + (off >> 16) * 4);
+        u32 word = *(u32*)(l->access_base + (off >> GRANULE_SHIFT) * 4);
         u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
         u32 type = word >> 24 & 0x3F;
-        u32 whole = word >> 24 & K_FULL;
-        u32 start = (u32)(addr & 0xFFFF);
-        if (type == K_FREED) kind = F_FREED;
-        else if (type && start + size <= 0x10000) {
+        u32 whole = word >> 24 & KIND_FULL;
+        u32 start = (u32)(addr & (1 << GRANULE_SHIFT) - 1);
+        if (type == K_FREED) kind = F_USE_AFTER_FREE;
+        else if (type && start + size <= 1 << GRANULE_SHIFT) {
             u32 inside = 1, written = 1;
             u64 outside = addr, unwritten = addr;
             LOOP for (u32 i = 0; i < size; i++) {
                 u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
-                if (!whole && type < K_SHARED && !(s & 1)) {
+                if (!whole && type < K_SHARED && !(s & SHADOW_ADDRESSABLE)) {
                     if (inside) outside = addr + i;
                     inside = 0;
-                } else if (!(s & 2)) {
+                } else if (!(s & SHADOW_INITIALISED)) {
                     if (written) unwritten = addr + i;
                     written = 0;
                 }
@@ -98,8 +98,8 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
-    Word need = kind & K_FULL ? 0 : every;
-    if (read && !(kind & K_INITIALISED)) need |= every * 2;
+    Word need = kind & KIND_FULL ? 0 : every;
+    if (read && !(kind & KIND_INITIALISED)) need |= every * 2;
     if ((*s & need) != need) return 1;
     if (marks) *s = every * 3;
     return 0;
@@ -131,7 +131,7 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
     if (off >= l->window_bytes || (addr & (size - 1))) return bad_access(t, addr, size, flags, site);
-    u32 word = *found = *(u32*)(l->access_base + (off >> 16) * 4);
+    u32 word = *found = *(u32*)(l->access_base + (off >> GRANULE_SHIFT) * 4);
     u32 write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
     u32 bits = flags & A_ATOMIC ? 0x101 : write ? 0x100 : 1;
     if (((word >> l->device) & bits) != bits) return bad_access(t, addr, size, flags, site);
@@ -140,7 +140,7 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     if (type >= K_SHARED) {
         if (!own_range(t, type, addr, size)) return bad_access(t, addr, size, flags, site);
         if (type != K_SHARED) return 0;
-        kind |= K_FULL;
+        kind |= KIND_FULL;
     }
     u64 shadow = addr + SHADOW_OFFSET;
     u32 bad = 0, marks = write && !(flags & A_LATER);
@@ -201,7 +201,7 @@ API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
     if (e->rounds < e->loop_limit) return e->rounds % FUEL ? 0 : interrupted(t, site);
-    fault(t->launch, t, F_ENDLESS, site, 0, 0, 0, e->loop_limit);
+    fault(t->launch, t, F_ENDLESS, site, ENDLESS_ROUNDS, 0, 0, e->loop_limit);
     return 1;
 }
 
@@ -211,8 +211,8 @@ API void rt_fence(Thread* t, u32 flags, u32 site) {
     if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
     if (flags & FENCE_PROXY) return;
     note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
-    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> A_ORDER & 3;
-    if (l->engine->race) race_fence(t, flags >> A_SCOPE & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
+    u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> ORDER_SHIFT & 3;
+    if (l->engine->race) race_fence(t, flags >> SCOPE_SHIFT & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
 }
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.

@@ -12,9 +12,7 @@
 // Clocks never change once made. They are counted references, 0 is the clock that knows nothing.
 #pragma once
 
-#include "layout.cuh"
-
-typedef u32 Ref;  // of a piece of the arena, in units of 32 bytes
+#include "common.cuh"
 
 struct Chain {
     u32 chain, upto;
@@ -29,58 +27,8 @@ struct Clock {
     u32 refs, klass, chains, items;  // followed by these, the items from a multiple of 16 bytes on
 };
 
-struct Op {
-    u32 chain, place, device;
-    u32 primary;  // what it follows programmatically, if anything
-};
-
-struct Joined {
-    Ref a, b, result;
-};
-
-// A clock knows an operation wholly.
-struct Certain {
-    Ref clock;
-    u32 op;
-};
-
-// Two accesses that nothing orders. `other` is the earlier one, by each of these lanes.
-struct Found {
-    u64 addr, events;  // events: how many had happened
-    u32 size, edge;
-    u32 op, block, thread, site, flags;
-    u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags;
-    u32 store_site, load_site, store_op;  // of a flag that was seen but does not order them
-};
-
-const u32 FOUND = 64;
-const u32 CERTAIN = 32;
-const u32 JOINED = 256;
-const u32 CLASSES = 40;
-
-struct Race {
-    u64 arena, bytes, top;
-    u64 cells;  // of the window's first byte
-    u64 window_base;
-    Op* ops;
-    Ref* pools;  // free entries, a list for each POOL bytes of the window
-    u32 strict, off;  // off: the arena is used up
-    u32 wholes;       // items of block WHOLE that were ever made
-    u32 found_count;
-    u32 random;
-    u32 serial;  // strong writes so far
-    u32 stamp;   // changes with whatever could make a poll another one than the last: a write, or what it publishes
-    u32 pad;
-    Ref free[CLASSES];
-    Certain certain[CERTAIN];  // by operation: what was found last
-    Joined joined[JOINED];
-    Found found[FOUND];
-};
-
 const u32 WHOLE = 0x3FFFFFF;
 const u64 RESERVE = 64 << 20;  // of the arena: more than one access needs
-
-static_assert(sizeof(Found) == 80 && sizeof(Race) == 88 + CLASSES * 4 + CERTAIN * 8 + JOINED * 12 + FOUND * 80, "");
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN void* at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }

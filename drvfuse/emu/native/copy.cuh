@@ -44,11 +44,6 @@ struct Copy {
     u32 next;  // in its thread's queue, or of the free ones
 };
 
-struct CopyQueue {
-    u32 first, last, commits, issued;
-    u32 unread;  // the first piece of a bulk copy that no wait has made sure was read
-};
-
 // A bulk copy to shared memory (mbarrier.cuh).
 struct Bulk {
     u64 source, target, mbarrier;
@@ -66,8 +61,6 @@ struct Copies {
     Copy pool[COPIES];  // the first is not used
     Bulk bulk[BULKS];   // likewise
 };
-
-static_assert(sizeof(CopyQueue) == 20 && sizeof(Copy) == 56, "");  // structs.py
 
 // Of cp.async, or with `bulk` of bulk copies to global memory (store.cuh).
 FN CopyQueue* queue_of(Thread* t, u32 bulk) {
@@ -195,7 +188,7 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     Site* count = &l->sites[site];
     count->size = size;
     count->reads[l->owner_class[word >> 16 & 0xFF]] += bytes != 0;
-    count->writes[3]++;
+    count->writes[OF_SHARED]++;
     CopyQueue* q = queue_of(t, 0);
     Copies* pool = l->copy_pool;
     u32 i = take_copy(pool);

@@ -42,7 +42,7 @@
 // is initialised is marked at once, so a read of what is still pending is not reported as uninitialised.
 #pragma once
 
-#include "layout.cuh"
+#include "common.cuh"
 
 const u32 PENDING = 1 << 13;
 const u32 BUCKETS = 1 << 14;
@@ -333,7 +333,7 @@ FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
 FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
     Engine* e = t->launch->engine;
     if (e->probing) return;
-    if (flags & (A_WRITE | A_ATOMIC) && flags >> A_ORDER & ORDER_RELEASE) release(t, flags >> A_SCOPE & 3);
+    if (flags & (A_WRITE | A_ATOMIC) && flags >> ORDER_SHIFT & ORDER_RELEASE) release(t, flags >> SCOPE_SHIFT & 3);
     if (is_shared) return;
     if (flags & A_ATOMIC) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
     else if (flags & A_WRITE && e->race && flags & A_STRONG) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
@@ -343,7 +343,7 @@ FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
 
 FN void delay_fence(Thread* t, u32 flags) {
     if (flags & FENCE_PROXY) release(t, SCOPE_SYS);
-    else if (flags & FENCE_SC || flags >> A_ORDER & ORDER_RELEASE) release(t, flags >> A_SCOPE & 3);
+    else if (flags & FENCE_SC || flags >> ORDER_SHIFT & ORDER_RELEASE) release(t, flags >> SCOPE_SHIFT & 3);
 }
 
 FN void delay_start_block(Delay* d, Block* b) {

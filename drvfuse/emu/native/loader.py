@@ -2,10 +2,10 @@
 """From PTX to native code in this process: translate, optimise, emit an object, load it; with the objects kept on disk.
 
 A cache entry holds an object and the description of its kernels. Its key is a hash of the PTX, of what translates it
-(drvfuse's own sources, llvmlite, LLVM) and of the CPU, so entries are never wrong, only unused. Files are written aside
-and renamed, so any number of processes can share a directory.
+(drvfuse's own sources, llvmlite, LLVM) and of the CPU, so entries are never wrong, only unused.
 
-`python -m drvfuse.emu.native.loader` compiles runtime.cu to runtime.ptx, which is shipped.
+The native runtime is compiled from runtime.cu where it is first used, and then in the cache. A wheel has it as
+runtime.ptx, so that PTX runs without NVRTC.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ import ctypes
 import functools
 import hashlib
 import json
-import logging
-import os
-import tempfile
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import config
+from ...compiler import cache
+from ...compiler.nvrtc import compile_source
 from ...errors import CompileError, DriverUnavailable
 from .. import abi
+from ..abi.header import HEADER_NAME, header
 
 if TYPE_CHECKING:
     from ..translate.module import GlobalVar, KernelCode
 
-log = logging.getLogger("drvfuse")
-
 _HERE = Path(__file__).parent
 _RUNTIME_CU = _HERE / "runtime.cu"
-_RUNTIME_PTX = _HERE / "runtime.ptx"
-_MAGIC = b"drvfuse1"
+_RUNTIME_PTX = _HERE / "runtime.ptx"  # in a wheel
+_OBJECT, _DESCRIPTION = "code.o", "kernels.json"
 _lock = threading.RLock()
 
 # What runtime.cu cannot say: calling a thread's function, and the time.
@@ -94,7 +91,7 @@ def _llvm() -> Any:
 
 @functools.cache
 def _identity() -> bytes:
-    """What besides the PTX decides an object."""
+    """What besides the PTX decides an object: the code that makes it, all of which is in these rooms, and for what."""
     llvm = _llvm()
     import llvmlite
 
@@ -125,9 +122,9 @@ def _last(ptx: str) -> NativeModule:
 
 @functools.cache
 def runtime() -> NativeModule:
-    """The native runtime (runtime.ptx), loaded once a process; the functions that kernels call are published."""
+    """The native runtime, loaded once in a process; the functions that kernels call are published."""
     with _lock:
-        module = _load(_RUNTIME_PTX.read_text(), raw=True)
+        module = _load(_RUNTIME_PTX.read_text() if _RUNTIME_PTX.exists() else compile_runtime(), raw=True)
         for name in abi.RUNTIME_FUNCTIONS:
             _llvm().add_symbol(name, module.address(name))
         return module
@@ -135,11 +132,15 @@ def runtime() -> NativeModule:
 
 def _load(ptx: str, raw: bool) -> NativeModule:
     key = hashlib.sha256(_identity() + (b"raw" if raw else b"") + ptx.encode()).hexdigest()
-    entry = _cached(key)
-    if entry is None:
-        entry = _build(ptx, raw)
-        _publish(key, *entry)
-    return _open(*entry)
+    entry = cache.entry_path("runtime.o" if raw else "module.o", key)
+    found = cache.load(entry) if entry is not None else None
+    if found is None:
+        description, native = _build(ptx, raw)
+        if entry is not None:
+            cache.store(entry, {}, {_DESCRIPTION: json.dumps(description).encode(), _OBJECT: native})
+    else:
+        description, native = json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT]
+    return _open(description, native)
 
 
 def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
@@ -222,73 +223,24 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-# The cache on disk ---------------------------------------------------------------------------------------------------
-
-
-def _path(key: str) -> Path | None:
-    return Path(config.get("cache_dir")) / "emu" / key[:2] / f"{key[2:]}.bin" if config.get("cache") else None
-
-
-def _cached(key: str) -> tuple[dict[str, Any], bytes] | None:
-    path = _path(key)
-    if path is None:
-        return None
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        log.warning("cannot read compiled code in %s: %s", path, error)
-        return None
-    if raw[:8] != _MAGIC or hashlib.sha256(raw[40:]).digest() != raw[8:40]:
-        log.warning("cache entry %s is damaged and is rebuilt", path)
-        return None
-    size = int.from_bytes(raw[40:48], "little")
-    return json.loads(raw[48 : 48 + size]), raw[48 + size :]
-
-
-def _publish(key: str, description: dict[str, Any], native: bytes) -> None:
-    path = _path(key)
-    if path is None:
-        return
-    text = json.dumps(description).encode()
-    body = len(text).to_bytes(8, "little") + text + native
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-        with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
-        os.replace(temporary, path)
-    except OSError as error:
-        log.warning("cannot keep compiled code in %s: %s", path.parent, error)
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-# runtime.ptx ---------------------------------------------------------------------------------------------------------
-
-
 def compile_runtime() -> str:
-    """PTX of runtime.cu, by NVRTC; the shipped runtime.ptx is this text. Raises CompileError."""
-    from cuda.bindings import nvrtc
+    """PTX of the native runtime, which a wheel has as runtime.ptx.
 
-    options = [b"-arch=compute_90a", b"-std=c++17", b"-rdc=true", b"--device-as-default-execution-space"]
-    headers = sorted(_HERE.glob("*.cuh"))
-    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
-    _, program = nvrtc.nvrtcCreateProgram(_RUNTIME_CU.read_bytes(), b"runtime.cu", len(headers), texts, names)
-    (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        buffer = bytearray(size)
-        nvrtc.nvrtcGetProgramLog(program, buffer)
-        raise CompileError("runtime.cu", buffer.rstrip(b"\0").decode())
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    buffer = bytearray(size)
-    nvrtc.nvrtcGetPTX(program, buffer)
-    nvrtc.nvrtcDestroyProgram(program)
-    return "\n".join(line.rstrip() for line in buffer.rstrip(b"\0").decode().splitlines() if line.strip()) + "\n"
-
-
-if __name__ == "__main__":
-    _RUNTIME_PTX.write_text(compile_runtime())
+    Raises CompileError, or DriverUnavailable where no NVRTC is installed.
+    """
+    headers = {HEADER_NAME: header()} | {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
+    try:
+        image = compile_source(
+            _RUNTIME_CU.read_text(),
+            name="runtime.cu",
+            arch="sm_90a",
+            options=("-rdc=true", "--device-as-default-execution-space"),
+            headers=headers,
+            line_info=False,
+            cubin=False,
+        )
+    except DriverUnavailable as error:
+        raise DriverUnavailable(
+            f"the emulated driver has its native runtime compiled where drvfuse is not installed from a wheel: {error}"
+        ) from None
+    return image.ptx

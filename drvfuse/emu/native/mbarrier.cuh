@@ -21,27 +21,20 @@
 
 #include "copy.cuh"
 
-const u64 COUNT_MASK = (1 << 20) - 1, BYTES_MASK = (1 << 21) - 1;
-const u32 AT_EXPECTED = 20, AT_BYTES = 40;  // shifts; the arrivals to come are the lowest bits
-const u64 PARITY = 1ull << 61, USED = 1ull << 62, VALID = 1ull << 63;
-
 const u32 LATEST_TURN = 64;
-
-enum { MB_INIT, MB_INVAL, MB_ARRIVE, MB_EXPECT, MB_TEST };              // abi.py
-enum { E_NONE, E_NO_BARRIER, E_COUNT, E_ARRIVALS, E_BYTES, E_PENDING };  // why F_MBARRIER: faults.py
 
 // What becomes of a word by some arrivals and some bytes that are expected (or have come, if negative).
 FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
-    u32 pending = (u32)(word & COUNT_MASK);
-    s32 left = (s32)((u32)(word >> AT_BYTES & BYTES_MASK) << 11) >> 11;
+    u32 pending = (u32)(word & MBARRIER_COUNT_MASK);
+    s32 left = (s32)((u32)(word >> MBARRIER_BYTES_SHIFT & MBARRIER_BYTES_MASK) << 11) >> 11;
     left += bytes;
-    if (!(word & VALID)) *error = E_NO_BARRIER;
+    if (!(word & MBARRIER_VALID)) *error = E_NO_BARRIER;
     else if (count > pending) *error = E_ARRIVALS;
-    else if (left > (s32)COUNT_MASK || left < -(s32)COUNT_MASK) *error = E_BYTES;
+    else if (left > (s32)MBARRIER_COUNT_MASK || left < -(s32)MBARRIER_COUNT_MASK) *error = E_BYTES;
     pending -= count;
-    u64 expected = word >> AT_EXPECTED & COUNT_MASK, rest = word & (VALID | USED | PARITY | COUNT_MASK << AT_EXPECTED);
-    if (!pending && !left) return (rest ^ PARITY) | expected;
-    return rest | pending | ((u64)(u32)left & BYTES_MASK) << AT_BYTES;
+    u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK, rest = word & (MBARRIER_VALID | MBARRIER_USED | MBARRIER_PARITY | MBARRIER_COUNT_MASK << MBARRIER_EXPECTED_SHIFT);
+    if (!pending && !left) return (rest ^ MBARRIER_PARITY) | expected;
+    return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }
 
 // An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
@@ -51,20 +44,20 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     u32 found, error = E_NONE;
     if (op == MB_INIT || op == MB_INVAL) {
         if (access(t, addr, 8, A_WRITE, site)) return 1;
-        if (op == MB_INIT && (!count || count > COUNT_MASK)) error = E_COUNT;
-        *(u64*)addr = op == MB_INIT ? VALID | (u64)count << AT_EXPECTED | count : 0;
+        if (op == MB_INIT && (!count || count > MBARRIER_COUNT_MASK)) error = E_COUNT;
+        *(u64*)addr = op == MB_INIT ? MBARRIER_VALID | (u64)count << MBARRIER_EXPECTED_SHIFT | count : 0;
     } else {
         if (refused(t, addr, 8, 0, site, &found)) return 1;
         u64 word = *(u64*)addr;
         u64 after = changed_barrier(word, count, (s32)bytes, &error);
         if (op == MB_ARRIVE && !count) error = E_COUNT;
-        u32 flags = A_STRONG | (order & ~(3u << A_ORDER)), done = !!((word ^ state) & PARITY);
+        u32 flags = A_STRONG | (order & ~(3u << ORDER_SHIFT)), done = !!((word ^ state) & MBARRIER_PARITY);
         if (op != MB_TEST) flags = A_WRITE | A_ATOMIC | A_STRONG | order;
         else if (done) flags = A_STRONG | order;
         if (!error && access(t, addr, 8, flags, site)) return 1;
         t->op_value = word;
         t->op_pred = done;
-        if (!error && op != MB_TEST) *(u64*)addr = after | USED;
+        if (!error && op != MB_TEST) *(u64*)addr = after | MBARRIER_USED;
     }
     if (error) fault(l, t, F_MBARRIER, site, addr, 8, error, error == E_BYTES ? bytes : count);
     return error != E_NONE;
@@ -82,7 +75,7 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-FN u32 can_end(Bulk* c) { return (*(u64*)c->mbarrier & (VALID | USED)) != VALID; }
+FN u32 can_end(Bulk* c) { return (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID; }
 
 // 1, and a fault, if a bulk copy is not of whole pieces of 16 bytes.
 FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
@@ -163,7 +156,7 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
     if (unreadable_range(t, source, size, site, &word) || refused(t, mbarrier, 8, 0, site, &word)) return 1;
     u32 full = !pool->bulk_free && pool->bulk_high + 1 == BULKS;
-    if (full || !(*(u64*)mbarrier & VALID)) {
+    if (full || !(*(u64*)mbarrier & MBARRIER_VALID)) {
         fault(l, t, F_MBARRIER, site, mbarrier, 8, full ? E_PENDING : E_NO_BARRIER, BULKS - 1);
         return 1;
     }
@@ -171,10 +164,10 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 s
     if (i) pool->bulk_free = pool->bulk[i].next;
     else i = ++pool->bulk_high;
     Site* count = &l->sites[site];
-    u32 owner = l->owner_class[*(u32*)(l->access_base + (source - l->window_base >> 16) * 4) >> 16 & 0xFF];
+    u32 owner = l->owner_class[*(u32*)(l->access_base + (source - l->window_base >> GRANULE_SHIFT) * 4) >> 16 & 0xFF];
     count->size = 16;
     count->reads[owner] += size / 16;
-    count->writes[3] += size / 16;
+    count->writes[OF_SHARED] += size / 16;
     note(l, b, t->linear, V_COPY, site, target, 0, 0);
     Bulk* c = &pool->bulk[i];
     c->source = source;

@@ -33,31 +33,6 @@
 
 #include "clock.cuh"
 
-struct RaceThread {
-    Ref clock;
-    u32 time;
-    // By scope (block, GPU, system): known at the last fence of at least that scope; read, and learnt at the next fence of
-    // at least that scope.
-    Ref fenced[3], held[3];
-};
-
-// A flag of another block that was seen without learning from it, and what it would have told.
-struct Miss {
-    u32 op, block, edge, store_site, load_site;
-    Ref clock;
-};
-
-const u32 MISSES = 8;
-
-struct RaceBlock {
-    u32 sync;  // all its accesses before this time are known to all its threads
-    Ref end;   // known to its threads that have exited
-    Ref proxied;  // known to any of its threads at a fence.proxy.async
-    Ref arrived[16];
-    u32 misses, bulks;
-    Miss miss[MISSES];
-};
-
 struct Entry {
     u32 op, block, time, lanes;
     unsigned short bytes;
@@ -94,27 +69,19 @@ struct Published {
     u32 reserved;
 };
 
-static_assert(sizeof(RaceThread) == 32 && sizeof(RaceBlock) == 276 && sizeof(Entry) == 32, "");
-static_assert(sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
+static_assert(sizeof(Entry) == 32 && sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");
 
-// Kinds of entries. COMMON: shared by many cells, never changed, the last of its list.
-const u32 N_WRITE = 1, N_STRONG = 2, N_ATOMIC = 4, N_LOCATION = 8, N_SCOPE = 4, N_COMMON = 0x40;
+// Kinds of entries are the flags N_, and from bit N_SCOPE on the scope.
+const u32 N_SCOPE = 4;
 // Of a cp.async: between its issue and its thread's wait for it, the entry's block has the bit COPYING, so it counts as a
 // thread that nobody has heard of, the issuing one included; then it has the bit N_COPIED. Either way it is not merged.
-const u32 N_ASYNC = 0x80, N_COPIED = 0x10, COPYING = 1 << 25;
+const u32 COPYING = 1 << 25;
 // A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
 // which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
 const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
 const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
 const u32 READERS_LOOKED_AT = 4;
-const u32 POOL = 10;         // shift: bytes of the window whose entries lie together
 const u32 POOL_GROWTH = 16;  // entries
-const u32 NO_SITE = 0xFFFFFFFFu;
-
-// Why two accesses are not ordered.
-enum { X_NONE, X_BARRIER, X_WARP, X_RELEASED_EARLIER, X_RELAXED_STORE, X_RELAXED_LOAD, X_STORE_SCOPE, X_LOAD_SCOPE,
-       X_GDC_WAIT, X_ORDER, X_READ_ONLY_PATH, X_STRONG_SCOPES, X_STRONG_SIZES, X_FLAG_SIZES, X_COPY_OWN, X_COPY,
-       X_COPIED, X_BULK, X_COPY_EARLY, X_PROXY };
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -131,8 +98,8 @@ struct Who {
     u32 size, thread, log;  // log: Entry::size
 };
 
-FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> 4) * 4); }
-FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL]; }
+FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
+FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
 FN u32 level(u32 scope) { return scope < SCOPE_GPU ? 0 : scope - 1; }
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }

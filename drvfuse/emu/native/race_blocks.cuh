@@ -20,7 +20,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     rb->sync = 1;
     rb->end = rb->proxied = 0;
     rb->misses = rb->bulks = 0;
-    LOOP for (u32 i = 0; i < 16; i++) rb->arrived[i] = 0;
+    LOOP for (u32 i = 0; i < BARRIERS; i++) rb->arrived[i] = 0;
     LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
     LOOP for (u32 i = 0; i < l->threads; i++) {
         RaceThread* t = race_thread(b, i);
@@ -47,7 +47,7 @@ FAR void race_finish_block(Launch* l, Block* b) {
     learn(r, &l->end, b->race->end);
     put(r, &b->race->end, 0);
     put(r, &b->race->proxied, 0);
-    LOOP for (u32 i = 0; i < 16; i++) put(r, &b->race->arrived[i], 0);
+    LOOP for (u32 i = 0; i < BARRIERS; i++) put(r, &b->race->arrived[i], 0);
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }
 
@@ -150,8 +150,7 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
 
 // For Python ----------------------------------------------------------------------------------------------------------------
 
-// A copy or fill accesses a range of the window, knowing `clock`. `write`: 0, 1, or 2 if the memory is freed, which is a
-// write of what has been accessed.
+// A copy or fill accesses a range of the window, knowing `clock`. `write`: a RANGE_.
 API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
     if (r->off) return;
     Who w;
@@ -170,7 +169,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.size = nbytes > 0xFFFFFFFFull ? 0xFFFFFFFFu : (u32)nbytes;
     w.now = now;
     w.common = 0;
-    if (write == 2) {
+    if (write == RANGE_FREE) {
         LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16)
             if (*cell_at(r, a)) touch(&w, a, 0xFFFF);
         return;

@@ -234,14 +234,14 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Who w;
     who(&w, t);
     if (w.r->off) return;
-    u32 order = flags >> A_ORDER & 3, strong = flags & A_STRONG, elements = strong ? flags >> A_ELEMENTS & 3 : 0;
+    u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = strong ? flags >> ELEMENTS_SHIFT & 3 : 0;
     u32 writes = flags & (A_WRITE | A_ATOMIC);
     if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
     w.site = site;
     w.flags = flags;
     w.addr = addr;
     w.size = size;
-    w.scope = strong ? flags >> A_SCOPE & 3 : 0;
+    w.scope = strong ? flags >> SCOPE_SHIFT & 3 : 0;
     w.log = strong ? FFS(size >> elements) - 1 : 0;
     w.kind = (writes ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) |
              (strong ? N_STRONG : 0) | w.scope << N_SCOPE;

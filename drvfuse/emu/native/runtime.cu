@@ -3,7 +3,7 @@
 // memory access. Plain functions over raw pointers: NVRTC compiles this to runtime.ptx, the translator turns that into native
 // code (raw mode: no checks, no suspends), so no C compiler is needed where drvfuse runs. Nothing here allocates.
 //
-// Layout: the engine (engine.py) gives every launch an array of slots, one a resident block:
+// Layout: the engine (machine/engine.py) gives every launch an array of slots, one a resident block:
 //
 //     slot = Block | Warp[warps] | frames[threads]
 //
@@ -44,7 +44,7 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     e->progress++;
     e->quiet = e->strain = 0;
     if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
-    LOOP for (u32 i = 0; i < 16; i++)
+    LOOP for (u32 i = 0; i < BARRIERS; i++)
         if (b->barrier[i].arrived) try_barrier(l, b, i);
     if (l->cluster_size > 1) try_cluster(l, b->leader);
 }
@@ -94,7 +94,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     if (!e->advancing) {
         e->strain += watched ? STRAIN : 1;
         if (e->strain > e->loop_limit * STRAIN && status != FAULT) {
-            fault(l, t, F_ENDLESS, t->site, 1, 0, 0, e->loop_limit);
+            fault(l, t, F_ENDLESS, t->site, ENDLESS_RESUMES, 0, 0, e->loop_limit);
             e->strain = 0;
             return 0;
         }
@@ -147,7 +147,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         }
         warp->cluster |= bit;
     } else if (status == TRAP) {
-        fault(l, t, t->op_kind == 1 ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, (u64)t);
+        fault(l, t, t->op_kind == TRAP_ASSERT ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, (u64)t);
     } else if (status != FAULT || !l->fault.kind) {
         fault(l, t, F_UNSUPPORTED, t->site, 0, 0, status, 0);
     }
@@ -279,7 +279,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         b->cluster_arrived = b->cluster_phase = 0;
         b->cluster_live = l->threads * l->cluster_size;
     }
-    LOOP for (u32 i = 0; i < 16; i++) b->barrier[i].arrived = 0;
+    LOOP for (u32 i = 0; i < BARRIERS; i++) b->barrier[i].arrived = 0;
     if (l->engine->delay) delay_start_block(l->engine->delay, b);
     note(l, b, 0, V_START, NO_SITE, 0, 0, 0);
     if (l->engine->race) race_start_block(l, b, slot);
@@ -321,7 +321,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
 }
 
 FAR void finish_block(Launch* l, Block* b) {
-    LOOP for (u32 i = 0; i < 16; i++) {
+    LOOP for (u32 i = 0; i < BARRIERS; i++) {
         Barrier* r = &b->barrier[i];
         if (r->arrived) fault(l, r->last, F_BARRIER_LEFT, r->site, 0, 0, 0, i);
     }

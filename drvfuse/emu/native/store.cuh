@@ -90,7 +90,7 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 site) {
         if (refused(t, target + i, 16, A_WRITE | A_LATER, site, &word)) return 1;
     Site* count = &l->sites[site];
     count->size = 16;
-    count->reads[3] += size / 16;
+    count->reads[OF_SHARED] += size / 16;
     count->writes[l->owner_class[word >> 16 & 0xFF]] += size / 16;
     note(l, t->block, t->linear, V_COPY, site, target, 0, 0);
     LOOP for (u32 i = 0; i < size; i += 16) {

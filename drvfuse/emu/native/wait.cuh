@@ -126,8 +126,8 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
     u32 w = (u32)(warp - b->warps);
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
     u32 id = first->op_a;
-    if (id > 15) {
-        fault(l, first, F_BARRIER_COUNT, first->site, 1, 0, 0, id);
+    if (id >= BARRIERS) {
+        fault(l, first, F_BARRIER_COUNT, first->site, COUNT_NUMBER, 0, 0, id);
         return;
     }
     Barrier* r = &b->barrier[id];
@@ -142,7 +142,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
             return;
         }
         if (t->op_b & 31 || (kind == B_ARRIVE && !t->op_b)) {
-            fault(l, t, F_BARRIER_COUNT, t->site, 2, 0, 0, t->op_b);
+            fault(l, t, F_BARRIER_COUNT, t->site, COUNT_THREADS, 0, 0, t->op_b);
             return;
         }
         if (!r->arrived && t == first) {
@@ -152,7 +152,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
             r->kind = reduces;
         }
         if (r->expected != t->op_b) {
-            fault(l, t, F_BARRIER_COUNT, t->site, 0, 0, r->expected, t->op_b);
+            fault(l, t, F_BARRIER_COUNT, t->site, COUNT_OTHERS_DIFFER, 0, r->expected, t->op_b);
             return;
         }
         if (r->kind != reduces) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
+import gc
 import mmap
 import os
 from dataclasses import dataclass, field
@@ -120,8 +121,11 @@ def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
 
 
 def reserve(asked: int, cells: bool) -> tuple[int, int]:
-    """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may."""
-    refusal, taken = "", False  # not the exception: its traceback would keep the window in a cycle
+    """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may.
+
+    Windows of machines that were dropped, which reference cycles keep open, are given up before a smaller one is taken.
+    """
+    refusal, taken, collected = "", False, False  # not the exception: its traceback would keep the window in a cycle
     nbytes = asked
     while nbytes >= 256 << 20:
         for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
@@ -137,7 +141,11 @@ def reserve(asked: int, cells: bool) -> tuple[int, int]:
                     _libc.munmap(address, size)
                 if not taken:
                     break
-        nbytes //= 2
+        if collected:
+            nbytes //= 2
+        else:
+            gc.collect()
+            collected = True
     if taken:
         raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
     raise WindowError(f"no address space for the emulated driver: {refusal}")

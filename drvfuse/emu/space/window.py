@@ -26,13 +26,13 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...errors import ArgumentError
 from .. import abi
+from ..abi import KIND_FULL, KIND_INITIALISED, Kind
 from . import pages
 from .pages import Ranges, WindowError, round_up
 
@@ -41,24 +41,7 @@ _LARGEST_GAP = 16 << 20
 _REMEMBERED = 4096  # freed allocations kept for fault messages
 _ALIGNMENT = 256
 
-KIND_FULL = 0x80  # every byte of the granule is addressable; the shadow tells only what is initialised
-KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
-
 log = logging.getLogger("drvfuse")
-
-
-class Kind(IntEnum):
-    """Low bits of the kind field of an access word."""
-
-    NONE = 0
-    DEVICE = 1  # alloc
-    MAPPED = 2  # a physical allocation, by map
-    HOST = 3
-    GLOBALS = 4  # module variables of one device
-    SHARED = 5  # from here on handed out in pieces by the engine: the shared memory of blocks
-    LOCAL = 6
-    PARAM = 7
-    FREED = 8
 
 
 _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARAM: abi.OWNER_LOCAL}
@@ -66,16 +49,30 @@ _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARA
 
 @dataclass(frozen=True)
 class Allocation:
-    """A live or freed range: `[address, address + nbytes)`."""
+    """A live or freed range: `[address, address + nbytes)`. `lent`: the engine hands it out in pieces (`scratch`),
+    so it is nobody's allocation.
+    """
 
     address: int
     nbytes: int
     device: int | None
     kind: Kind
+    lent: bool = False
 
     def __str__(self) -> str:
+        if self.lent:
+            return f"{self.kind.name.lower()} memory of kernels at 0x{self.address:x}"
         owner = "" if self.device is None else f" of device {self.device}"
         return f"{self.nbytes} bytes at 0x{self.address:x} ({self.kind.name.lower()}{owner})"
+
+
+def nearby(address: int, start: int, nbytes: int) -> str:
+    """How an address lies to a range, in words that go before the name of the range."""
+    if address < start:
+        return f"{start - address} bytes in front of"
+    if address < start + nbytes:
+        return f"{address - start} bytes into"
+    return f"{address - start - nbytes} bytes behind the end of"
 
 
 @dataclass
@@ -187,7 +184,9 @@ class Window:
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
         """Memory that the engine hands out itself in pieces (shared, local, parameters): addressable throughout."""
-        return self.alloc(round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
+        address = self.alloc(round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
+        self._live[address] = replace(self._live[address], lent=True)
+        return address
 
     def free(self, address: int) -> None:
         """Free what `alloc`, `host_alloc` or `scratch` returned; its pages go, and accesses fault from now on."""
@@ -199,8 +198,11 @@ class Window:
         self.forget(address, span)
         pages.drop(address, span)
         pages.drop(address + abi.SHADOW_OFFSET, span)
-        self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
-        self._remember(allocation)
+        if allocation.lent:
+            self._set_access(address, span, None, 0, 0, Kind.NONE)
+        else:
+            self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
+            self._remember(allocation)
         self._addresses.give(address, span + min(max(GRANULE, span), _LARGEST_GAP))
 
     # Physical memory and mappings ------------------------------------------------------------------------------------
@@ -334,28 +336,23 @@ class Window:
         return True
 
     def nearest(self, address: int) -> str:
-        """Which allocation an address lies in, behind or in front of, in words; for fault messages."""
-        holder = self.find(address)
-        if holder is not None:
-            return f"{address - holder.address} bytes into {holder}"
-        gone = self.freed(address)
+        """Which allocation an address lies in, behind or in front of, in words; for fault messages. What the engine
+        lends to blocks and threads is none.
+        """
+        holder, gone = self.find(address), self.freed(address)
+        if holder is not None and not holder.lent:
+            return f"{nearby(address, holder.address, holder.nbytes)} {holder}"
         if gone is not None:
-            return f"{address - gone.address} bytes into {gone}, which was freed"
-        known = list(self._live.values()) + [
+            return f"{nearby(address, gone.address, gone.nbytes)} {gone}, which was freed"
+        known = [a for a in self._live.values() if not a.lent] + [
             Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
         ]
         if not known:
             return "no device memory: nothing is allocated"
-
-        def distance(a: Allocation) -> int:
-            return a.address - address if address < a.address else address - (a.address + a.nbytes) + 1
-
-        near = min(known, key=distance)
-        if distance(near) > self.nbytes or not self.contains(address):
+        near = min(known, key=lambda a: max(a.address - address, address - (a.address + a.nbytes) + 1))
+        if not self.contains(address):
             return "outside of device memory"
-        if address < near.address:
-            return f"{near.address - address} bytes in front of {near}"
-        return f"{address - near.address - near.nbytes} bytes behind the end of {near}"
+        return f"{nearby(address, near.address, near.nbytes)} {near}"
 
     def view(self, address: int, nbytes: int) -> np.ndarray:
         """The bytes themselves, as a writable uint8 array. Writing through it does not mark them initialised."""

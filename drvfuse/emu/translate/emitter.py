@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...ptx.ir import Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
+from ..abi import structs
 from .floats import Helpers
 from .flow import Block, Graph, Traits
 from .opcode import RefusedError, decode, width
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .module import Unit
 
 EXITED = -1  # status by which a device function says that its thread has exited
+_HEADERS = {"t": structs.Thread, "block": structs.Block, "launch": structs.Launch}
 
 
 class Emitter(Registers):
@@ -54,10 +56,12 @@ class Emitter(Registers):
             return super().word(operand, n)
         return value if w == n else self.op(f"{'trunc' if w > n else 'zext'} i{w} {value} to i{n}")
 
-    def header(self, base: str, offset: int, type_: str = "i32") -> str:
-        """A field that does not change while the kernel runs."""
-        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {offset}")
-        return self.op(f"load {type_}, ptr {pointer}, !invariant.load !0")
+    def header(self, base: str, member: str, index: int = 0) -> str:
+        """A 32-bit member (or element of one) of the thread "t", its "block" or "launch" that does not change while the
+        kernel runs.
+        """
+        pointer = self.op(f"getelementptr i8, ptr %{base}, i64 {structs.offset(_HEADERS[base], member, index)}")
+        return self.op(f"load i32, ptr {pointer}, !invariant.load !0")
 
     # Checks ---------------------------------------------------------------------------------------------------------
     def site(self, ins: Instruction) -> int:
@@ -67,8 +71,8 @@ class Emitter(Registers):
         """Ask the runtime whether this thread may access; a refusal leaves with FAULT."""
         if self.mode == "raw":
             return
-        plain = flags & ~(0xF << abi.ACC_SPACE_SHIFT)
-        if size in (4, 8, 16) and plain in (0, abi.ACC_WRITE):
+        plain = flags & ~(0xF << abi.SPACE_SHIFT)
+        if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
         else:

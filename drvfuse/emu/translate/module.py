@@ -2,7 +2,7 @@
 """PTX module -> LLVM IR text: layout of parameters, variables and shared memory, functions, source sites.
 
 `translate` is the one entry. Opcodes live in OPCODE_MODULES, which register themselves on import; one function is
-emitted by `codegen_emitter.Emitter`.
+emitted by `emitter.Emitter`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ...ptx.ir import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
 from ...ptx.parser import parse
-from .. import abi
+from ..abi import structs
 from .emitter import Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
@@ -107,12 +107,25 @@ def _up(value: int, align: int) -> int:
 
 
 def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
-    out, offset = [], 0
-    for v in fn.params:
-        offset = _up(offset, v.align)
-        out.append(Param(v.name, v.type, v.size, v.align, offset))
-        offset += v.size
-    return tuple(out), offset
+    offsets, size = fn.offsets()
+    placed = zip(fn.params, offsets, strict=True)
+    return tuple(Param(v.name, v.type, v.size, v.align, offset) for v, offset in placed), size
+
+
+def _prologue() -> list[str]:
+    """What a kernel and each function that it calls begin with: the addresses that do not change while they run."""
+    lines = []
+    for name, type_, base, structure, member in (
+        ("block", "ptr", "t", structs.Thread, "block"),
+        ("launch", "ptr", "t", structs.Thread, "launch"),
+        ("shared", "i64", "block", structs.Block, "shared_base"),
+        ("params", "i64", "launch", structs.Launch, "params"),
+        ("globals", "i64", "launch", structs.Launch, "globals"),
+        ("local", "i64", "t", structs.Thread, "local_base"),
+    ):
+        lines.append(f"%{name}.p = getelementptr i8, ptr %{base}, i64 {structs.offset(structure, member)}")
+        lines.append(f"%{name} = load {type_}, ptr %{name}.p, !invariant.load !0")
+    return lines
 
 
 class Unit:
@@ -230,21 +243,6 @@ class Unit:
             self._used_functions.append(name)
         return f'@"{self.prefix}.{name}"'
 
-    _PROLOGUE = (
-        f"%block.p = getelementptr i8, ptr %t, i64 {abi.T_BLOCK}",
-        "%block = load ptr, ptr %block.p, !invariant.load !0",
-        f"%launch.p = getelementptr i8, ptr %t, i64 {abi.T_LAUNCH}",
-        "%launch = load ptr, ptr %launch.p, !invariant.load !0",
-        f"%shared.p = getelementptr i8, ptr %block, i64 {abi.B_SHARED_BASE}",
-        "%shared = load i64, ptr %shared.p, !invariant.load !0",
-        f"%params.p = getelementptr i8, ptr %launch, i64 {abi.L_PARAMS}",
-        "%params = load i64, ptr %params.p, !invariant.load !0",
-        f"%globals.p = getelementptr i8, ptr %launch, i64 {abi.L_GLOBALS}",
-        "%globals = load i64, ptr %globals.p, !invariant.load !0",
-        f"%local.p = getelementptr i8, ptr %t, i64 {abi.T_LOCAL_BASE}",
-        "%local = load i64, ptr %local.p, !invariant.load !0",
-    )
-
     def kernels(self) -> dict[str, KernelCode]:
         emitted: dict[str, Emitter] = {}
         inliner = Inliner(self.module, lambda ins: decode(ins).before is not None)
@@ -253,7 +251,7 @@ class Unit:
                 inliner.expand(fn)
                 self._layout_shared(fn)
                 g = Emitter(self, fn, "kernel", self.helpers)
-                self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', list(self._PROLOGUE)))
+                self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', _prologue()))
                 emitted[fn.name] = g
         # Emitting a function may call further ones.
         device: dict[str, Emitter] = {}
@@ -264,10 +262,6 @@ class Unit:
         for name, g in emitted.items():
             params, size = _params(g.fn)
             reached = [device[f.name] for f in self._reached(g.fn) if f.name in device]
-            limit = g.fn.directives.get("maxntid") or g.fn.directives.get("reqntid") or ()
-            threads = 1
-            for x in limit:
-                threads *= x
             required = g.fn.directives.get("reqntid")
             out[name] = KernelCode(
                 name,
@@ -277,7 +271,7 @@ class Unit:
                 size,
                 self._static[name],
                 g.local_bytes,
-                threads if limit else 0,
+                g.fn.thread_limit() or 0,
                 (required + (1, 1))[:3] if required else None,  # type: ignore[arg-type]
                 sites,
                 any(e.waits for e in (g, *reached)),
@@ -293,7 +287,7 @@ class Unit:
             g.param_pointers[id(v)] = f"%a{i}"
             names.append(f"ptr %a{i}")
         signature = f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
-        self.text.append(g.function(signature, list(self._PROLOGUE)))
+        self.text.append(g.function(signature, _prologue()))
         return g
 
     # Raw modules: C functions ---------------------------------------------------------------------------------------
@@ -385,12 +379,16 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     prefix: of every symbol that is defined. Raises `PtxError` naming the PTX line of what cannot be translated.
     """
     module = parse(ptx)
-    unit = Unit(module, raw, prefix)
-    kernels: dict[str, KernelCode] = {}
-    if raw:
-        unit.raw_functions()
-    else:
-        kernels = unit.kernels()
+    try:
+        unit = Unit(module, raw, prefix)
+        kernels: dict[str, KernelCode] = {}
+        if raw:
+            unit.raw_functions()
+        else:
+            kernels = unit.kernels()
+    except PtxError as error:
+        error.source = module.source(error.line)
+        raise
     metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
     ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
     variables = () if raw else tuple(unit.globals.values())

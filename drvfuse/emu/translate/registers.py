@@ -10,11 +10,12 @@ bits can be seen: in the integer form, in memory, in another block.
 from __future__ import annotations
 
 import struct
+from ctypes import sizeof
 from dataclasses import dataclass
 from typing import Any
 
 from ...ptx.ir import SINK, Function, Imm, Not, Reg
-from .. import abi
+from ..abi import structs
 from .floats import Helpers
 from .flow import bits
 from .opcode import RefusedError, width
@@ -56,7 +57,7 @@ class Registers:
         self.guard: str | None = None
         self.carry: str | None = None
         self.slots_used: set[int] = set()
-        self.slots = self.frame_bytes = abi.T_SLOTS
+        self.slots = self.frame_bytes = sizeof(structs.Thread)
         self.frame_place: dict[int, int] = {}
         self.in_frame = 0  # registers whose place in the frame holds their value
         self.only_in_frame = 0  # of those, the ones whose stack slot does not
@@ -263,15 +264,17 @@ class Registers:
                 self.do(f"store {t} {v}, ptr %r{index}")
 
     # Frame ----------------------------------------------------------------------------------------------------------
-    def field(self, offset: int) -> str:
+    def put(self, place: str | int, typed: str) -> None:
+        """Store "type value" to a member of the frame's header, or at an offset of the frame."""
+        self.do(f"store {typed}, ptr {self._in_frame(place)}")
+
+    def get(self, place: str | int, type_: str) -> str:
+        """What `put` has stored there."""
+        return self.op(f"load {type_}, ptr {self._in_frame(place)}")
+
+    def _in_frame(self, place: str | int) -> str:
+        offset = structs.offset(structs.Thread, place) if isinstance(place, str) else place
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
-
-    def put(self, offset: int, typed: str) -> None:
-        """Store "type value" to the frame's header."""
-        self.do(f"store {typed}, ptr {self.field(offset)}")
-
-    def get(self, offset: int, type_: str) -> str:
-        return self.op(f"load {type_}, ptr {self.field(offset)}")
 
     def place(self, kept: list[int]) -> None:
         """Give each register that a suspend keeps its place in the frame: one of its own among those kept together."""

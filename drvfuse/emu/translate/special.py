@@ -12,27 +12,17 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 _HEADER = {
-    "%tid.x": ("t", abi.T_TID_X),
-    "%tid.y": ("t", abi.T_TID_Y),
-    "%tid.z": ("t", abi.T_TID_Z),
-    "%laneid": ("t", abi.T_LANE),
-    "%warpid": ("t", abi.T_WARP),
-    "%ntid.x": ("launch", abi.L_NTID_X),
-    "%ntid.y": ("launch", abi.L_NTID_Y),
-    "%ntid.z": ("launch", abi.L_NTID_Z),
-    "%ctaid.x": ("block", abi.B_CTAID_X),
-    "%ctaid.y": ("block", abi.B_CTAID_Y),
-    "%ctaid.z": ("block", abi.B_CTAID_Z),
-    "%nctaid.x": ("launch", abi.L_NCTAID_X),
-    "%nctaid.y": ("launch", abi.L_NCTAID_Y),
-    "%nctaid.z": ("launch", abi.L_NCTAID_Z),
-    "%dynamic_smem_size": ("launch", abi.L_SMEM_DYNAMIC),
-    "%smid": ("block", abi.B_SMID),
-    "%nsmid": ("launch", abi.L_SM_COUNT),
-    "%envreg1": ("launch", abi.L_ENVREG1),
-    "%envreg2": ("launch", abi.L_ENVREG2),
-    "%cluster_ctarank": ("block", abi.B_CLUSTER_RANK),
+    "%laneid": ("t", "lane"),
+    "%warpid": ("t", "warp"),
+    "%dynamic_smem_size": ("launch", "smem_dynamic"),
+    "%smid": ("block", "smid"),
+    "%nsmid": ("launch", "sm_count"),
+    "%envreg1": ("launch", "envreg1"),
+    "%envreg2": ("launch", "envreg2"),
+    "%cluster_ctarank": ("block", "cluster_rank"),
 }
+_INDICES = {"%tid": "t", "%ntid": "launch", "%ctaid": "block", "%nctaid": "launch"}
+_AXES = ("x", "y", "z")
 
 
 def special(g: Emitter, name: str) -> tuple[str, int]:
@@ -41,8 +31,11 @@ def special(g: Emitter, name: str) -> tuple[str, int]:
         raise RefusedError(f"special register {name} in a raw module")
     if name in _HEADER:
         return g.header(*_HEADER[name]), 32
+    word, _, axis = name.partition(".")
+    if word in _INDICES and axis in _AXES:
+        return g.header(_INDICES[word], word[1:], _AXES.index(axis)), 32
     if name.startswith("%lanemask_"):
-        lane = g.header("t", abi.T_LANE)
+        lane = g.header("t", "lane")
         bit = g.op(f"shl i32 1, {lane}")
         kind = name[10:]
         if kind == "eq":
@@ -68,30 +61,29 @@ def special(g: Emitter, name: str) -> tuple[str, int]:
     if name.startswith("%envreg") or name == "%gridid":
         return "0", 64 if name == "%gridid" else 32
     if name in ("%total_smem_size", "%aggr_smem_size"):
-        a = g.header("launch", abi.L_SMEM_DYNAMIC)
-        return g.op(f"add i32 {a}, {g.header('launch', abi.L_SHARED_STATIC)}"), 32
+        a = g.header("launch", "smem_dynamic")
+        return g.op(f"add i32 {a}, {g.header('launch', 'shared_static')}"), 32
     return _cluster(g, name), 32
 
 
 def _cluster(g: Emitter, name: str) -> str:
-    packed = g.header("launch", abi.L_CLUSTER)
+    packed = g.header("launch", "cluster")
     if name == "%is_explicit_cluster":
         return g.op(f"zext i1 {g.op(f'icmp ne i32 {packed}, 0')} to i32")
     # No cluster is a cluster of one block.
     none = g.op(f"icmp eq i32 {packed}, 0")
     packed = g.op(f"select i1 {none}, i32 {0x010101}, i32 {packed}")
     dims = {}
-    for axis, shift in (("x", 0), ("y", 8), ("z", 16)):
-        dims[axis] = g.op(f"and i32 {g.op(f'lshr i32 {packed}, {shift}')}, 255")
+    for i, axis in enumerate(_AXES):
+        dims[axis] = g.op(f"and i32 {g.op(f'lshr i32 {packed}, {8 * i}')}, 255")
     if name == "%cluster_nctarank":
         return g.op(f"mul i32 {g.op('mul i32 ' + dims['x'] + ', ' + dims['y'])}, {dims['z']}")
     word, _, axis = name.partition(".")
-    at = {"x": 0, "y": 4, "z": 8}.get(axis)
-    if at is None:
+    if axis not in _AXES:
         raise RefusedError(f"unsupported special register {name}")
     if word == "%cluster_nctaid":
         return dims[axis]
     if word == "%nclusterid":
-        return g.op(f"udiv i32 {g.header('launch', abi.L_NCTAID_X + at)}, {dims[axis]}")
-    index = g.header("block", abi.B_CTAID_X + at)
+        return g.op(f"udiv i32 {g.header('launch', 'nctaid', _AXES.index(axis))}, {dims[axis]}")
+    index = g.header("block", "ctaid", _AXES.index(axis))
     return g.op(f"{'udiv' if word == '%clusterid' else 'urem'} i32 {index}, {dims[axis]}")

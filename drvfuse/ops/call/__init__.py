@@ -13,8 +13,8 @@
 4. Launch. `Prepared.launch` is the same for every op: `Turns.admit` raises what earlier launches have reported, each
    stream is asked once whether it is captured, `Schedule.check` refuses what the algorithm cannot do there,
    `Turns.follow` and `Route.follow_producers` order the streams, the kernels are queued in one launch group, and the
-   arrays, graphs and owners of foreign arrays are told. Nothing is checked or allocated between the launches of two ranks,
-   and nothing fails after them but a broken driver.
+   arrays, graphs and owners of foreign arrays are told. Nothing is checked or allocated between the launches of two
+   ranks, and nothing fails after them but a broken driver.
 
 `op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`, after which its launches go
 back to the plan; those of a `Prepared` are its own, so its parameters may change (`set`) and it may be launched rank by

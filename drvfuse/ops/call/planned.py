@@ -86,12 +86,16 @@ class Planned:
         smem: int = 0,
         waits: bool = False,
         pdl: PDLLevel = PDLLevel.OFF,
+        barriers: int = 0,
     ) -> None:
-        """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once."""
+        """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
+
+        `barriers`: how many a launch passes with those of other ranks."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
+        self.barriers = barriers
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:

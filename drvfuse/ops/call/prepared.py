@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
+from ...comm.history import CallNote
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
 from ...runtime.graph import capturing
@@ -121,6 +122,8 @@ class Prepared(Generic[R]):
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
         self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
+        first, barriers = self._reads[0][0], ready[0].planned.barriers if ready else 0
+        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
@@ -135,9 +138,7 @@ class Prepared(Generic[R]):
 
     def describe(self) -> str:
         """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
-        first = self._reads[0][0]
-        count = f"{len(self._reads)} x " if len(self._reads) > 1 else ""
-        return f"{self.op}{self.algo and ' ' + self.algo} of {count}{first.shape} {first.dtype}"
+        return str(self.note)
 
     def __repr__(self) -> str:
         arrays = ", ".join(repr(arrays[0].array) for arrays in self._reads)
@@ -229,9 +230,9 @@ class Prepared(Generic[R]):
 
     def _captured(self, position: int, route: Route) -> None:
         graph = capturing(route.stream)
+        self._turns.captured(position, graph, self)
         if graph is not None:
             graph.keep(*route.arrays, *self._turns.more, *self._sections)
-            self._turns.captured(position, graph)
 
     def give_back(self) -> None:
         """Let other calls have the launches; this one is not launched again."""

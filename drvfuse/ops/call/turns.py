@@ -20,6 +20,7 @@ from .streams import resolve_stream, resolve_streams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+    from ...comm.history import Noted
     from .operands import Operand
 
 
@@ -39,7 +40,7 @@ class Turns(Protocol):
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         """Order the streams after the launches that had the turn before."""
 
-    def begin(self, positions: Sequence[int], call: object) -> None:
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Launches of `call` at these positions follow, outside of captures."""
 
     def abandon(self) -> None:
@@ -48,8 +49,8 @@ class Turns(Protocol):
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         """The launch at `position` was queued; `event` comes after it where the stream is foreign."""
 
-    def captured(self, position: int, graph: Graph) -> None:
-        """That launch went into `graph`."""
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        """The launch of `call` at `position` went into `graph`, or into one of another library (None)."""
 
     @property
     def more(self) -> Sequence[Array]:
@@ -87,11 +88,8 @@ class GroupTurns:
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         self._ranks[position].order.launched(stream, event, capture)
 
-    def captured(self, position: int, graph: Graph) -> None:
-        rank = self._ranks[position]
-        graph.before_launch(self.group.before_replay)
-        graph.before_launch(rank.before_replay)
-        graph.after_launch(rank.after_replay)
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        self.group.captured(position, graph, call)
 
     def __repr__(self) -> str:
         return repr(self.group)
@@ -118,7 +116,7 @@ class DeviceTurns:
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         pass
 
-    def begin(self, positions: Sequence[int], call: object) -> None:
+    def begin(self, positions: Sequence[int], call: Noted) -> None:
         pass
 
     def abandon(self) -> None:
@@ -127,7 +125,7 @@ class DeviceTurns:
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         pass
 
-    def captured(self, position: int, graph: Graph) -> None:
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         pass
 
     def __repr__(self) -> str:
@@ -164,5 +162,6 @@ class WorkspaceTurns(DeviceTurns):
         self._found_for = None
         self.space.admit(stream)
 
-    def captured(self, position: int, graph: Graph) -> None:
-        graph.before_launch(self.space.admit)
+    def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
+        if graph is not None:
+            graph.before_launch(self.space.admit)

@@ -23,7 +23,7 @@ from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import naive, plan
-from .epilogue import Epilogue
+from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import ALGORITHMS, INPUT_DTYPES, AllreduceParams, CollectiveKernel
 
@@ -192,7 +192,8 @@ class _Call:
         except CompileError as error:
             if self.epilogue is None:
                 raise
-            raise CompileError(f"epilogue {self.epilogue.epilogue.expression!r}", error.log) from None
+            expression = self.epilogue.epilogue.expression
+            raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
         for one, sources, address, output in zip(found, table, own, outputs, strict=True):
             parameters = one.parameters
             parameters.output, parameters.first = output, first

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,8 +57,26 @@ class Replicated:
 
     copies: tuple[Any, ...]
 
-    def __init__(self, copies: Any) -> None:
+    def __init__(self, copies: Iterable[object]) -> None:
         object.__setattr__(self, "copies", tuple(copies))
+
+
+_ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:\n[ \t].*)+)\n(?P<mark>[ \t]+\^)", re.M)
+
+
+def explain(log: str, expression: str) -> str:
+    """The errors in NVRTC's log, each with a mark below the place in `expression`, the only part a user knows.
+
+    `expression` is line 1 of the file "epilogue". An error after it is marked at its end, one before it at its start.
+    """
+    shown = []
+    for error in _ERROR.finditer(log):
+        text, _, _ = error["text"].rpartition("\n")  # without the source line
+        before = error["mark"][2:-1] if error["line"] == "1" else " " * len(expression)
+        if error["file"] != "epilogue":
+            before = ""
+        shown.append(f"error: {text}\n  {expression}\n  {before}^")
+    return "\n".join(shown) or log
 
 
 class Epilogue:
@@ -81,7 +99,7 @@ class Epilogue:
     Only the expression and the parameters' types enter the kernel, so `with_` never recompiles.
     """
 
-    def __init__(self, expression: str, /, **parameters: Any) -> None:
+    def __init__(self, expression: str, /, **parameters: object) -> None:
         if not isinstance(expression, str) or not expression.strip():
             raise ArgumentError("epilogue", repr(expression), "a CUDA C++ expression")
         found = _FORBIDDEN.search(expression)
@@ -91,7 +109,7 @@ class Epilogue:
             _check_name(name)
             if isinstance(value, (list, Replicated)):
                 if not (value.copies if isinstance(value, Replicated) else value):
-                    raise ArgumentError(f"epilogue parameter {name}", "empty", "one value a local rank")
+                    raise ArgumentError(f"epilogue parameter {name}", "empty", "one value per local rank")
             elif isinstance(value, (bool, int, float, np.number)):
                 raise ArgumentError(
                     f"epilogue parameter {name}", repr(value), "float32(value), int32(value) or an array"
@@ -105,7 +123,7 @@ class Epilogue:
         uses_rank = re.search(r"\brank\b", self.expression) is not None
         return uses_rank or any(isinstance(value, list) for value in self.parameters.values())
 
-    def with_(self, **parameters: Any) -> Epilogue:
+    def with_(self, **parameters: object) -> Epilogue:
         """A copy with some parameters replaced. ArgumentError for a name that the epilogue does not have."""
         for name in parameters:
             if name not in self.parameters:
@@ -117,8 +135,10 @@ class Epilogue:
 
 
 def _check_name(name: str) -> None:
-    reserved = name in IN_SCOPE or name in _KEYWORDS or "__" in name
+    reserved = name in IN_SCOPE or name in _KEYWORDS or name.startswith("_") or "__" in name
     if reserved or not _IDENTIFIER.fullmatch(name):
         raise ArgumentError(
-            f"epilogue parameter {name}", "a reserved name", f"a C++ identifier other than {', '.join(IN_SCOPE)}"
+            f"epilogue parameter {name}",
+            "a reserved name" if reserved else "no name that an epilogue can use",
+            f"a C++ identifier that begins with a letter and is none of {', '.join(IN_SCOPE)}",
         )

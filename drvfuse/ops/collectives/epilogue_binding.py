@@ -74,7 +74,7 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
     argument = f"epilogue parameter {name}"
     entries = list(value.copies) if isinstance(value, Replicated) else value if isinstance(value, list) else None
     if entries is not None and len(entries) != len(group):
-        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value a local rank")
+        raise ArgumentError(argument, f"a list of {len(entries)}", f"a list of {len(group)}, one value per local rank")
     if entries is None:
         entries = [value] * len(group)
         names = [argument] * len(group)
@@ -103,7 +103,7 @@ def _array(group: Group, position: int, name: str, value: Any) -> Operand:
         raise ArgumentError(
             name,
             f"on device {operand.array.device.index}, which device {device.index} cannot read",
-            f"readable on device {device.index}: pass a list with an array a rank, or Replicated([...])",
+            f"readable on device {device.index}: pass a list with one array per rank, or Replicated([...])",
         )
     return operand
 

@@ -133,6 +133,27 @@ def test_an_image_that_is_no_module_is_refused(machine: Machine, cuda: Any, name
     ok(cuda.cuCtxSynchronize())
 
 
+@pytest.mark.parametrize("words", [12288, 12289])
+def test_static_shared_memory_is_at_most_48_kib(machine: Machine, cuda: Any, words: int) -> None:
+    """Rounded up to 16 bytes. NVRTC says it where it makes a cubin, and else the assembler of the driver."""
+    primary(cuda)
+    line = f"__shared__ int s[{words}]; s[threadIdx.x] = *p; __syncthreads(); p[1] = s[31 - threadIdx.x];"
+    status = code(cuda.cuModuleLoadData(ptx(f'extern "C" __global__ void k(int* p) {{ {line} }}')))
+    if words == 12288:
+        assert status == R.CUDA_SUCCESS
+    else:
+        assert status == R.CUDA_ERROR_INVALID_PTX
+        assert "k has 49168 bytes of static shared memory" in only(machine, "module").message
+
+
+@pytest.mark.parametrize("nothing", [0, None])
+def test_no_image_is_an_invalid_value(cuda: Any, nothing: Any) -> None:
+    primary(cuda)
+    assert code(cuda.cuModuleLoadData(nothing)) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuModuleLoadDataEx(nothing, 0, [], [])) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuLibraryLoadData(nothing, [], [], 0, [], [], 0)) == R.CUDA_ERROR_INVALID_VALUE
+
+
 def test_an_unsupported_opcode_is_refused_at_its_source_line(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     image = ptx(SOURCE)

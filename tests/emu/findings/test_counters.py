@@ -14,6 +14,7 @@ import pytest
 from driver_helpers import function, ok, primary
 
 from drvfuse.emu import Machine
+from drvfuse.emu.abi import structs
 from drvfuse.emu.findings.counters import Count, Counters, Summary
 
 SOURCE = """
@@ -101,7 +102,7 @@ def test_a_table_of_everything_fits_120_columns() -> None:
     sites = [
         SimpleNamespace(file="/a/b/barrier_of_all.cuh", line=1000 + i, opcode="ld.acquire.sys" * 3) for i in range(4)
     ]
-    rows = np.full((4, 12), 10**9, np.uint64)
+    rows = np.array([(10**9, [10**9] * 4, [10**9] * 4, [0] * 3)] * 4, np.dtype(structs.Site))
     counters = Counters(rows, sites, 10**9, 10**9, 0)  # type: ignore[arg-type]
     text = Summary([("k", counters)]).table()
     assert max(map(len, text.splitlines())) == 120

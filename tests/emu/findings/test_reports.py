@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import logging
+import pprint
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import drvfuse as df
-from drvfuse.emu import Machine
+from drvfuse.emu import Machine, Report
 from drvfuse.errors import DriverError
 
 SOURCE = """
@@ -146,3 +148,22 @@ def test_races_are_logged_as_information_and_deadlocks_as_one_line(caplog: pytes
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "\n" not in record.getMessage()
     assert record.getMessage().startswith(f"deadlock at kernel.cu:{_line('poll')}: nothing can go on (kernel message")
+
+
+def test_a_report_is_one_line_in_a_list_and_its_text_has_real_lines() -> None:
+    with Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        arrays = [device.zeros((1,), "int32") for _ in range(3)]
+        kernel = df.compile(SOURCE.replace("STORE", "").replace("flag == 0", "flag < 2"), driver=machine)["message"]
+        kernel.prepare(2, 1, *arrays)(device.stream)
+        with pytest.raises(DriverError, match="LAUNCH_TIMEOUT"):
+            device.synchronize()
+    (report,) = machine.reports
+    place = f"deadlock at kernel.cu:{_line('poll')}"
+    assert repr(report) == f"<Report {place} (kernel message, device 0, block 1, thread 0)>"
+    assert pprint.pformat([report, report], width=400) == f"[{report!r}, {report!r}]"
+    assert "\n" in str(report) and report.message in str(report) and "\\n" not in str(report)
+    written: list[str] = []
+    report._repr_pretty_(SimpleNamespace(text=written.append), False)
+    assert written == [str(report)]
+    assert repr(Report("module", "line 1\nline 2")) == "<Report module>"

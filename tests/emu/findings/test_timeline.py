@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drvfuse.emu.abi.structs import EVENTS, EventStruct
-from drvfuse.emu.findings import timeline
-from drvfuse.emu.findings.faults import Blocked
+from drvfuse.emu.abi import EVENTS, EventKind, structs
+from drvfuse.emu.findings import events, timeline
+from drvfuse.emu.findings.blocked import Blocked
+from drvfuse.emu.findings.places import Identity
 from drvfuse.emu.findings.reports import Place, Report
-from drvfuse.emu.findings.timeline import KINDS, Participant
-from drvfuse.emu.machine.engine import Identity
+from drvfuse.emu.findings.timeline import Participant
 from drvfuse.emu.space.window import Window
 from drvfuse.emu.translate.module import Site
 
@@ -31,13 +31,12 @@ IDENTITIES = {n: Identity("exchange", device, GRID, BLOCK, SITES) for n, device 
 
 
 def record(kind: str, op: int, block: int, thread: int = 0, site: int = NONE, **fields: int) -> tuple[int, ...]:
-    order = {name: i for i, (name, _) in enumerate(EventStruct._fields_)}
-    values = {"op": op, "block": block, "thread": thread, "site": site, "kind": KINDS.index(kind), **fields}
-    return tuple(values.get(name, 0) for name in order)
+    values = {"op": op, "block": block, "thread": thread, "site": site, "kind": EventKind[kind.upper()], **fields}
+    return tuple(values.get(name, 0) for name in events.DTYPE.names)
 
 
 def records(*items: tuple[int, ...]) -> np.ndarray:
-    return np.array(list(items), timeline.EVENT_DTYPE)
+    return np.array(list(items), events.DTYPE)
 
 
 @pytest.fixture
@@ -60,18 +59,16 @@ def body(text: str) -> list[list[str]]:
 
 
 def test_a_ring_is_read_in_the_order_of_its_events() -> None:
-    ring = (EventStruct * EVENTS)()
+    ring = (structs.Event * EVENTS)()
     for count in (0, 3, EVENTS, EVENTS + 5):
         for n in range(max(0, count - EVENTS), count):
             ring[n % EVENTS].clock = n
-        assert timeline.recent(ring, count)["clock"].tolist() == list(range(max(0, count - EVENTS), count))
+        assert events.recent(ring, count)["clock"].tolist() == list(range(max(0, count - EVENTS), count))
 
 
 def test_an_event_says_who_did_what_where() -> None:
     unknown = record("load", 9, 0, site=LOAD)
-    (event,) = timeline.decode(
-        records(unknown, record("load", 2, 6, 21, LOAD, clock=7, address=64, value=3)), IDENTITIES
-    )
+    (event,) = events.decode(records(unknown, record("load", 2, 6, 21, LOAD, clock=7, address=64, value=3)), IDENTITIES)
     assert (event.kind, event.kernel, event.device, event.clock) == ("load", "exchange", 1, 7)
     assert (event.block, event.thread) == ((2, 1, 0), (5, 2, 0))
     assert (event.file, event.line, event.opcode) == (FILE, 31, "ld.acquire.sys.global.u64")
@@ -90,7 +87,7 @@ def test_each_block_has_a_column_and_each_event_a_row(window: Window, flags: int
         record("atomic", 2, 0, 0, ATOMIC, address=64, value=1 << 40, clock=2000),
     )
     sides = [Participant(0, (0, 0, 0)), Participant(1, (0, 0, 0))]
-    text = timeline.render(timeline.decode(ring, IDENTITIES), sides, window=window)
+    text = timeline.render(events.decode(ring, IDENTITIES), sides, window=window)
     assert max(map(len, text.splitlines())) <= 120
     assert text.splitlines()[0].split(" | ")[1].strip() == "device 0 block 0"
     assert body(text) == [
@@ -108,7 +105,7 @@ def test_each_block_has_a_column_and_each_event_a_row(window: Window, flags: int
 def test_only_the_last_rows_are_shown_and_freed_memory_says_so(window: Window, flags: int) -> None:
     ring = records(*(record("load", 1, 0, 0, LOAD, address=flags, value=n, clock=n) for n in range(50)))
     window.free(flags)
-    text = timeline.render(timeline.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))], window=window, rows=3)
+    text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))], window=window, rows=3)
     assert "(47 earlier events)" in text
     assert [row[0] for row in body(text)] == ["47", "48", "49"]
     assert text.endswith("which was freed")
@@ -129,7 +126,7 @@ def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window:
         poll(0, 7, 1, 2),
     )
     sides = [Participant(0, (0, 0, 0)), Participant(0, (1, 0, 0))]
-    rows = body(timeline.render(timeline.decode(ring, IDENTITIES), sides, window=window, rows=8, width=130))
+    rows = body(timeline.render(events.decode(ring, IDENTITIES), sides, window=window, rows=8, width=130))
     polls = "ld.acquire.sys [A+0x0] saw 1 t0-t7 x1000 (barrier.cuh:31)"
     assert rows[1] == ["1", polls, ""]
     assert rows[2] == ["2", "", polls]
@@ -142,7 +139,7 @@ def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window:
 def test_many_blocks_share_a_column_that_names_them() -> None:
     ring = records(*(record("store", op, 1, 0, STORE, address=64) for op in (1, 2, 3, 4)))
     sides = [Participant(device, (1, 0, 0)) for device in range(4)]
-    text = timeline.render(timeline.decode(ring, IDENTITIES), sides)
+    text = timeline.render(events.decode(ring, IDENTITIES), sides)
     assert [row[1] for row in body(text)] == [f"device {d} block 1" for d in range(4)]
     assert max(map(len, text.splitlines())) <= 120
 

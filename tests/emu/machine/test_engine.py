@@ -3,20 +3,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_harness import Rig, line_of, ptx
-
-import drvfuse.emu
-from drvfuse.emu import abi
-from drvfuse.emu.abi import structs
-from drvfuse.emu.native import loader
 
 
 @pytest.fixture
@@ -26,35 +18,12 @@ def rig() -> Iterator[Rig]:
     made.close()
 
 
-def test_the_shipped_runtime_is_current():
-    shipped = (Path(drvfuse.emu.__file__).with_name("native") / "runtime.ptx").read_text()
-    current = loader.compile_runtime()
-    release = re.compile(r"^// Cuda compilation tools.*", re.M)
-    if release.search(current)[0] != release.search(shipped)[0]:
-        pytest.skip("it was compiled by another release of NVRTC")
-    assert current == shipped, "run python -m drvfuse.emu.native.loader"
-
-
 def test_machines_share_the_native_code_of_a_module():
     one, other = Rig(), Rig(1)
     text = ptx("KERNEL k() {}")
     assert one.engine.load(text) is other.engine.load(text)
     one.close()
     other.close()
-
-
-def test_structures_agree_with_the_abi():
-    for struct, prefix in ((structs.ThreadStruct, "T_"), (structs.BlockStruct, "B_"), (structs.LaunchStruct, "L_")):
-        offsets = {f[0].upper(): getattr(struct, f[0]).offset for f in struct._fields_}
-        for name in ("TID", "CTAID", "NCTAID", "NTID"):
-            if name in offsets:
-                offsets |= {f"{name}_{axis}": offsets[name] + 4 * i for i, axis in enumerate("XYZ")}
-        for name, value in vars(abi).items():
-            if name.startswith(prefix) and name not in ("T_SLOTS", "B_ENGINE", "L_ENGINE"):
-                assert offsets[name[2:]] == value, name
-    assert ctypes.sizeof(structs.ThreadStruct) == abi.T_SLOTS
-    assert structs.BlockStruct.active.offset == abi.B_ENGINE
-    assert structs.LaunchStruct.engine.offset == abi.L_ENGINE
 
 
 # Blocks and barriers -------------------------------------------------------------------------------------------------
@@ -691,15 +660,6 @@ def test_printf_without_its_arguments_leaves_the_directive(rig, capsys):
     source = PRINTF + r"""out[0] = 7; printf("%d\n", out[0]); printf("100%%\n"); printf("%d %s\n"); }"""
     rig.run(source, rig.empty(4), block=1)
     assert capsys.readouterr().out == "7\n100%\n%d %s\n"
-
-
-def test_runtime_source_names_every_fault():
-    from drvfuse.emu.findings.faults import KINDS
-
-    text = (Path(drvfuse.emu.__file__).with_name("native") / "layout.cuh").read_text()
-    names = re.search(r"enum \{ F_NONE,(.*?)\};", text, re.S)[1]
-    spelled = [n.strip().removeprefix("F_").lower() for n in names.split(",")]
-    assert ["use_after_free" if n == "freed" else n for n in spelled] == list(KINDS[1:])
 
 
 def test_long_work_without_a_store_is_no_deadlock(rig):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine_harness import Rig, line_of
 
+from drvfuse.emu import abi
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.machine.engine import EngineLaunch
 
@@ -306,3 +307,97 @@ def test_a_fault_inside_an_inlined_function_names_the_call(rig):
     launch = rig.launch(source, 0)
     assert rig.finish(launch)
     assert f"called at test.cu:{line_of(source, 'call')}" in launch.fault.message
+
+
+# Which memory a wild access is told of -------------------------------------------------------------------------------
+
+STORE = """
+KERNEL k(int* out, u64 at) {
+    __shared__ int s[24];
+    s[threadIdx.x % 24] = 1;
+    __syncthreads();
+    if (threadIdx.x == 0) out[at / 4] = s[3]; // here
+}"""
+GENERIC = """
+KERNEL k(int** table, u64 at) {
+    extern __shared__ int s[];
+    s[threadIdx.x] = 1;
+    __syncthreads();
+    if (threadIdx.x == 0) asm volatile("st.u32 [%0], %1;" :: "l"((char*)table[0] + at), "r"(s[3]) : "memory"); // here
+}"""
+
+
+def lent(rig: Rig, kind: abi.Kind) -> int:
+    """The first address of memory of a kind that the engine lends to the blocks and threads of kernels."""
+    return min(a.address for a in rig.window._live.values() if a.kind is kind)
+
+
+@pytest.mark.parametrize("smem", [0, 4096])
+@pytest.mark.parametrize("away", [-8, 40 << 10, (1 << 16) + 8], ids=["in_front", "inside", "behind"])
+@pytest.mark.parametrize("kind", [abi.Kind.SHARED, abi.Kind.PARAM])
+def test_a_global_write_out_of_bounds_is_told_of_global_memory(rig, kind, away, smem):
+    out = rig.empty(400)
+    rig.run(STORE, out, 0, smem=smem)  # from now on the engine has memory for blocks
+    at = lent(rig, kind) + away - out
+    launch = rig.launch(STORE, out, at, smem=smem)
+    fault = fault_of(rig, launch, STORE, "out_of_bounds")
+    expected = f"write of 4 bytes at 0x{out + at:x}: {at - 400} bytes behind the end of 400 bytes at 0x{out:x}"
+    assert fault.message == f"{expected} (device of device 0)" and fault.address == out + at
+
+
+def test_a_write_through_a_pointer_without_a_state_space_is_told_of_global_memory_too(rig):
+    out = rig.empty(400)
+    table = rig.array(np.array([out], np.uint64))
+    rig.run(GENERIC, table, 0, smem=128)
+    at = lent(rig, abi.Kind.SHARED) + (40 << 10) - out
+    fault = fault_of(rig, rig.launch(GENERIC, table, at, smem=128), GENERIC, "out_of_bounds")
+    near = f"bytes behind the end of 8 bytes at 0x{table:x} (device of device 0)"
+    own = "bytes behind the end of the block's 128 bytes of shared memory"
+    assert near in fault.message and fault.message.endswith(own)
+
+
+def test_a_global_write_to_what_the_engine_has_given_back_is_out_of_bounds(rig):
+    """More shared memory than the engine keeps between launches."""
+    out = rig.empty(400)
+    large = rig.launch(STORE, out, 0, smem=200 << 10, grid=400)
+    gone = lent(rig, abi.Kind.SHARED) + 4096
+    assert rig.finish(large) and rig.window.find(gone) is None
+    fault = fault_of(rig, rig.launch(STORE, out, gone - out), STORE, "out_of_bounds")
+    assert "shared" not in fault.message and "freed" not in fault.message
+
+
+@pytest.mark.parametrize("n", [48, 1 << 14, 1 << 20])
+def test_a_shared_write_out_of_bounds_is_told_of_the_block_s_own_bytes_however_far_it_is(rig, n):
+    source = """
+    KERNEL k(int n) {
+        __shared__ int fixed[16];
+        extern __shared__ int s[];
+        fixed[threadIdx.x % 16] = 1;
+        s[n + fixed[0] - 1] = fixed[threadIdx.x % 16]; // here
+    }"""
+    rig.empty(400)
+    fault = fault_of(rig, rig.launch(source, n, smem=100), source, "foreign_shared")
+    assert fault.message.endswith("outside of the block's 164 bytes of shared memory")
+
+
+def test_where_in_shared_memory_nobody_wrote_is_told_in_the_block_s_own_bytes(rig):
+    source = """
+    KERNEL k(int* out) {
+        __shared__ int fixed[32];
+        extern __shared__ int s[];
+        fixed[threadIdx.x] = 1;
+        if (threadIdx.x != 5) s[threadIdx.x] = 1;
+        __syncthreads();
+        out[threadIdx.x] = s[threadIdx.x] + fixed[31 - threadIdx.x]; // here
+    }"""
+    fault = fault_of(rig, rig.launch(source, rig.empty(128), smem=130), source, "uninitialised")
+    assert fault.message.endswith("nobody has written there: 148 bytes into the block's 258 bytes of shared memory")
+
+
+def test_a_store_to_a_parameter_is_told_in_the_kernel_s_own_bytes(rig):
+    source = """
+    KERNEL k(const __grid_constant__ int n, const __grid_constant__ int m) {
+        *const_cast<volatile int*>(&m) = 1; // here
+    }"""
+    fault = fault_of(rig, rig.launch(source, 3, 4), source, "read_only")
+    assert fault.message.endswith("4 bytes into the kernel's 8 bytes of parameters")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def entries(where: Path) -> list[Path]:
-    return [p for p in where.rglob("*") if p.is_file()]
+    return [p for p in where.glob("kernels/*") if p.is_dir()]
 
 
 def describe(module: loader.NativeModule) -> object:
@@ -50,31 +51,33 @@ def test_a_module_comes_back_from_the_cache_as_it_was(tmp_path, monkeypatch):
     assert second.address(kernel.symbol)
 
 
-def test_a_damaged_entry_is_replaced_and_the_log_says_so(tmp_path, caplog):
+@pytest.mark.parametrize("name", ["code.o", "kernels.json"])
+def test_a_damaged_entry_is_replaced_and_the_log_says_so(name, tmp_path, caplog):
     with config.override(cache_dir=str(tmp_path), cache=True):
         loader.load(ptx(SOURCE))
         (entry,) = entries(tmp_path)
-        whole = entry.read_bytes()
+        whole = (entry / name).read_bytes()
         for damage in (whole[:-100], b"", whole[:500] + b"?" + whole[501:]):
-            entry.write_bytes(damage)
+            (entry / name).write_bytes(damage)
             caplog.clear()
             loader.load(ptx(SOURCE))
-            assert entry.read_bytes() == whole
-            assert caplog.messages == [f"cache entry {entry} is damaged and is rebuilt"]
+            assert (entry / name).read_bytes() == whole
+            (message,) = caplog.messages
+            assert message.startswith(f"cache entry {entry} is damaged and is rebuilt")
     assert entries(tmp_path) == [entry]
 
 
 def test_without_a_cache_nothing_is_written(tmp_path):
     with config.override(cache_dir=str(tmp_path), cache=False):
         loader.load(ptx(SOURCE))
-    assert not entries(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
-    (tmp_path / "emu").write_text("in the way")
+    (tmp_path / "kernels").write_text("in the way")
     with config.override(cache_dir=str(tmp_path), cache=True):
         assert loader.load(ptx(SOURCE)).kernels
-    assert "cannot keep compiled code" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 def test_processes_share_a_directory(tmp_path):
@@ -85,6 +88,9 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
 """
     text = tmp_path / "k.ptx"
     text.write_text(ptx(SOURCE))
+    loader.runtime()
+    for entry in Path(config.get("cache_dir"), "kernels").glob("runtime.*"):  # which takes long to build
+        shutil.copytree(entry, tmp_path / "cache/kernels" / entry.name)
     with config.override(cache_dir=str(tmp_path / "cache")):
         environment = {"DRVFUSE_CACHE_DIR": config.get("cache_dir"), "PATH": ""}
         runs = [
@@ -94,7 +100,9 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
             for _ in range(2)
         ]
         assert {run.communicate(timeout=60)[0] for run in runs} == {"['k']\n"}
-    assert len(entries(tmp_path / "cache")) == 2, "the module and the runtime, and nothing left over"
+    names = {entry.name.rpartition("-")[0] for entry in (tmp_path / "cache").glob("*/*")}
+    assert names == {"module.o", "runtime.cu", "runtime.o"}, "the module, the runtime and its PTX, and nothing else"
+    assert len(list((tmp_path / "cache").glob("*/module.o-*"))) == 1
 
 
 def test_an_unknown_opcode_is_refused_at_load_with_its_line():

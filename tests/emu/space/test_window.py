@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from drvfuse.emu import abi
-from drvfuse.emu.space.window import GRANULE, Kind, Window, WindowError
+from drvfuse.emu.abi import Kind
+from drvfuse.emu.space.window import GRANULE, Window, WindowError
 from drvfuse.errors import ArgumentError
 
 

@@ -172,11 +172,11 @@ def test_a_strong_load_yields_first_and_tells_what_it_saw():
     out, a = np.zeros(1, np.uint32), np.array([5, 6], np.uint32)
     t = p.thread("k", pointers(out, a))
     assert t.resume() == abi.Status.YIELD
-    assert t.get("Q", abi.T_OP_ADDR) == a.ctypes.data + 4 and t.get("I", abi.T_OP_SIZE) == 4
-    assert p.code.kernels["k"].sites[t.get("I", abi.T_SITE)].opcode == "ld.acquire.sys.global.u32"
+    assert t.header.op_addr == a.ctypes.data + 4 and t.header.op_size == 4
+    assert p.code.kernels["k"].sites[t.header.site].opcode == "ld.acquire.sys.global.u32"
     a[1] = 9  # the access comes after the resume
     assert t.resume() == abi.Status.EXIT
-    assert out[0] == 9 and t.get("Q", abi.T_OP_SEEN) == 9
+    assert out[0] == 9 and t.header.op_seen == 9
 
 
 def test_registers_of_every_kind_survive_a_suspend():
@@ -193,12 +193,12 @@ st.global.v4.u32 [%d0+16], {%r1, %r2, %r3, %r0};"""
     out = np.zeros(32, np.uint8)
     t = p.thread("k", pointers(out, a), tid=7)
     assert t.resume() == abi.Status.BARRIER
-    assert (t.get("I", abi.T_OP_A), t.get("I", abi.T_OP_B), t.get("I", abi.T_OP_KIND)) == (3, 64, abi.Barrier.SYNC)
+    assert (t.header.op_a, t.header.op_b, t.header.op_kind) == (3, 64, abi.Barrier.SYNC)
     assert t.resume() == abi.Status.WARPOP
-    fields = [t.get("I", x) for x in (abi.T_OP_KIND, abi.T_OP_MASK, abi.T_OP_A, abi.T_OP_B, abi.T_OP_C)]
+    fields = [getattr(t.header, x) for x in ("op_kind", "op_mask", "op_a", "op_b", "op_c")]
     assert fields == [abi.WarpOp.SHFL_BFLY, 0xFFFFFFFF, 2, 5, 31]
-    t.set("I", abi.T_OP_RESULT, 1234)
-    t.set("I", abi.T_OP_PRED, 1)
+    t.header.op_result = 1234
+    t.header.op_pred = 1
     assert t.resume() == abi.Status.EXIT
     assert (out[:16] == a).all() and out[16:].view("u4").tolist() == [2, 1234, 1, 7]
 
@@ -208,9 +208,9 @@ st.global.v4.u32 [%d0+16], {%r1, %r2, %r3, %r0};"""
     [
         ("bar.arrive 2, 96;", "BARRIER", {"OP_A": 2, "OP_B": 96, "OP_KIND": abi.Barrier.ARRIVE}),
         ("barrier.cta.sync.aligned 1;", "BARRIER", {"OP_A": 1, "OP_B": 0, "OP_KIND": abi.Barrier.SYNC}),
-        ("bar.red.or.pred %p1, 4, %p0;", "BARRIER", {"OP_A": 4, "OP_C": 1, "OP_KIND": abi.Barrier.RED_OR}),
-        ("bar.red.and.pred %p1, 4, 64, !%p0;", "BARRIER", {"OP_B": 64, "OP_C": 0, "OP_KIND": abi.Barrier.RED_AND}),
-        ("bar.red.popc.u32 %r1, 0, %p0;", "BARRIER", {"OP_A": 0, "OP_C": 1, "OP_KIND": abi.Barrier.RED_POPC}),
+        ("bar.red.or.pred %p1, 4, %p0;", "BARRIER", {"OP_A": 4, "OP_C": 1, "OP_KIND": abi.Barrier.OR}),
+        ("bar.red.and.pred %p1, 4, 64, !%p0;", "BARRIER", {"OP_B": 64, "OP_C": 0, "OP_KIND": abi.Barrier.AND}),
+        ("bar.red.popc.u32 %r1, 0, %p0;", "BARRIER", {"OP_A": 0, "OP_C": 1, "OP_KIND": abi.Barrier.POPC}),
         ("bar.warp.sync 15;", "WARPOP", {"OP_KIND": abi.WarpOp.WARP_SYNC, "OP_MASK": 15}),
         ("vote.sync.ballot.b32 %r1, %p0, 7;", "WARPOP", {"OP_KIND": abi.WarpOp.VOTE_BALLOT, "OP_A": 1, "OP_MASK": 7}),
         ("vote.sync.all.pred %p1, !%p0, 7;", "WARPOP", {"OP_KIND": abi.WarpOp.VOTE_ALL, "OP_A": 0}),
@@ -229,8 +229,8 @@ def test_what_a_suspend_tells_the_engine(instruction, status, fields):
     out = np.zeros(4, np.uint64)
     t = p.thread("k", pointers(out, out))
     assert t.resume() == abi.Status[status]
-    assert {f: t.get("I", getattr(abi, "T_" + f)) for f in fields} == {k: int(v) for k, v in fields.items()}
-    assert p.code.kernels["k"].sites[t.get("I", abi.T_SITE)].ptx_line == 8
+    assert {f: getattr(t.header, f.lower()) for f in fields} == {k: int(v) for k, v in fields.items()}
+    assert p.code.kernels["k"].sites[t.header.site].ptx_line == 8
 
 
 def test_guards_decide_over_memory_and_suspends():
@@ -343,8 +343,8 @@ call.uni __assertfail, (p0, p1, p2, p3, p4); }"""
     out = np.zeros(1, np.uint32)
     t = p.thread("k", pointers(out, out))
     assert t.resume() == abi.Status.TRAP
-    assert t.get("I", abi.T_OP_KIND) == abi.Trap.ASSERT and t.get("I", abi.T_OP_A) == 42
-    assert ctypes.string_at(t.get("Q", abi.T_OP_VALUE)) == b"abc" and t.get("Q", abi.T_OP_ADDR) == 11
+    assert t.header.op_kind == abi.Trap.ASSERT and t.header.op_a == 42
+    assert ctypes.string_at(t.header.op_value) == b"abc" and t.header.op_addr == 11
 
 
 def test_special_registers():

@@ -34,7 +34,7 @@ def test_numbers_of_rows(device, rng, few, rows):
     values = case(rng, (rows, 80))
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
-    results = df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16)
+    results = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16)
     check_backward(values, rstd, results)
 
 
@@ -48,7 +48,7 @@ def test_numbers_of_columns(device, rng, few, shape):
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
-    check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
+    check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
 
 
 @pytest.mark.parametrize("few,columns", [(MANY, 128), (FEW, 200)], indirect=["few"])
@@ -56,7 +56,7 @@ def test_groups_of_128(device, rng, few, columns):
     values = case(rng, (140, columns), 128)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values, 128)
-    check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 128), 128)
+    check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 128), 128)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_sums_of_gradients(device, rng, few, shape, count):
     x, s_x, w, _ = place(device, values)
     v, rstd = saved(device, values)
     arrays = [device.array(host) for host in hosts]
-    results = df.fp8_rmsnorm_backward(x, s_x, arrays, w, v, 16)
+    results = df.coat.fp8_rmsnorm_backward(x, s_x, arrays, w, v, 16)
     total = hosts[0]
     for more in hosts[1:]:
         total = (total.astype(np.float32) + more.astype(np.float32)).astype(BF16)
@@ -87,7 +87,7 @@ def test_a_sum_of_gradients_that_are_slices_of_wider_arrays(device, rng, few, fi
     v, rstd = saved(device, values)
     with df.config.override(driver=device.driver):
         slices = [Strided(device.array(host), (33, 96), (200, 1), first) for host in wide]
-        results = df.fp8_rmsnorm_backward(x, s_x, slices, w, v, 16)
+        results = df.coat.fp8_rmsnorm_backward(x, s_x, slices, w, v, 16)
     cut = [host[:, first : first + 96] for host in wide]
     check_backward(values._replace(g=coat_rmsnorm.add_gradients(cut)), rstd, results)
 
@@ -103,7 +103,7 @@ def test_gradients_that_are_refused(device, rng):
         ([g, g, x], "g[2].dtype"),
     ):
         with pytest.raises(ArgumentError) as caught:
-            df.fp8_rmsnorm_backward(x, s_x, wrong, w, v, 16)
+            df.coat.fp8_rmsnorm_backward(x, s_x, wrong, w, v, 16)
         assert caught.value.argument == argument
 
 
@@ -115,7 +115,7 @@ def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
         device = df.device(0, driver=machine)
         x, s_x, w, g = place(device, values)
         v, rstd = saved(device, values)
-        check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
+        check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16))
 
 
 def counted(rng, rows, columns, count, blocks):
@@ -125,7 +125,7 @@ def counted(rng, rows, columns, count, blocks):
         device = df.device(0, driver=machine)
         x, s_x, w, g = place(device, values)
         v, _ = saved(device, values)
-        df.fp8_rmsnorm_backward(x, s_x, [g] * count, w, v, 16)
+        df.coat.fp8_rmsnorm_backward(x, s_x, [g] * count, w, v, 16)
         device.synchronize()
         counters = list(machine.launches)[-1].counters
     polls = sum(
@@ -168,12 +168,12 @@ def test_bytes_that_the_backward_of_few_rows_moves(rng):
 def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
     """Words that a launch has left are gone when a launch that uses as many, or fewer or more, needs their place."""
     monkeypatch.setattr(coat_backward, "FEW_ROWS", 0)
-    space = device.zeros(df.fp8_workspace_bytes(96), "uint8")
+    space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     for rows in (150, 20, 150, 20, 20, 150):
         values = case(rng, (rows, 96))
         x, s_x, w, g = place(device, values)
         v, rstd = saved(device, values)
-        check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space))
+        check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space))
 
 
 @pytest.mark.emu
@@ -189,7 +189,7 @@ def test_rings_that_go_round(monkeypatch, rng, columns, teams, count, kept):
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, values)
         v, rstd = saved(device, values)
-        results = df.fp8_rmsnorm_backward(x, s_x, [device.array(g) for g in host], w, v, 16)
+        results = df.coat.fp8_rmsnorm_backward(x, s_x, [device.array(g) for g in host], w, v, 16)
         check_backward(values._replace(g=coat_rmsnorm.add_gradients(host)), rstd, results)
         assert not machine.reports
 
@@ -200,6 +200,6 @@ def test_dw_has_the_same_bits_in_100_runs(device, rng, shape):
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
     v, rstd = saved(device, values)
-    found = [df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16) for _ in range(100)]
+    found = [df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16) for _ in range(100)]
     check_backward(values, rstd, found[0])
     assert len({dw.numpy().tobytes() for _, dw in found}) == 1

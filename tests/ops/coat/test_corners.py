@@ -16,10 +16,10 @@ E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 def run_both(device, values: Case, QB=16, flag=False) -> None:
     x, s_x, w, g = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, QB, 1e-5, flag)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, QB, 1e-5, flag)
     check_forward(device, values, results, QB, transpose_output_2d=flag)
     rstd = results[3][1]
-    check_backward(values, rstd.numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, QB), QB)
+    check_backward(values, rstd.numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, QB), QB)
 
 
 @pytest.mark.parametrize("shape", [(1, 33, 96), (33, 1, 96), (3, 11, 96), (0, 4, 32), (4, 0, 32)])
@@ -34,7 +34,7 @@ def test_infinities_and_nan_of_e5m2(device, rng, byte):
     values = case(rng, (33, 96), fp8=E5M2)
     values.x.view(np.uint8)[5, 9] = byte
     x, s_x, w, _ = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     check_forward(device, values, results)
     qy = results[0].numpy().astype(np.float32)
     if byte & 0x7F == 0x7C:
@@ -72,7 +72,7 @@ def test_special_values_of_the_gradient(device, rng, name):
     if name.startswith("zero"):
         rows, columns = set(), set()
     x, s_x, w, g = place(device, values)
-    found = df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16)
+    found = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16)
     check_backward(values, rstd, found)
     dx, dw = (array.numpy().astype(np.float32) for array in found)
     assert set(np.flatnonzero(~np.isfinite(dx).all(axis=1))) == rows
@@ -85,7 +85,7 @@ def test_a_nan_scale_makes_everything_nan(device, rng):
     values = case(rng, (33, 96))
     values.s_x[5, 1] = np.nan
     x, s_x, w, _ = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     check_forward(device, values, results)
     assert np.isnan(results[0].numpy().astype(np.float32)).all()
 
@@ -103,7 +103,7 @@ def test_quotients_that_are_exact_ties(device, rng, significand):
     first = coat_rmsnorm.fp8_rmsnorm_forward(values.x, values.s_x, values.w, 16, 1e-5)
     values.w[:] *= np.float32(significand / 64) / first.s_y.astype(np.float32)
     x, s_x, w, _ = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     check_forward(device, values, results)
     s_y = results[1].numpy().astype(np.float64)
     assert s_y == significand / 64
@@ -126,10 +126,10 @@ def test_rows_that_begin_anywhere(device, rng, first):
     with df.config.override(driver=device.driver):
         rows, gradient = (Strided(array, (33, 96), (192, 1), first) for array in (x, g))
         scales = Strided(s_x, (33, 6), (12, 1), 3)
-        results = df.fp8_rmsnorm_forward(rows, scales, w, 16, 1e-5)
+        results = df.coat.fp8_rmsnorm_forward(rows, scales, w, 16, 1e-5)
         check_forward(device, cut, results)
         rstd = results[3][1]
-        check_backward(cut, rstd.numpy(), df.fp8_rmsnorm_backward(rows, scales, gradient, w, rstd, 16))
+        check_backward(cut, rstd.numpy(), df.coat.fp8_rmsnorm_backward(rows, scales, gradient, w, rstd, 16))
 
 
 def test_slices_of_batches(device, rng):
@@ -141,12 +141,12 @@ def test_slices_of_batches(device, rng):
     with df.config.override(driver=device.driver):
         rows, gradient = (Strided(array, shape, (11 * 192, 192, 1), 48) for array in (x, g))
         scales = Strided(s_x, (3, 11, 6), (132, 12, 1), 3)
-        results = df.fp8_rmsnorm_forward(rows, scales, w, 16, 1e-5)
+        results = df.coat.fp8_rmsnorm_forward(rows, scales, w, 16, 1e-5)
         check_forward(device, cut, results)
         rstd = results[3][1]
-        check_backward(cut, rstd.numpy(), df.fp8_rmsnorm_backward(rows, scales, gradient, w, rstd, 16))
+        check_backward(cut, rstd.numpy(), df.coat.fp8_rmsnorm_backward(rows, scales, gradient, w, rstd, 16))
         with pytest.raises(ArgumentError, match="rows at equal distances") as caught:
-            df.fp8_rmsnorm_forward(Strided(x, (3, 9, 192), (11 * 192, 192, 1)), s_x, w, 16, 1e-5)
+            df.coat.fp8_rmsnorm_forward(Strided(x, (3, 9, 192), (11 * 192, 192, 1)), s_x, w, 16, 1e-5)
         assert caught.value.argument == "x"
 
 
@@ -163,7 +163,7 @@ def test_gradients_that_are_transposed_expanded_or_misaligned_are_refused(device
             (odd, "aligned to 2 bytes"),
         ):
             with pytest.raises(ArgumentError, match=text) as caught:
-                df.fp8_rmsnorm_backward(x, s_x, wrong, w, v, 16)
+                df.coat.fp8_rmsnorm_backward(x, s_x, wrong, w, v, 16)
             assert caught.value.argument == "g"
 
 
@@ -175,13 +175,13 @@ def test_outputs_that_overlap_in_part_are_refused(device, rng):
     qy_t = df.view(memory.ptr + 32 * 96 - 1, (96, 32), E4M3, device, owner=memory)
     s_y, rstd = device.zeros((), "bfloat16"), device.zeros(32, "float32")
     with pytest.raises(ArgumentError, match=r"overlapping outputs\.qy") as caught:
-        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, rstd))
+        df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, rstd))
     assert caught.value.argument == "outputs.qy_t"
     with pytest.raises(ArgumentError, match="overlapping g") as caught:
-        df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16, outputs=(g, device.zeros(96, "bfloat16")))
+        df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16, outputs=(g, device.zeros(96, "bfloat16")))
     assert caught.value.argument == "outputs.dx"
     with pytest.raises(ArgumentError, match="overlapping x"):
-        df.fp8_division(g, 16, "E4M3", outputs=(df.view(g.ptr, (32, 96), E4M3, device, owner=g), s_y))
+        df.coat.fp8_division(g, 16, "E4M3", outputs=(df.view(g.ptr, (32, 96), E4M3, device, owner=g), s_y))
 
 
 @pytest.mark.parametrize("shape", [(33, 100), (3, 11, 97)])
@@ -191,13 +191,13 @@ def test_nothing_is_written_round_outputs_of_ragged_rows(device, rng, shape):
     x, s_x, w, g = place(device, values)
     rows, columns = values.x.size // shape[-1], shape[-1]
     turned = (columns, rows) if len(shape) == 2 else (shape[0], columns, shape[1])
-    nbytes = df.fp8_workspace_bytes(columns)
+    nbytes = df.coat.fp8_workspace_bytes(columns)
     wanted = [(shape, E4M3), ((), "bfloat16"), (turned, E4M3), ((rows,), "float32"), (shape, "bfloat16")]
     made = [guarded(device, *one) for one in [*wanted, ((columns,), "bfloat16"), ((nbytes,), "uint8")]]
     *out, space = (array for array, _ in made)
     space.copy_from(np.zeros(nbytes, np.uint8))
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out[:4], workspace=space))
-    found = df.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=out[4:], workspace=space)
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out[:4], workspace=space))
+    found = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=out[4:], workspace=space)
     check_backward(values, out[3].numpy(), found)
     for _, untouched in made:
         untouched()
@@ -215,14 +215,14 @@ def test_the_backward_takes_rows_far_apart(device, rng):
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     with df.config.override(driver=device.driver):
         x, g = (Strided(array, (2, 96), (stride, 1)) for array in far)
-        check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
+        check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
 
 
 def test_a_backward_of_few_long_rows(device, rng):
     values = case(rng, (2, 11008))
     x, s_x, w, g = place(device, values)
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
-    check_backward(values, rstd, df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
+    check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(rstd), 16))
 
 
 @pytest.mark.parametrize("shape", [(514, 96), pytest.param((8192, 2048), marks=pytest.mark.gpu)])
@@ -230,15 +230,15 @@ def test_a_backward_of_few_long_rows(device, rng):
 def test_whole_grids_on_two_streams_at_once_with_two_workspaces(device, rng, shape, level):
     both = [case(rng, shape) for _ in range(2)]
     placed = [place(device, values) for values in both]
-    spaces = [device.zeros(df.fp8_workspace_bytes(shape[1]), "uint8") for _ in range(2)]
+    spaces = [device.zeros(df.coat.fp8_workspace_bytes(shape[1]), "uint8") for _ in range(2)]
     streams = [df.Stream(device) for _ in range(2)]
     device.synchronize()
     found = []
     for _ in range(3):
         for (x, s_x, w, g), workspace, stream in zip(placed, spaces, streams, strict=True):
             rest = {"workspace": workspace, "stream": stream, "pdl_level": level}
-            forward = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, **rest)
-            found.append((forward, df.fp8_rmsnorm_backward(x, s_x, g, w, forward[3][1], 16, **rest)))
+            forward = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, **rest)
+            found.append((forward, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, forward[3][1], 16, **rest)))
     device.synchronize()
     df.check_device(device)
     for number, (forward, backward) in enumerate(found[-2:]):
@@ -279,8 +279,8 @@ def test_a_backward_of_more_than_two_to_the_31_elements(device, rng):
     s_x, w = device.array(np.tile(one.s_x, (rows, 1))), device.array(one.w.astype(np.float32))
     g = device.array(np.tile(one.g, (rows, 1)))
     rstd = coat_rmsnorm.row_rstd(one.x, one.s_x, 16, 1e-5)
-    dx, dw = df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(np.repeat(rstd, rows)), 16)
-    small, _ = df.fp8_rmsnorm_backward(*place(device, one)[:2], device.array(one.g), w, device.array(rstd), 16)
+    dx, dw = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(np.repeat(rstd, rows)), 16)
+    small, _ = df.coat.fp8_rmsnorm_backward(*place(device, one)[:2], device.array(one.g), w, device.array(rstd), 16)
     same(df.view(dx.ptr + 2 * (rows - 1) * columns, (columns,), "bfloat16", device, owner=dx), small.numpy()[0])
     assert (dx.numpy().view(np.uint16) == small.numpy().view(np.uint16)).all()
     exact = rows * (one.g.astype(np.float64) * coat_rmsnorm.dequantise(one.x, one.s_x, 16) * rstd)[0]

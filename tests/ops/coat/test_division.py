@@ -36,7 +36,7 @@ def check(device, values, results, fp8="float8_e4m3fn", s_y=None) -> None:
 def test_types_and_shapes(device, rng, shape, dtype, fp8):
     values = (3 * rng.standard_normal(shape)).astype(np.float32).astype(dtype)
     x = device.array(values)
-    check(device, values, df.fp8_division_transpose(x, 16, fp8), fp8)
+    check(device, values, df.coat.fp8_division_transpose(x, 16, fp8), fp8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -44,14 +44,14 @@ def test_types_of_a_given_scale(device, rng, dtype):
     values = rng.standard_normal((20, 48)).astype(np.float32).astype(BF16)
     s_y = np.array([0.021], df.dtypes.get(dtype).numpy)
     scale = device.array(s_y)
-    y, out_scale, y_t = df.fp8_division_transpose(device.array(values), 16, "E4M3", scale)
+    y, out_scale, y_t = df.coat.fp8_division_transpose(device.array(values), 16, "E4M3", scale)
     assert out_scale is scale
     check(device, values, (y, scale, y_t), s_y=s_y)
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32)])
 def test_no_rows(device, shape):
-    y, s_y, y_t = df.fp8_division_transpose(device.zeros(shape, "bfloat16"), 16, "E4M3")
+    y, s_y, y_t = df.coat.fp8_division_transpose(device.zeros(shape, "bfloat16"), 16, "E4M3")
     assert (y.shape, y_t.shape) == (shape, (32, 0))
     same(s_y, coat_rmsnorm.fp8_division(np.zeros(shape, BF16), "float8_e4m3fn")[1])
 
@@ -61,7 +61,7 @@ def test_slices_of_wider_arrays(device, rng, first):
     wide = rng.standard_normal((33, 200)).astype(np.float32).astype(BF16)
     x = device.array(wide)
     with df.config.override(driver=device.driver):
-        results = df.fp8_division_transpose(Strided(x, (33, 96), (200, 1), first), 16, "E4M3")
+        results = df.coat.fp8_division_transpose(Strided(x, (33, 96), (200, 1), first), 16, "E4M3")
     check(device, np.ascontiguousarray(wide[:, first : first + 96]), results)
 
 
@@ -74,7 +74,7 @@ def test_special_values(device, rng, name):
         values[5, 7] = -np.inf
     else:
         values[:] = -0.0 if name == "negative zeros" else 0.0
-    y, s_y, y_t = df.fp8_division_transpose(device.array(values), 16, "E4M3")
+    y, s_y, y_t = df.coat.fp8_division_transpose(device.array(values), 16, "E4M3")
     expected, scale = coat_rmsnorm.fp8_division(values, "float8_e4m3fn")
     if name == "NaN":
         assert np.isnan(s_y.numpy().astype(np.float32)) and (bits(y.numpy()) & 0x7F == 0x7F).all()
@@ -91,7 +91,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng):
         for shape, dtype in (((33, 96), "float8_e4m3fn"), ((), "bfloat16"), ((96, 33), "float8_e4m3fn"))
     ]
     arrays = [array for array, _ in made]
-    check(device, values, df.fp8_division_transpose(device.array(values), 16, "E4M3", outputs=arrays))
+    check(device, values, df.coat.fp8_division_transpose(device.array(values), 16, "E4M3", outputs=arrays))
     for _, untouched in made:
         untouched()
 
@@ -102,11 +102,11 @@ def test_batches_with_the_transpose_and_without(device, rng, given):
     x = device.array(values)
     own = np.array(0.0137, BF16) if given else None
     given_scale = None if own is None else device.array(own)
-    y, s_y, y_t = df.fp8_division_transpose(x, 16, "E4M3", given_scale)
+    y, s_y, y_t = df.coat.fp8_division_transpose(x, 16, "E4M3", given_scale)
     assert (y.shape, y_t.shape) == ((3, 11, 96), (96, 33))
     check(device, values, (y, s_y, y_t), s_y=own)
-    only, scale = df.fp8_division_transpose(x, 16, "E4M3", given_scale, only_transposed=True)
-    straight, same_scale = df.fp8_division(x, 16, "float8_e4m3fn", given_scale)
+    only, scale = df.coat.fp8_division_transpose(x, 16, "E4M3", given_scale, only_transposed=True)
+    straight, same_scale = df.coat.fp8_division(x, 16, "float8_e4m3fn", given_scale)
     same(only, y_t.numpy())
     same(straight, y.numpy())
     same(scale, s_y.numpy())
@@ -116,10 +116,10 @@ def test_batches_with_the_transpose_and_without(device, rng, given):
 def test_what_is_refused(device):
     x = device.zeros((4, 32), "bfloat16")
     for call, argument in (
-        (lambda: df.fp8_division(x, 0, "E4M3"), "QB"),
-        (lambda: df.fp8_division(device.zeros(32, "bfloat16"), 16, "E4M3"), "x"),
-        (lambda: df.fp8_division(device.zeros((4, 32), "float16"), 16, "E4M3"), "x.dtype"),
-        (lambda: df.fp8_division_transpose(x, 16, "E4M3", outputs=(x,)), "outputs"),
+        (lambda: df.coat.fp8_division(x, 0, "E4M3"), "QB"),
+        (lambda: df.coat.fp8_division(device.zeros(32, "bfloat16"), 16, "E4M3"), "x"),
+        (lambda: df.coat.fp8_division(device.zeros((4, 32), "float16"), 16, "E4M3"), "x.dtype"),
+        (lambda: df.coat.fp8_division_transpose(x, 16, "E4M3", outputs=(x,)), "outputs"),
     ):
         with pytest.raises(ArgumentError) as caught:
             call()
@@ -136,5 +136,5 @@ def test_only_a_launch_whose_blocks_wait_is_cooperative(device, rng, monkeypatch
 
     monkeypatch.setattr(Kernel, "prepare", recorded)
     x = device.array(rng.standard_normal((528, 96)).astype(np.float32).astype(BF16))
-    df.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)
+    df.coat.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)
     assert asked == [(True, not given)]

@@ -49,7 +49,7 @@ def test_columns_that_a_block_keeps_and_columns_that_it_reads_again(device, rng,
     values = case(rng, (many_rows(device), columns))
     assert (forward_plan(limits(device), *values.x.shape, 16).parts > 1) == (columns == 640)
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
@@ -62,7 +62,7 @@ def test_columns_that_blocks_share(device, rng, monkeypatch, columns, changes):
     values.s_x[24, 0] *= 64
     assert forward_plan(limits(device), *values.x.shape, 16).parts > 1
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 def test_weights_of_shared_columns_that_are_nan(device, rng):
@@ -72,7 +72,7 @@ def test_weights_of_shared_columns_that_are_nan(device, rng):
     assert plan.parts > 1
     values.w[: plan.part_columns] = np.nan
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_weights_of_shared_columns_that_are_nan(device, rng):
 def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     values = case(rng, (many_rows(device), columns), QB, fp8, w)
     x, s_x, weight, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
 
 
 @pytest.mark.emu
@@ -99,7 +99,7 @@ def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
         plan = forward_plan(limits(device), rows, columns, 16)
         assert isinstance(plan, FewRows) and (plan.tile_rows, plan.tile_columns) == tile
         x, s_x, w, _ = place(device, values)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
@@ -111,17 +111,17 @@ def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, t
     assert isinstance(plan, FewRows) and plan.block_rows == together
     values = case(rng, (rows, columns))
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 def test_long_rows(device, rng):
     values = case(rng, (2, 40000))
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
     wide = device.zeros((1, MAX_COLUMNS + 128), "float8_e4m3fn")
     scales = device.zeros((1, wide.shape[1] // 128), "bfloat16")
     with pytest.raises(ArgumentError, match=str(MAX_COLUMNS)):
-        df.fp8_rmsnorm_forward(wide, scales, device.zeros(wide.shape[1], "bfloat16"), 128, 1e-5)
+        df.coat.fp8_rmsnorm_forward(wide, scales, device.zeros(wide.shape[1], "bfloat16"), 128, 1e-5)
 
 
 def test_rows_far_apart(device, rng):
@@ -132,7 +132,7 @@ def test_rows_far_apart(device, rng):
         df.view(far.ptr + row * stride, (96,), "float8_e4m3fn", device, owner=far).copy_from(values.x[row])
     _, s_x, w, _ = place(device, values)
     with df.config.override(driver=device.driver):
-        results = df.fp8_rmsnorm_forward(Strided(far, (2, 96), (stride, 1)), s_x, w, 16, 1e-5)
+        results = df.coat.fp8_rmsnorm_forward(Strided(far, (2, 96), (stride, 1)), s_x, w, 16, 1e-5)
     check_forward(device, values, results)
 
 
@@ -142,8 +142,8 @@ def test_more_than_two_to_the_31_elements(device, rng):
     values = case(rng, (block, columns))
     x = device.array(np.tile(values.x.view(np.uint8), (repeats, 1)).view(values.x.dtype))
     s_x, w = device.array(np.tile(values.s_x, (repeats, 1))), device.array(values.w)
-    qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
-    small = df.fp8_rmsnorm_forward(device.array(values.x), device.array(values.s_x), w, 16, 1e-5)
+    qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    small = df.coat.fp8_rmsnorm_forward(device.array(values.x), device.array(values.s_x), w, 16, 1e-5)
     check_forward(device, values, small)
     same(s_y, small[1].numpy())
     same(rstd, np.tile(small[3][1].numpy(), repeats))
@@ -172,7 +172,7 @@ def test_maxima_at_a_rounding_boundary_of_the_scale(device, driver, rng):
     for step in steps:
         values.w[5] = weight + step * np.spacing(weight)
         x, s_x, w, _ = place(device, values)
-        results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         check_forward(device, values, results)
         found.add(float(results[1].numpy()))
         undecided += not decided(rstd, values)
@@ -185,7 +185,7 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
     values = case(rng, (many_rows(device), 96))
     values = values._replace(w=(values.w.astype(np.float32) * np.float32(weight)).astype(BF16))
     x, s_x, w, _ = place(device, values)
-    check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+    check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.emu
@@ -198,7 +198,7 @@ def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
             for _ in range(2):
                 values = case(rng, shape)
                 x, s_x, w, _ = place(device, values)
-                check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+                check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
             assert not machine.reports
 
 
@@ -218,7 +218,7 @@ def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, values)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
         assert not machine.reports
         plan = forward_plan(limits(device), *values.x.shape, 16)
         assert (plan.parts, plan.known) == (1, False)
@@ -230,7 +230,7 @@ def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, d
         device = df.device(0, driver=machine)
         values = case(rng, (20, 65536))
         x, s_x, w, _ = place(device, values)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
 @pytest.mark.emu
@@ -240,7 +240,7 @@ def test_bytes_of_rows_that_blocks_keep(rng, driver):
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, case(rng, (rows, columns)))
-        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         counted = list(machine.launches)[-1].counters.total
         plan = forward_plan(limits(device), rows, columns, 16)

@@ -41,12 +41,12 @@ def test_graph_capture_and_replay(device, rng, values, arrays):
     x, s_x, w, g = arrays
     out = outputs(device)
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
-    workspace = device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+    workspace = device.zeros(df.coat.fp8_workspace_bytes(SHAPE[1]), "uint8")
     with df.Graph.capture(device.stream) as graph:
-        results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out, workspace=workspace)
-        gradients = df.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=back, workspace=workspace)
+        results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out, workspace=workspace)
+        gradients = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=back, workspace=workspace)
         with pytest.raises(CaptureError):
-            df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+            df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     for again in (values, case(rng, SHAPE)):
         x.copy_from(again.x)
         s_x.copy_from(again.s_x)
@@ -61,7 +61,7 @@ def test_two_streams_at_once(device, values, arrays):
     x, s_x, w, _ = arrays
     streams = [df.Stream(device) for _ in range(2)]
     device.synchronize()
-    found = [df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, stream=stream) for _ in range(3) for stream in streams]
+    found = [df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, stream=stream) for _ in range(3) for stream in streams]
     device.synchronize()
     for results in found:
         check_forward(device, values, results)
@@ -74,8 +74,8 @@ def test_a_capture_allocates_nothing(device, arrays):
     back = (device.empty(SHAPE, "bfloat16"), device.empty(SHAPE[1], "bfloat16"))
 
     def calls() -> None:
-        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out)
-        df.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=back)
+        df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out)
+        df.coat.fp8_rmsnorm_backward(x, s_x, g, w, out[3], 16, outputs=back)
 
     calls()
     device.synchronize()
@@ -99,8 +99,8 @@ def test_chains_of_dependent_launches(device, driver, values, level):
         where = device if machine is None else df.device(0, driver=machine)
         x, s_x, w, g = place(where, values)
         for _ in range(3):
-            results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, pdl_level=level)
-            gradients = df.fp8_rmsnorm_backward(x, s_x, g, w, results[3][1], 16, pdl_level=level)
+            results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, pdl_level=level)
+            gradients = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, results[3][1], 16, pdl_level=level)
         where.synchronize()
         check_forward(where, values, results)
         check_backward(values, results[3][1].numpy(), gradients)
@@ -115,7 +115,7 @@ def test_bytes_that_a_call_moves(rng, driver):
     with df.emu.Machine(devices=1, sm_count=16) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, case(rng, (rows, columns)))
-        df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+        df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         forward = list(machine.launches)[-1].counters.total
     elements = rows * columns
@@ -129,10 +129,10 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
     rstd = device.zeros(33, "float32")
 
     def forward(x=x, s_x=s_x, w=w, QB=16, eps=1e-5, **rest):
-        return lambda: df.fp8_rmsnorm_forward(x, s_x, w, QB, eps, **rest)
+        return lambda: df.coat.fp8_rmsnorm_forward(x, s_x, w, QB, eps, **rest)
 
     def backward(x=x, s_x=s_x, g=g, w=w, v=rstd, QB=16, **rest):
-        return lambda: df.fp8_rmsnorm_backward(x, s_x, g, w, v, QB, **rest)
+        return lambda: df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, QB, **rest)
 
     refused(forward(x=device.zeros(96, "float8_e4m3fn")), "x", "[M, N]")
     refused(forward(x=device.zeros((33, 0), "float8_e4m3fn")), "x")
@@ -153,18 +153,22 @@ def test_shapes_that_do_not_fit(device, arrays, refused):
 
 def test_dtypes_that_are_not_listed(device, arrays, refused):
     x, s_x, w, g = arrays
-    refused(lambda: df.fp8_rmsnorm_forward(g, s_x, w, 16, 1e-5), "x.dtype", "float8_e4m3fn")
-    refused(lambda: df.fp8_rmsnorm_forward(x, device.zeros((33, 6), "float32"), w, 16, 1e-5), "s_x.dtype", "bfloat16")
-    refused(lambda: df.fp8_rmsnorm_forward(x, s_x, device.zeros(96, "float16"), 16, 1e-5), "w.dtype", "float32")
+    refused(lambda: df.coat.fp8_rmsnorm_forward(g, s_x, w, 16, 1e-5), "x.dtype", "float8_e4m3fn")
+    refused(
+        lambda: df.coat.fp8_rmsnorm_forward(x, device.zeros((33, 6), "float32"), w, 16, 1e-5), "s_x.dtype", "bfloat16"
+    )
+    refused(lambda: df.coat.fp8_rmsnorm_forward(x, s_x, device.zeros(96, "float16"), 16, 1e-5), "w.dtype", "float32")
     wide = device.zeros(SHAPE, "float32")
-    refused(lambda: df.fp8_rmsnorm_backward(x, s_x, wide, w, device.zeros(33, "float32"), 16), "g.dtype", "bfloat16")
-    refused(lambda: df.fp8_division(g, 16, "E3M4"), "fp8type", "E5M2")
+    refused(
+        lambda: df.coat.fp8_rmsnorm_backward(x, s_x, wide, w, device.zeros(33, "float32"), 16), "g.dtype", "bfloat16"
+    )
+    refused(lambda: df.coat.fp8_division(g, 16, "E3M4"), "fp8type", "E5M2")
     with pytest.raises(ArgumentError, match="fp8type"):
         coat_rmsnorm.fp8_division(np.zeros((2, 16), np.float32), "E3M4")
-    refused(lambda: df.fp8_division(x, 16, "E4M3"), "x.dtype")
-    refused(lambda: df.fp8_division(g, 16, "E4M3", device.zeros(2, "float32")), "s_y", "one element")
+    refused(lambda: df.coat.fp8_division(x, 16, "E4M3"), "x.dtype")
+    refused(lambda: df.coat.fp8_division(g, 16, "E4M3", device.zeros(2, "float32")), "s_y", "one element")
     with pytest.raises(Unsupported, match="stochastic"):
-        df.fp8_division_transpose(g, 16, "E4M3", None, True)
+        df.coat.fp8_division_transpose(g, 16, "E4M3", None, True)
 
 
 def test_layouts_that_are_refused(device, arrays, refused):
@@ -173,8 +177,10 @@ def test_layouts_that_are_refused(device, arrays, refused):
     every_second, overlapping = Strided(x, (33, 48), (96, 2)), Strided(x, (30, 96), (48, 1))
     with df.config.override(driver=device.driver):
         for wrong in (turned, expanded, every_second, overlapping):
-            refused(lambda wrong=wrong: df.fp8_rmsnorm_forward(wrong, s_x, w, 16, 1e-5), "x", "rows at equal distances")
-    refused(lambda: df.fp8_rmsnorm_forward(np.zeros(SHAPE, np.float32), s_x, w, 16, 1e-5), "x", "host memory")
+            refused(
+                lambda wrong=wrong: df.coat.fp8_rmsnorm_forward(wrong, s_x, w, 16, 1e-5), "x", "rows at equal distances"
+            )
+    refused(lambda: df.coat.fp8_rmsnorm_forward(np.zeros(SHAPE, np.float32), s_x, w, 16, 1e-5), "x", "host memory")
 
 
 def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
@@ -182,7 +188,7 @@ def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
     good = outputs(device)
 
     def forward(out=good, **rest):
-        return lambda: df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out, **rest)
+        return lambda: df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=out, **rest)
 
     refused(forward(good[:3]), "outputs", "is 3 arrays; it must be a tuple or list of 4: (qy, s_y, qy_t, rstd)")
     refused(forward((good[0], good[1], device.empty((33, 96), "float8_e4m3fn"), good[3])), "outputs.qy_t", "(96, 33)")
@@ -190,11 +196,11 @@ def test_outputs_and_workspaces_that_do_not_fit(device, arrays, refused):
     refused(forward((x, *good[1:])), "outputs.qy", "overlapping x")
     refused(forward(workspace=device.zeros(64, "uint8")), "workspace", str(WORDS_BYTES))
     refused(forward(workspace=device.zeros(9000, "int8")), "workspace.dtype")
-    space = device.zeros(df.fp8_workspace_bytes(96), "uint8")
+    space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     inside = df.view(space.ptr + 4096, SHAPE, "float8_e4m3fn", device, owner=space)
     refused(forward((inside, *good[1:]), workspace=space), "workspace", "overlapping outputs.qy")
     for columns in (0, -1, 96.0, "96"):
-        refused(lambda columns=columns: df.fp8_workspace_bytes(columns), "columns", "at least 1")
+        refused(lambda columns=columns: df.coat.fp8_workspace_bytes(columns), "columns", "at least 1")
     refused(forward(pdl_level=9), "pdl_level")
     with pytest.raises(Unsupported):
         forward(pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)()

@@ -68,13 +68,13 @@ def test_a_late_producer_and_an_early_consumer(device, module, rng, name, level)
 
     def run():
         if forward:
-            df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, out_v), pdl_level=level)
+            df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, out_v), pdl_level=level)
             return
         if name == "division":
-            df.fp8_division_transpose(g, 16, "E4M3", outputs=(qy, s_y, qy_t), pdl_level=level)
+            df.coat.fp8_division_transpose(g, 16, "E4M3", outputs=(qy, s_y, qy_t), pdl_level=level)
             return
         gradients = g if name == "backward" else [g, g]
-        df.fp8_rmsnorm_backward(x, s_x, gradients, w, v, 16, outputs=(dx, dw), pdl_level=level)
+        df.coat.fp8_rmsnorm_backward(x, s_x, gradients, w, v, 16, outputs=(dx, dw), pdl_level=level)
 
     run()  # compiled and loaded, with a workspace, on what is wrong
     device.synchronize()

@@ -15,10 +15,10 @@ from drvfuse.reference import coat_rmsnorm
 def test_shapes(device, rng, shape):
     values = case(rng, shape)
     x, s_x, w, g = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     check_forward(device, values, results)
     rstd = results[3][1]
-    check_backward(values, rstd.numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
+    check_backward(values, rstd.numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
 
 
 @pytest.mark.parametrize(
@@ -33,30 +33,30 @@ def test_shapes(device, rng, shape):
 def test_types_groups_and_columns_that_are_no_multiple_of_a_group(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     x, s_x, weight, g = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-6)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-6)
     check_forward(device, values, results, QB, 1e-6)
     rstd = results[3][1]
-    check_backward(values, rstd.numpy(), df.fp8_rmsnorm_backward(x, s_x, g, weight, rstd, QB), QB)
+    check_backward(values, rstd.numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, weight, rstd, QB), QB)
 
 
 @pytest.mark.parametrize("flag", [False, True])
 def test_batches(device, rng, flag):
     values = case(rng, (3, 11, 96))
     x, s_x, w, g = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, flag)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, flag)
     assert results[2].shape == ((96, 33) if flag else (3, 96, 11))
     check_forward(device, values, results, transpose_output_2d=flag)
     rstd = results[3][1]
-    check_backward(values, rstd.numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
+    check_backward(values, rstd.numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16))
 
 
 def test_no_rows(device, rng):
     values = case(rng, (0, 32))
     x, s_x, w, g = place(device, values)
-    qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     assert (qy.shape, qy_t.shape, rstd.shape) == ((0, 32), (32, 0), (0,))
     same(s_y, coat_rmsnorm.scale_of(0.0, "float8_e4m3fn"))
-    dx, dw = df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16)
+    dx, dw = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16)
     assert dx.shape == (0, 32) and not dw.numpy().astype(np.float32).any()
 
 
@@ -70,10 +70,10 @@ def test_slices_of_wider_arrays(device, rng):
         for array, shape, first in ((x, (33, 96), 48), (s_x, (33, 6), 3), (g, (33, 96), 48))
     ]
     with df.config.override(driver=device.driver):
-        results = df.fp8_rmsnorm_forward(foreign[0], foreign[1], w, 16, 1e-5)
+        results = df.coat.fp8_rmsnorm_forward(foreign[0], foreign[1], w, 16, 1e-5)
         check_forward(device, cut, results)
         rstd = results[3][1]
-        check_backward(cut, rstd.numpy(), df.fp8_rmsnorm_backward(*foreign, w, rstd, 16))
+        check_backward(cut, rstd.numpy(), df.coat.fp8_rmsnorm_backward(*foreign, w, rstd, 16))
 
 
 def special(name: str, values: Case) -> Case:
@@ -132,7 +132,7 @@ SPECIAL = [
 def test_special_values(device, rng, name):
     values = special(name, case(rng, (33, 96)))
     x, s_x, w, _ = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
     check_forward(device, values, results)
     s_y = float(results[1].numpy())
     assert np.isnan(s_y) == (name in ("NaN in x", "all w NaN"))
@@ -142,7 +142,7 @@ def test_special_values(device, rng, name):
 def test_zero_rows_without_epsilon_make_the_scale_nan(device, rng):
     values = special("zero row and one element", case(rng, (33, 96)))
     x, s_x, w, _ = place(device, values)
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 0.0)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 0.0)
     assert np.isnan(float(results[1].numpy())) and np.isnan(results[0].numpy().astype(np.float32)).all()
 
 
@@ -151,13 +151,13 @@ def test_dw_has_the_same_bits_in_every_run_and_on_every_grid(device, driver, rng
     x, s_x, w, g = place(device, values)
     rstd = device.array(coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5))
     runs = 100 if driver == "cuda" else 5
-    found = {df.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16)[1].numpy().tobytes() for _ in range(runs)}
+    found = {df.coat.fp8_rmsnorm_backward(x, s_x, g, w, rstd, 16)[1].numpy().tobytes() for _ in range(runs)}
     if driver == "emu":
         for seed, count in ((1, 3), (2, 132)):
             with df.emu.Machine(devices=1, sm_count=count, seed=seed) as machine:
                 other = df.device(0, driver=machine)
                 arrays = [other.array(a.numpy()) for a in (x, s_x, g, w, rstd)]
-                found.add(df.fp8_rmsnorm_backward(*arrays, 16)[1].numpy().tobytes())
+                found.add(df.coat.fp8_rmsnorm_backward(*arrays, 16)[1].numpy().tobytes())
     assert len(found) == 1
     exact = (
         values.g.astype(np.float64) * coat_rmsnorm.dequantise(values.x, values.s_x, 16) * rstd.numpy()[:, None]
@@ -181,9 +181,11 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng):
         )
     ]
     arrays = [array for array, _ in made]
-    results = df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=arrays[:4])
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=arrays[:4])
     assert results[0] is arrays[0] and results[3][1] is arrays[3]
     check_forward(device, values, results)
-    check_backward(values, arrays[3].numpy(), df.fp8_rmsnorm_backward(x, s_x, g, w, arrays[3], 16, outputs=arrays[4:]))
+    check_backward(
+        values, arrays[3].numpy(), df.coat.fp8_rmsnorm_backward(x, s_x, g, w, arrays[3], 16, outputs=arrays[4:])
+    )
     for _, untouched in made:
         untouched()

@@ -55,10 +55,10 @@ def test_the_oracle_has_coats_bytes(tag):
 def test_the_kernels_have_coats_bytes(device, tag):
     case = inputs(tag)
     x, s_x, w, g = (device.array(value) for value in case)
-    qy, s_y, qy_t, (_, rstd, _) = df.fp8_rmsnorm_forward(x, s_x, w, 16, META[tag]["eps"], True)
+    qy, s_y, qy_t, (_, rstd, _) = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, META[tag]["eps"], True)
     check(tag, qy.numpy(), s_y.numpy(), qy_t.numpy(), rstd.numpy())
     saved = golden(tag, "rstd")
-    dx, dw = df.fp8_rmsnorm_backward(x, s_x, g, w, device.array(saved), 16, 8)
+    dx, dw = df.coat.fp8_rmsnorm_backward(x, s_x, g, w, device.array(saved), 16, 8)
     number = ~np.isnan(saved)
     columns = case.x.shape[-1]
     ours, theirs = (a.reshape(-1, columns)[number] for a in (dx.numpy(), golden(tag, "dx", "bfloat16")))

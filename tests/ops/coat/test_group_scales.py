@@ -60,15 +60,15 @@ def check_both(one, add, norm) -> None:
 def test_norm(device, rng, shape, QB, fp8, w):
     values = case(rng, shape, QB, fp8, w)
     x, s_x, weight, _ = place(device, values)
-    results = df.fp8_rmsnorm_pg2pg_forward(x, s_x, weight, QB, 1e-6)
+    results = df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, weight, QB, 1e-6)
     check_norm(device, values.x, values.s_x, values.w, results, QB, 1e-6)
 
 
 @pytest.mark.parametrize("shape", [(33, 96), pytest.param((300, 9000), marks=pytest.mark.gpu)])
 def test_rstd_is_that_of_the_other_forward(device, rng, shape):
     x, s_x, w, _ = place(device, case(rng, shape))
-    rstd = df.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-6)[2][1]
-    same(rstd, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-6)[3][1].numpy())
+    rstd = df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-6)[2][1]
+    same(rstd, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-6)[3][1].numpy())
 
 
 @pytest.mark.parametrize("shape,QB,fp8,w", [CASES[i] for i in (1, 2, 4, 6, 8)])
@@ -77,10 +77,10 @@ def test_add_and_the_norm_of_it(device, rng, shape, QB, fp8, w):
     other = addend(rng, values)
     a, b, weight = (device.array(host) for host in (values.g, other, values.w))
     short = "E4M3" if fp8 == E4M3 else "E5M2"
-    add = df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, short, QB)
+    add = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, short, QB)
     check_add(device, values.g, other, short, add, QB)
-    norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], weight, QB, 1e-6)
-    check_both(df.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, weight, QB, 1e-6), add, norm)
+    norm = df.coat.fp8_rmsnorm_pg2pg_forward(*add[1], weight, QB, 1e-6)
+    check_both(df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, weight, QB, 1e-6), add, norm)
 
 
 def test_slices_of_wider_arrays(device, rng):
@@ -93,12 +93,12 @@ def test_slices_of_wider_arrays(device, rng):
             columns = slice(first, first + 96)
             cut = [Strided(a, (33, 96), (192, 1), first) for a in (x, g, b)]
             scales = Strided(s_x, (33, 6), (12, 1), 3)
-            results = df.fp8_rmsnorm_pg2pg_forward(cut[0], scales, w, 16, 1e-5)
+            results = df.coat.fp8_rmsnorm_pg2pg_forward(cut[0], scales, w, 16, 1e-5)
             check_norm(device, wide.x[:, columns], wide.s_x[:, 3:9], wide.w[48:144], results)
-            add = df.fp8_add_Ifp_Ifp_Ofp_Og16(*cut[1:], E4M3, 16)
+            add = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(*cut[1:], E4M3, 16)
             check_add(device, wide.g[:, columns], other[:, columns], E4M3, add)
-            norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5)
-            check_both(df.fp8_add_rmsnorm_pg2pg_forward(*cut[1:], E4M3, w, 16, 1e-5), add, norm)
+            norm = df.coat.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5)
+            check_both(df.coat.fp8_add_rmsnorm_pg2pg_forward(*cut[1:], E4M3, w, 16, 1e-5), add, norm)
 
 
 def special(name: str, a: np.ndarray, w: np.ndarray) -> None:
@@ -134,12 +134,12 @@ def test_special_values(device, rng, name):
     a[5] *= 0 if name == "zero row" else 1
     special(name, a, w)
     first, second, weight = (device.array(host) for host in (a, other, w))
-    add = df.fp8_add_Ifp_Ifp_Ofp_Og16(first, second, E4M3, 16)
+    add = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(first, second, E4M3, 16)
     check_add(device, a, other, E4M3, add)
     x, s_x = (array.numpy() for array in add[1])
-    norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], weight, 16, 1e-5)
+    norm = df.coat.fp8_rmsnorm_pg2pg_forward(*add[1], weight, 16, 1e-5)
     check_norm(device, x, s_x, w, norm)
-    check_both(df.fp8_add_rmsnorm_pg2pg_forward(first, second, E4M3, weight, 16, 1e-5), add, norm)
+    check_both(df.coat.fp8_add_rmsnorm_pg2pg_forward(first, second, E4M3, weight, 16, 1e-5), add, norm)
     values_of_x, scales = x.astype(np.float32), s_x.astype(np.float32)
     if name == "NaN":
         assert np.isnan(values_of_x[5, 9]) and np.isnan(values_of_x).sum() == 1 and np.isfinite(scales).all()
@@ -173,13 +173,13 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng, columns):
     a, b, w = (device.array(host) for host in (values.g, other, values.w))
     made = outputs(device, columns=columns)
     out = [array for array, _ in made]
-    add = df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16, outputs=out[:3])
+    add = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16, outputs=out[:3])
     assert (add[0], *add[1]) == tuple(out[:3])
     check_add(device, values.g, other, E4M3, add)
-    norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5, outputs=out[3:])
+    norm = df.coat.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5, outputs=out[3:])
     assert (norm[0], norm[1], norm[2][1]) == tuple(out[3:])
     again = outputs(device, columns=columns)
-    one = df.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=[array for array, _ in again])
+    one = df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=[array for array, _ in again])
     check_both(one, add, norm)
     for _, untouched in (*made, *again):
         untouched()
@@ -192,13 +192,13 @@ def test_a_graph_of_dependent_launches(device, rng, level):
     a, b, w = (device.array(host) for host in (values.g, other, values.w))
     out = [array for array, _ in outputs(device)]
     once = [array for array, _ in outputs(device)]
-    df.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=once)
+    df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=once)
     with df.Graph.capture(device.stream) as graph:
-        add = df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16, outputs=out[:3], pdl_level=level)
-        norm = df.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5, outputs=out[3:], pdl_level=level)
-        one = df.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=once, pdl_level=level)
+        add = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16, outputs=out[:3], pdl_level=level)
+        norm = df.coat.fp8_rmsnorm_pg2pg_forward(*add[1], w, 16, 1e-5, outputs=out[3:], pdl_level=level)
+        one = df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5, outputs=once, pdl_level=level)
         with pytest.raises(CaptureError):
-            df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16)
+            df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16)
     for _ in range(2):
         other = addend(rng, values)
         b.copy_from(other)
@@ -217,9 +217,9 @@ def test_bytes_that_a_call_moves(rng):
         device = df.device(0, driver=machine)
         values = case(rng, (rows, columns))
         a, b, w = (device.array(host) for host in (values.g, addend(rng, values), values.w))
-        x, s_x = df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16)[1]
-        df.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-5)
-        df.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5)
+        x, s_x = df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, E4M3, 16)[1]
+        df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, w, 16, 1e-5)
+        df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, E4M3, w, 16, 1e-5)
         device.synchronize()
         *_, add, norm, both = (record for record in machine.launches)
     count = [(record.counters.total.local_read, record.counters.total.local_written) for record in (add, norm, both)]
@@ -235,13 +235,13 @@ def test_arguments_that_do_not_fit(device, rng, refused):
     x, s_x, w, g = place(device, values)
 
     def norm(x=x, s_x=s_x, w=w, QB=16, eps=1e-5, **rest):
-        return lambda: df.fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB, eps, **rest)
+        return lambda: df.coat.fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB, eps, **rest)
 
     def add(a=g, b=g, fp8=E4M3, QB=16, **rest):
-        return lambda: df.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, fp8, QB, **rest)
+        return lambda: df.coat.fp8_add_Ifp_Ifp_Ofp_Og16(a, b, fp8, QB, **rest)
 
     def both(a=g, b=g, fp8=E4M3, w=w, QB=16, eps=1e-5, **rest):
-        return lambda: df.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, w, QB, eps, **rest)
+        return lambda: df.coat.fp8_add_rmsnorm_pg2pg_forward(a, b, fp8, w, QB, eps, **rest)
 
     refused(norm(s_x=device.zeros((33, 5), "bfloat16")), "s_x", "(33, 6)")
     refused(norm(QB=8), "QB")

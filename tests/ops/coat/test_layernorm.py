@@ -42,10 +42,10 @@ class Forward:
         x, s_x = arrays or (device.array(values.x), device.array(values.s_x))
         if affine:
             pair = [device.array(host) for host in self.pair]
-            results = df.fp8_layernorm_param_forward(x, s_x, *pair, QB, eps, flag, **rest)
+            results = df.coat.fp8_layernorm_param_forward(x, s_x, *pair, QB, eps, flag, **rest)
             assert all(given is returned for given, returned in zip(pair, results[3], strict=False))
         else:
-            results = df.fp8_layernorm_noparam_forward(x, s_x, QB, eps, flag, **rest)
+            results = df.coat.fp8_layernorm_noparam_forward(x, s_x, QB, eps, flag, **rest)
         self.qy, self.s_y, self.qy_t, (*_, self.mean, self.rstd, warps) = results
         assert warps == 8
 
@@ -191,7 +191,7 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
     values = case(rng, (33, 96))
     arrays = device.array(values.x), device.array(values.s_x)
     both = [[device.empty(*wanted) for wanted in output_shapes(33, 96)] for _ in range(2)]
-    workspace = device.zeros(df.fp8_workspace_bytes(96), "uint8")
+    workspace = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")
     Forward(device, values, affine, arrays=arrays)  # compiles
     if affine:
         pair = [device.array(host) for host in (values.w, bias_of(values))]
@@ -199,8 +199,8 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
     def run(outputs):
         options = {"outputs": outputs, "workspace": workspace, "pdl_level": level}
         if affine:
-            return df.fp8_layernorm_param_forward(*arrays, *pair, 16, 1e-5, **options)
-        return df.fp8_layernorm_noparam_forward(*arrays, 16, 1e-5, **options)
+            return df.coat.fp8_layernorm_param_forward(*arrays, *pair, 16, 1e-5, **options)
+        return df.coat.fp8_layernorm_noparam_forward(*arrays, 16, 1e-5, **options)
 
     with df.Graph.capture(device.stream) as graph:
         for outputs in both:
@@ -229,7 +229,7 @@ def test_bytes_that_a_call_moves(rng):
         Forward(device, case(rng, (rows, columns)), affine=False)
         device.synchronize()
         record = list(machine.launches)[-1]
-    barrier = ("sync/grid_barrier.cuh", "sync/scratch.cuh")
+    barrier = ("sync/grid_barrier.cuh", "sync/scratch.cuh", "ptx/ordered.cuh")
     lines = [count for (file, _), count in record.counters.lines.items() if not file.endswith(barrier)]
     written, read = (sum(getattr(count, name) for count in lines) for name in ("local_written", "local_read"))
     assert written == 2 * elements + 8 * rows + 2
@@ -242,10 +242,10 @@ def test_arguments_that_do_not_fit(device, rng, refused):
     good = [device.empty(*wanted) for wanted in output_shapes(33, 96)]
 
     def param(x=x, s_x=s_x, w=w, b=w, QB=16, eps=1e-5, *flag, **rest):
-        return lambda: df.fp8_layernorm_param_forward(x, s_x, w, b, QB, eps, *flag, **rest)
+        return lambda: df.coat.fp8_layernorm_param_forward(x, s_x, w, b, QB, eps, *flag, **rest)
 
     def noparam(x=x, s_x=s_x, QB=16, eps=1e-5, *flag, **rest):
-        return lambda: df.fp8_layernorm_noparam_forward(x, s_x, QB, eps, *flag, **rest)
+        return lambda: df.coat.fp8_layernorm_noparam_forward(x, s_x, QB, eps, *flag, **rest)
 
     for call in (param, noparam):
         refused(call(x=device.zeros(96, E4M3)), "x", "[M, N]")

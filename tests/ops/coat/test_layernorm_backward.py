@@ -23,9 +23,9 @@ def backward(device, values: Case, affine: bool, saves, QB=16, g=None, arrays=No
     g = device.array(values.g) if g is None else g
     kept = [host if isinstance(host, df.Array) else device.array(host) for host in saves]
     if not affine:
-        return (df.fp8_layernorm_noparam_backward(x, s_x, g, QB, *kept, **rest),)
+        return (df.coat.fp8_layernorm_noparam_backward(x, s_x, g, QB, *kept, **rest),)
     pair = device.array(values.w), device.array(bias_of(values))
-    return df.fp8_layernorm_param_backward(x, s_x, g, QB, *pair, *kept, **rest)
+    return df.coat.fp8_layernorm_param_backward(x, s_x, g, QB, *pair, *kept, **rest)
 
 
 def check(values: Case, affine: bool, saves, found, QB=16, g=None) -> None:
@@ -69,7 +69,7 @@ def test_gradient_of_the_forward_against_float64(device, rng, affine, columns):
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     values = values._replace(x=x, s_x=np.full(values.s_x.shape, 0.25, BF16))
-    *_, mean, rstd, _ = df.fp8_layernorm_noparam_forward(device.array(x), device.array(values.s_x), 16, 1e-5)[3]
+    *_, mean, rstd, _ = df.coat.fp8_layernorm_noparam_forward(device.array(x), device.array(values.s_x), 16, 1e-5)[3]
     found = backward(device, values, affine, (mean, rstd))
     exact = x.astype(np.float64) * 0.25
     away = exact - exact.mean(1, keepdims=True)
@@ -150,7 +150,7 @@ def test_outputs_given_are_written_and_nothing_round_them(device, rng, affine, c
     arrays = [array for array, _ in made]
     space = {}
     if affine:
-        nbytes = df.fp8_workspace_bytes(2 * columns)
+        nbytes = df.coat.fp8_workspace_bytes(2 * columns)
         space["workspace"], around = guarded(device, (nbytes,), "uint8")
         space["workspace"].copy_from(np.zeros(nbytes, np.uint8))
         made.append((space["workspace"], around))
@@ -175,8 +175,8 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
 
     def run(**rest):
         if affine:
-            return df.fp8_layernorm_param_backward(x, s_x, g, 16, w, bias, *kept, **rest)
-        return (df.fp8_layernorm_noparam_backward(x, s_x, g, 16, *kept, **rest),)
+            return df.coat.fp8_layernorm_param_backward(x, s_x, g, 16, w, bias, *kept, **rest)
+        return (df.coat.fp8_layernorm_noparam_backward(x, s_x, g, 16, *kept, **rest),)
 
     with df.Graph.capture(device.stream) as graph:
         for _ in range(2):
@@ -198,8 +198,8 @@ def test_arguments_that_do_not_fit(device, rng, refused, affine):
 
     def call(x=x, s_x=s_x, g=g, w=w, b=w, m=kept[0], v=kept[1], QB=16, **rest):
         if affine:
-            return lambda: df.fp8_layernorm_param_backward(x, s_x, g, QB, w, b, m, v, **rest)
-        return lambda: df.fp8_layernorm_noparam_backward(x, s_x, g, QB, m, v, **rest)
+            return lambda: df.coat.fp8_layernorm_param_backward(x, s_x, g, QB, w, b, m, v, **rest)
+        return lambda: df.coat.fp8_layernorm_noparam_backward(x, s_x, g, QB, m, v, **rest)
 
     refused(call(x=g), "x.dtype")
     refused(call(s_x=device.zeros((33, 5), "bfloat16")), "s_x", "(33, 6)")
@@ -213,7 +213,7 @@ def test_arguments_that_do_not_fit(device, rng, refused, affine):
     if affine:
         refused(call(w=device.zeros(95, "bfloat16")), "w", "(96,)")
         refused(call(b=device.zeros(96, "float32")), "b.dtype")
-        refused(call(workspace=device.zeros(df.fp8_workspace_bytes(96), "uint8")), "workspace", "at least")
+        refused(call(workspace=device.zeros(df.coat.fp8_workspace_bytes(96), "uint8")), "workspace", "at least")
     else:
         with pytest.raises(Unsupported, match="stochastic"):
             call(stochastic=True)()

@@ -19,23 +19,23 @@ class Chosen(Exception):
 
 
 def forward(x, s_x, w, g, row):
-    df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+    df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
 
 
 def backward(x, s_x, w, g, row):
-    df.fp8_rmsnorm_backward(x, s_x, g, w, row, 16)
+    df.coat.fp8_rmsnorm_backward(x, s_x, g, w, row, 16)
 
 
 def layernorm(x, s_x, w, g, row):
-    df.fp8_layernorm_param_forward(x, s_x, w, w, 16, 1e-5)
+    df.coat.fp8_layernorm_param_forward(x, s_x, w, w, 16, 1e-5)
 
 
 def layernorm_backward(x, s_x, w, g, row):
-    df.fp8_layernorm_param_backward(x, s_x, g, 16, w, w, row, row)
+    df.coat.fp8_layernorm_param_backward(x, s_x, g, 16, w, w, row, row)
 
 
 def groups(x, s_x, w, g, row):
-    df.fp8_add_rmsnorm_pg2pg_forward(g, g, "E4M3", w, 16, 1e-5)
+    df.coat.fp8_add_rmsnorm_pg2pg_forward(g, g, "E4M3", w, 16, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -9,34 +9,15 @@ from fp8_support import case, check_backward, check_forward, place, same
 
 import drvfuse as df
 from drvfuse import config
-from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.call import faults
 from drvfuse.ops.call.scratch import Scratch
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.plans import scratch as plan
 from drvfuse.reference import coat_rmsnorm
 
 SHAPE = (33, 96)
-NO_SLOT = SourceEdit(
-    "sync/grid_barrier.cuh",
-    "    if (threadIdx.x == 0) {\n        u64 word",
-    "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
-)
-NO_MAXIMUM = SourceEdit(
-    "coat/forward.cuh",
-    "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
-    "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
-)
-NO_SUMS = SourceEdit(
-    "coat/fp8_rmsnorm_forward_rows.cu",
-    "if (word < p.rows * all_segments) leave_word",
-    "if (word < p.rows * all_segments && blockIdx.x != 1) leave_word",
-)
-NO_WORDS = SourceEdit(
-    "coat/fp8_rmsnorm_backward.cu",
-    "if constexpr (WEIGHTED) {\n            u32* words",
-    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
-)
+ABSENT, NO_SUMS = "block-1-absent", "block-1-leaves-no-sums"
 
 
 def test_the_host_knows_how_large_what_the_kernels_share_is(device):
@@ -60,7 +41,7 @@ def values(rng):
 
 @pytest.fixture
 def space(device):
-    return device.zeros(df.fp8_workspace_bytes(SHAPE[1]), "uint8")
+    return device.zeros(df.coat.fp8_workspace_bytes(SHAPE[1]), "uint8")
 
 
 class Op:
@@ -75,18 +56,17 @@ class Op:
         self.v = device.array(self.rstd)
         self.tall_host = np.tile(values.g, (16, 1))
         self.tall = device.array(self.tall_host)
-        self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
     def run(self, **options):
         if self.name == "forward":
-            return df.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
+            return df.coat.fp8_rmsnorm_forward(self.x, self.s_x, self.w, 16, 1e-5, **options)
         if self.name == "backward":
-            return df.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
-        return df.fp8_division(self.tall, 16, "E4M3", **options)
+            return df.coat.fp8_rmsnorm_backward(self.x, self.s_x, self.g, self.w, self.v, 16, **options)
+        return df.coat.fp8_division(self.tall, 16, "E4M3", **options)
 
     def give_up(self, **options):
         """A launch of which a block does not do its part; it ends."""
-        with config.override(spin_timeout=0.05), applied([self.edit]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
 
@@ -129,13 +109,13 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, values)
-        with config.override(spin_timeout=0.05), applied([NO_SUMS]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(NO_SUMS):
             for _ in range(2):
-                df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
+                df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
         with pytest.raises(GridTimeout, match="gave up waiting for block"):
             df.check_device(device)
-        check_forward(device, values, df.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
+        check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
         assert not machine.reports
 
 
@@ -171,7 +151,7 @@ def test_check_device_says_so_without_a_call(backward, device, space):
 
 def test_launches_after_the_time_out_wait_for_nothing(backward, space):
     backward.run(workspace=space)
-    with config.override(spin_timeout=0.05), applied([backward.edit]):
+    with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
         for _ in range(3):  # queued before anybody knows
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
@@ -216,11 +196,12 @@ def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
             device = df.device(0, driver=machine)
             x, s_x, w, g = place(device, values)
             v, streams = device.array(rstd), [df.Stream(device) for _ in range(2)]
-            space = device.zeros(df.fp8_workspace_bytes(96), "uint8") if shared else None
+            space = device.zeros(df.coat.fp8_workspace_bytes(96), "uint8") if shared else None
             device.synchronize()
             for _ in range(2):
                 results = [
-                    df.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream) for stream in streams
+                    df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space, stream=stream)
+                    for stream in streams
                 ]
             device.synchronize()
             try:

@@ -177,7 +177,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
         patient.launch(rank=2)
         second.launch()
         for rank in group:
-            rank.synchronize()
+            rank.stream.synchronize()
         assert machine.clock() < 100_000_000_000
         assert list(group.workspace.reports["magic"]) == [workspace.REPORT_MAGIC, 0, 0]
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):

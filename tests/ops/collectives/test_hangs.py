@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
 import scenarios
-from collective_support import ALGOS, assert_bits, garbage, place, random_inputs
+from collective_support import ALGOS, assert_bits, garbage, place, private_array, random_inputs
 
 import drvfuse as df
 from drvfuse import config, reference
+from drvfuse.comm import history
 from drvfuse.errors import BarrierTimeout, CaptureError, LaunchError
 
 pytestmark = pytest.mark.gpus(3)
@@ -60,7 +63,7 @@ def test_error_is_raised_once_and_the_next_call_resets(group, hosts, short_waits
     xs = place(group, hosts)
     df.allreduce.prepare(group, xs).launch(rank=1)
     for rank in group:
-        rank.synchronize()
+        rank.stream.synchronize()
     with pytest.raises(BarrierTimeout):
         df.allreduce(group, xs)
     with pytest.raises(BarrierTimeout):
@@ -153,7 +156,7 @@ def test_graph_replay_raises_what_happened_before(group, hosts, short_waits):
         prepared.launch()
     prepared.launch(rank=1)
     for rank in group:
-        rank.synchronize()
+        rank.stream.synchronize()
     with pytest.raises(BarrierTimeout):
         graph.launch(streams[0])
     graph.launch(streams[0])
@@ -167,7 +170,7 @@ def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts)
     first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
     for call in (first, second):
         call.launch(rank=0)
-    with pytest.raises(LaunchError, match="rank 1"):
+    with pytest.raises(LaunchError, match=r"rank 1 must first be launched with allreduce one_stage of 3 x \(1000,\)"):
         second.launch(rank=1)
     with pytest.raises(LaunchError, match="rank 1"):
         second.launch()
@@ -192,6 +195,129 @@ def test_reset_forgets_unfinished_calls(group, hosts, short_waits):
         second.launch(rank=rank)
     group.synchronize()
     assert_bits(ys, reference.allreduce(hosts))
+
+
+def test_a_rank_and_the_group_raise_the_same_timeout_when_they_are_synchronised(group, hosts, short_waits):
+    df.allreduce.prepare(group, place(group, hosts)).launch(rank=1)
+    for wait in (group.ranks[1].synchronize, group.ranks[0].synchronize, group.synchronize):
+        with pytest.raises(BarrierTimeout) as caught:
+            wait()
+        assert caught.value.rank == 1
+    group.reset()
+    group.ranks[1].synchronize()
+    works(group, hosts)
+
+
+def timed_out(group, prepared, rank=0):
+    """The call that the time-out names after `rank` alone was launched with `prepared`."""
+    prepared.launch(rank=rank)
+    with pytest.raises(BarrierTimeout) as caught:
+        group.synchronize()
+    assert f" in {caught.value.call} (block" in str(caught.value)
+    return caught.value.call.replace(f"which rank {caught.value.peer} was", "which the peer was")
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
+    """Also after calls with other numbers of barriers: of several chunks, without any, and of the other op."""
+    group = new_group(3, workspace_bytes=4096)
+    hosts = random_inputs(rng, 3, (30, 64), "bfloat16")
+    xs = [
+        private_array(rank.device, host)[0] if staged else rank.array(host)
+        for rank, host in zip(group, hosts, strict=True)
+    ]
+    gammas = [rank.array(np.ones(64, hosts[0].dtype)) for rank in group]
+    plain = {name: df.allreduce.prepare(group, xs, algo=name) for name in (*ALGOS, "naive")}
+    fused = {name: df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=name) for name in ALGOS}
+    for call in (*plain.values(), *fused.values()):
+        call.launch()
+    missing = "which the peer was not launched with"
+    call = f"call 6 of the group, allreduce_rmsnorm_fp8 {algo} of 3 x (30, 64) bfloat16"
+    assert timed_out(group, fused[algo]) == f"{call}, {missing}"
+    group.reset()
+    plain["naive"].launch()
+    assert timed_out(group, plain[algo]) == f"call 8 of the group, allreduce {algo} of 3 x (30, 64) bfloat16, {missing}"
+
+
+def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(group, hosts, short_waits):
+    small, large = (df.allreduce.prepare(group, place(group, [h[:n] for h in hosts])) for n in (8, 1000))
+    for _ in range(300):
+        small.launch()
+    large.launch(rank=0)
+    large.launch(rank=1)
+    for _ in range(200):
+        small.launch(rank=0)
+    with pytest.raises(BarrierTimeout) as caught:
+        group.synchronize()
+    assert caught.value.call == (
+        "call 301 of the group, allreduce one_stage of 3 x (1000,) bfloat16, which rank 2 was not launched with"
+    )
+
+
+def test_the_timeout_names_a_range_when_more_calls_followed_than_are_kept(group, hosts, short_waits):
+    prepared = df.allreduce.prepare(group, place(group, [host[:8] for host in hosts]))
+    prepared.launch()
+    group.synchronize()
+    for _ in range(history.KEPT + 1):
+        prepared.launch(rank=0)
+    with pytest.raises(BarrierTimeout) as caught:
+        group.synchronize()
+    assert caught.value.call == f"one of the calls 2 to {1 + history.KEPT // 2} of the group"
+
+
+def test_the_timeout_names_the_call_in_a_graph(group, hosts, short_waits):
+    xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
+    both = [df.allreduce.prepare(group, xs, ys, algo=algo) for algo in ALGOS]
+    graphs = []
+    for ranks in ([0, 1, 2], [0]):
+        with df.Graph.capture([group.ranks[rank].stream for rank in ranks]) as graph:
+            for call in both:
+                for rank in ranks:
+                    call.launch(rank=rank)
+        graphs.append(graph)
+    both[0].launch()
+    graphs[0].launch(group.ranks[0].stream)
+    group.synchronize()
+    both[0].launch()
+    graphs[0].launch(group.ranks[0].stream)
+    assert timed_out(group, both[1]).startswith("call 7 of the group, allreduce two_stage of 3 x (1000,)")
+    group.reset()
+    both[1].launch()
+    graphs[1].launch(group.ranks[0].stream)
+    with pytest.raises(BarrierTimeout) as caught:
+        group.synchronize()
+    assert caught.value.call == (
+        "call 9 of the group, allreduce one_stage of 3 x (1000,) bfloat16, call 1 of 2 in the replay of a graph, "
+        f"which rank {caught.value.peer} was not launched with"
+    )
+    group.reset()
+    for graph in graphs:
+        graph.close()
+
+
+def test_a_call_in_a_graph_of_another_library_leaves_a_range(group, hosts, short_waits):
+    xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
+    prepared = df.allreduce.prepare(group, xs, ys)
+    prepared.launch()
+    group.synchronize()
+    stream = group.ranks[0].stream
+    mode = group.driver.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with group.ranks[0].device.use():
+        group.driver.cuStreamBeginCapture(stream.handle, mode)
+        prepared.launch(rank=0)
+        group.driver.cuGraphDestroy(group.driver.cuStreamEndCapture(stream.handle))
+    group.synchronize()
+    prepared.launch()
+    assert timed_out(group, prepared) == (
+        "one of the calls 2 to 3 of the group, or one in a graph whose replays the group cannot see"
+    )
+
+
+def test_the_record_of_calls_keeps_no_array_alive(group, hosts):
+    kept = weakref.ref(df.allreduce(group, place(group, hosts))[0])
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.emu

@@ -278,8 +278,9 @@ def test_a_launch_on_a_foreign_stream_records_one_event_a_rank(group, hosts):
     for streams, events in ((None, 0), ([rank.stream.handle for rank in group], 3)):
         for _ in range(2):  # the first makes the events
             calls.ring.clear()
+            calls.queries.clear()
             call.launch(streams)
-        names = [entry[0] for entry in calls.ring]
+        names = [entry[0] for entry in (*calls.queries, *calls.ring)]
         assert (names.count("cuEventRecord"), names.count("cuEventCreate")) == (events, 0)
         if streams is None:
             assert names == ["cuLaunchKernelEx"] * 3

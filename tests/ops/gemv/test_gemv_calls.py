@@ -10,9 +10,8 @@ import pytest
 from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
-from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import ArgumentError, CaptureError, DriverUnavailable, GridTimeout, Unsupported
-from drvfuse.ops.call import operands
+from drvfuse.ops.call import faults, operands
 from drvfuse.ops.call.planned import PlanCache
 from drvfuse.ops.call.scratch import Scratch, check_device
 from drvfuse.plans import gemv as gemv_plan
@@ -193,8 +192,7 @@ def test_a_wait_without_an_end_is_reported(rng, values):
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
         device = df.device(0, driver=machine)
         arrays = tuple(device.array(array) for array in values[:3])
-        edit = "tag = next_epoch(epoch)"
-        with applied([SourceEdit("gemv/pipeline.cuh", edit, f"{edit} + (blockIdx.x == 3)")]):
+        with faults.in_kernels("block-3-of-another-launch"):
             call(arrays)
             device.synchronize()
         with pytest.raises(GridTimeout, match="block 5 of a kernel gave up waiting for block 3 "):

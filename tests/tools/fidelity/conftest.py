@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the generator in tools/ importable, and opens what a GPU answered."""
+"""Opens what a GPU answered."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import emu
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
-
-from fidelity import fixture  # noqa: E402
+from tools.fidelity import fixture
 
 RECORDED = Path(__file__).with_name("h200.npz")
 

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fidelity import fixture, forms, operands, verdict
-from fidelity.fixture import Answer, differing
-from fidelity.forms import form
-from fidelity.rules import RULES
+
+from tools.fidelity import fixture, forms, operands, verdict
+from tools.fidelity.__main__ import show
+from tools.fidelity.fixture import Answer, differing
+from tools.fidelity.forms import form
+from tools.fidelity.rules import RULES
 
 SOURCE = b"12345678"
 ADD = form("add.s32", "i32 i32", "i32")
@@ -97,14 +98,9 @@ def test_a_form_that_changed_is_stale_and_one_that_differs_shows_its_operands(tm
 
 
 def test_the_command_prints_what_differs_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parents[3] / "tools" / "fidelity.py"
-    spec = importlib.util.spec_from_file_location("fidelity_command", path)
-    assert spec is not None and spec.loader is not None
-    command = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(command)
     fine = [verdict.Verdict("add.s32", "equal"), verdict.Verdict("sin.approx.f32", "within bound", ("3 differ",))]
-    assert command.show(fine) == 0
-    assert command.show([*fine, verdict.Verdict("sub.s32", "differs", ("row 7: (0x1, 0x2) gives 0x3, GPU 0x4",))]) == 1
+    assert show(fine) == 0
+    assert show([*fine, verdict.Verdict("sub.s32", "differs", ("row 7: (0x1, 0x2) gives 0x3, GPU 0x4",))]) == 1
     out = capsys.readouterr().out
     assert "differs: sub.s32\n    row 7: (0x1, 0x2) gives 0x3, GPU 0x4" in out
     assert out.splitlines()[-1].split() == ["all", "1", "1", "1", "0"]

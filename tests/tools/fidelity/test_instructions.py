@@ -6,11 +6,10 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("llvmlite")
-from fidelity import execute, forms, verdict  # noqa: E402
-from fidelity.batch import Batch, batches, form_digest  # noqa: E402
-
 from drvfuse.emu.translate import module  # noqa: E402, F401  (registers the opcodes)
 from drvfuse.emu.translate.opcode import HANDLERS  # noqa: E402
+from tools.fidelity import execute, forms, verdict  # noqa: E402
+from tools.fidelity.batch import Batch, batches, form_digest  # noqa: E402
 
 pytestmark = pytest.mark.emu
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("llvmlite")
-from fidelity import collectives, forms, verdict  # noqa: E402
-
 import drvfuse as df  # noqa: E402
+from tools.fidelity import collectives, forms, verdict  # noqa: E402
 
 CASES = tuple(collectives.cases())
 

@@ -44,8 +44,8 @@ def trap(op: Opcode) -> Action:
             if kind == abi.Trap.TRAP:
                 g.do("unreachable")
             return
-        g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_kind", f"i32 {int(kind)}")
+        g.put("site", f"i32 {g.site(ins)}")
         g.do(f"ret i32 {int(abi.Status.TRAP)}")
         if kind != abi.Trap.TRAP:
             g.start(g.label())
@@ -125,12 +125,12 @@ def _system_call(g: Emitter, ins: Instruction, name: str, returns: tuple[Any, ..
             g.do(f"store i32 {result}, ptr {argument_pointer(g, returns[0])}")
         return
     message, file, line, function = pointers[:4]
-    g.put(abi.T_OP_VALUE, f"i64 {g.op(f'load i64, ptr {message}')}")
-    g.put(abi.T_OP_ADDR, f"i64 {g.op(f'load i64, ptr {file}')}")
-    g.put(abi.T_OP_A, f"i32 {g.op(f'load i32, ptr {line}')}")
-    g.put(abi.T_OP_SEEN, f"i64 {g.op(f'load i64, ptr {function}')}")
-    g.put(abi.T_OP_KIND, f"i32 {int(abi.Trap.ASSERT)}")
-    g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+    g.put("op_value", f"i64 {g.op(f'load i64, ptr {message}')}")
+    g.put("op_addr", f"i64 {g.op(f'load i64, ptr {file}')}")
+    g.put("op_a", f"i32 {g.op(f'load i32, ptr {line}')}")
+    g.put("op_seen", f"i64 {g.op(f'load i64, ptr {function}')}")
+    g.put("op_kind", f"i32 {int(abi.Trap.ASSERT)}")
+    g.put("site", f"i32 {g.site(ins)}")
     g.leave(int(abi.Status.TRAP))
 
 
@@ -149,23 +149,23 @@ def barrier(op: Opcode) -> Action:
     if kind is None:
         which = op.pick("popc", "and", "or")
         op.pick("u32" if which == "popc" else "pred")
-        kind = {"popc": abi.Barrier.RED_POPC, "and": abi.Barrier.RED_AND, "or": abi.Barrier.RED_OR}[which]
+        kind = {"popc": abi.Barrier.POPC, "and": abi.Barrier.AND, "or": abi.Barrier.OR}[which]
 
     def before(g: Emitter, ins: Instruction) -> int:
         operands = list(ins.operands)
         if verb == "red":
-            g.put(abi.T_OP_C, f"i32 {g.op(f'zext i1 {g.pred(operands.pop())} to i32')}")
+            g.put("op_c", f"i32 {g.op(f'zext i1 {g.pred(operands.pop())} to i32')}")
             operands.pop(0)
-        g.put(abi.T_OP_A, f"i32 {g.word(operands[0], 32)}")
-        g.put(abi.T_OP_B, f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
-        g.put(abi.T_OP_KIND, f"i32 {int(kind) | (0 if aligned else abi.BARRIER_UNALIGNED)}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_a", f"i32 {g.word(operands[0], 32)}")
+        g.put("op_b", f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
+        g.put("op_kind", f"i32 {int(kind) | (0 if aligned else abi.Barrier.UNALIGNED)}")
+        g.put("site", f"i32 {g.site(ins)}")
         return int(abi.Status.BARRIER)
 
     def after(g: Emitter, ins: Instruction) -> None:
         if verb == "red":
-            r = g.get(abi.T_OP_RESULT, "i32")
-            if kind == abi.Barrier.RED_POPC:
+            r = g.get("op_result", "i32")
+            if kind == abi.Barrier.POPC:
                 g.set_int(ins.operands[0], r, 32)
             else:
                 g.set_pred(ins.operands[0], g.op(f"icmp ne i32 {r}, 0"))
@@ -179,7 +179,7 @@ def griddepcontrol(op: Opcode) -> Action:
 
         def before(g: Emitter, ins: Instruction) -> int:
             g.waits = True
-            g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+            g.put("site", f"i32 {g.site(ins)}")
             return int(abi.Status.GDC_WAIT)
 
         return Action(lambda g, ins: None, before=before, pure=False)
@@ -196,8 +196,8 @@ def nanosleep(op: Opcode) -> Action:
     op.pick("u32")
 
     def before(g: Emitter, ins: Instruction) -> int:
-        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[0], 32)}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_a", f"i32 {g.word(ins.operands[0], 32)}")
+        g.put("site", f"i32 {g.site(ins)}")
         return int(abi.Status.SLEEP)
 
     return Action(lambda g, ins: None, before=before, pure=False)
@@ -209,9 +209,9 @@ def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> A
 
     def before(g: Emitter, ins: Instruction) -> int:
         operands(g, ins)
-        g.put(abi.T_OP_MASK, f"i32 {g.word(ins.operands[mask_at], 32)}")
-        g.put(abi.T_OP_KIND, f"i32 {int(kind)}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_mask", f"i32 {g.word(ins.operands[mask_at], 32)}")
+        g.put("op_kind", f"i32 {int(kind)}")
+        g.put("site", f"i32 {g.site(ins)}")
         return int(abi.Status.WARPOP)
 
     return Action(after or (lambda g, ins: None), before=before, pure=False)
@@ -220,9 +220,9 @@ def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> A
 def _result(g: Emitter, ins: Instruction) -> None:
     """op_result to the destination, op_pred to the second of `d|p`."""
     d = ins.operands[0]
-    value = g.get(abi.T_OP_RESULT, "i32")
+    value = g.get("op_result", "i32")
     if isinstance(d, Pair):
-        p = g.get(abi.T_OP_PRED, "i32")
+        p = g.get("op_pred", "i32")
         g.set_pred(d.second, g.op(f"icmp ne i32 {p}, 0"))
         d = d.first
     g.set_int(d, value, 32)
@@ -241,8 +241,8 @@ def shfl(op: Opcode) -> Action:
     op.pick("b32")
 
     def operands(g: Emitter, ins: Instruction) -> None:
-        for offset, operand in zip((abi.T_OP_A, abi.T_OP_B, abi.T_OP_C), ins.operands[1:4], strict=True):
-            g.put(offset, f"i32 {g.word(operand, 32)}")
+        for member, operand in zip(("op_a", "op_b", "op_c"), ins.operands[1:4], strict=True):
+            g.put(member, f"i32 {g.word(operand, 32)}")
 
     return _warp(kind, 4, operands, _result)
 
@@ -256,13 +256,13 @@ def vote(op: Opcode) -> Action:
     kind = abi.WarpOp[f"VOTE_{verb.upper()}"]
 
     def operands(g: Emitter, ins: Instruction) -> None:
-        g.put(abi.T_OP_A, f"i32 {g.op(f'zext i1 {g.pred(ins.operands[1])} to i32')}")
+        g.put("op_a", f"i32 {g.op(f'zext i1 {g.pred(ins.operands[1])} to i32')}")
 
     def after(g: Emitter, ins: Instruction) -> None:
         if verb == "ballot":
             _result(g, ins)
         else:
-            r = g.get(abi.T_OP_RESULT, "i32")
+            r = g.get("op_result", "i32")
             g.set_pred(ins.operands[0], g.op(f"icmp ne i32 {r}, 0"))
 
     return _warp(kind, 2, operands, after)
@@ -276,7 +276,7 @@ def match(op: Opcode) -> Action:
 
     def operands(g: Emitter, ins: Instruction) -> None:
         x = g.word(ins.operands[1], n)
-        g.put(abi.T_OP_VALUE, f"i64 {x if n == 64 else g.op(f'zext i32 {x} to i64')}")
+        g.put("op_value", f"i64 {x if n == 64 else g.op(f'zext i32 {x} to i64')}")
 
     return _warp(abi.WarpOp[f"MATCH_{verb.upper()}"], 2, operands, _result)
 
@@ -289,7 +289,7 @@ def redux(op: Opcode) -> Action:
     name = f"REDUX_{verb.upper()}" + (f"_{t[0].upper()}" if verb in ("min", "max") else "")
 
     def operands(g: Emitter, ins: Instruction) -> None:
-        g.put(abi.T_OP_A, f"i32 {g.word(ins.operands[1], 32)}")
+        g.put("op_a", f"i32 {g.word(ins.operands[1], 32)}")
 
     return _warp(abi.WarpOp[name], 2, operands, _result)
 
@@ -305,8 +305,8 @@ def activemask(op: Opcode) -> Action:
     op.pick("b32")
 
     def before(g: Emitter, ins: Instruction) -> int:
-        g.put(abi.T_OP_KIND, f"i32 {int(abi.WarpOp.ACTIVEMASK)}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_kind", f"i32 {int(abi.WarpOp.ACTIVEMASK)}")
+        g.put("site", f"i32 {g.site(ins)}")
         return int(abi.Status.WARPOP)
 
     return Action(_result, before=before, pure=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer arithmetic. Floating-point forms of shared names go to `codegen_float`."""
+"""Integer arithmetic. Floating-point forms of shared names go to `floating`."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _place(op: Opcode) -> None:
 def _order(op: Opcode, *orders: str) -> int:
     order = op.pick(*orders, default=orders[0])
     op.pick("cta", default="cta")
-    return int(ORDERS[order]) << abi.ACC_ORDER_SHIFT | int(SCOPES["cta"]) << abi.ACC_SCOPE_SHIFT
+    return int(ORDERS[order]) << abi.ORDER_SHIFT | int(SCOPES["cta"]) << abi.SCOPE_SHIFT
 
 
 def _init(op: Opcode, verb: str) -> Action:
@@ -77,7 +77,7 @@ def _arrive(op: Opcode, verb: str) -> Action:
             _call(g, ins, abi.Mbarrier.ARRIVE, address, count="1", bytes_=amount, flags=flags)
         else:
             _call(g, ins, abi.Mbarrier.ARRIVE, address, count=amount, flags=flags)
-        g.set_int(target, g.get(abi.T_OP_VALUE, "i64"), 64)
+        g.set_int(target, g.get("op_value", "i64"), 64)
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
 
@@ -105,9 +105,9 @@ def _wait(op: Opcode, verb: str) -> Action:
             raise RefusedError("too many operands")
         word = g.word(state, 32 if parity else 64)
         if parity:
-            word = g.op(f"shl i64 {g.op(f'zext i32 {word} to i64')}, {abi.MBARRIER_PARITY}")
+            word = g.op(f"shl i64 {g.op(f'zext i32 {word} to i64')}, {abi.MBARRIER_PARITY_BIT}")
         _call(g, ins, abi.Mbarrier.TEST, address, state=word, flags=flags)
-        g.set_pred(done, g.op(f"icmp ne i32 {g.get(abi.T_OP_PRED, 'i32')}, 0"))
+        g.set_pred(done, g.op(f"icmp ne i32 {g.get('op_pred', 'i32')}, 0"))
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
 

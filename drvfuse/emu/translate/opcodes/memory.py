@@ -37,7 +37,7 @@ ORDERS = {
 def _space(op: Opcode) -> tuple[str, int]:
     """(name, flag bits) of the state space; "" is generic."""
     name = op.pick(*_SPACES, default="")
-    flags = int(_SPACES[name]) << abi.ACC_SPACE_SHIFT if name else 0
+    flags = int(_SPACES[name]) << abi.SPACE_SHIFT if name else 0
     return name.split("::")[0], flags
 
 
@@ -48,27 +48,27 @@ def drop_hints(op: Opcode) -> None:
 
 
 def _scope_flags(op: Opcode, default: str | None = None) -> int:
-    return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.ACC_SCOPE_SHIFT
+    return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.SCOPE_SHIFT
 
 
 def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
     """(space, rt_access flags, strong) of a load or store."""
     if op.flag("volatile"):
-        flags = abi.ACC_STRONG | abi.ACC_VOLATILE | int(abi.Scope.SYS) << abi.ACC_SCOPE_SHIFT
+        flags = abi.Access.STRONG | abi.Access.VOLATILE | int(abi.Scope.SYS) << abi.SCOPE_SHIFT
     elif op.flag("mmio"):
         op.pick("relaxed")
         op.pick("sys")
-        flags = abi.ACC_STRONG | int(abi.Scope.SYS) << abi.ACC_SCOPE_SHIFT
+        flags = abi.Access.STRONG | int(abi.Scope.SYS) << abi.SCOPE_SHIFT
     else:
         order = op.pick(*orders, "weak", default="weak")
         flags = 0
         if order != "weak":
-            flags = abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT | _scope_flags(op)
+            flags = abi.Access.STRONG | int(ORDERS[order]) << abi.ORDER_SHIFT | _scope_flags(op)
     if op.flag("nc"):
-        flags |= abi.ACC_NC
+        flags |= abi.Access.NC
     drop_hints(op)
     space, bits = _space(op)
-    return space, flags | bits, bool(flags & abi.ACC_STRONG)
+    return space, flags | bits, bool(flags & abi.Access.STRONG)
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
@@ -76,9 +76,9 @@ def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
 
     def before(g: Emitter, ins: Instruction) -> int:
         operand = next(o for o in ins.operands if isinstance(o, Addr))
-        g.put(abi.T_OP_ADDR, f"i64 {g.address(operand, space)}")
-        g.put(abi.T_OP_SIZE, f"i32 {size}")
-        g.put(abi.T_SITE, f"i32 {g.site(ins)}")
+        g.put("op_addr", f"i64 {g.address(operand, space)}")
+        g.put("op_size", f"i32 {size}")
+        g.put("site", f"i32 {g.site(ins)}")
         return int(abi.Status.YIELD)
 
     return before
@@ -89,7 +89,7 @@ def _seen(g: Emitter, value: str, n: int) -> None:
         return
     if n != 64:
         value = g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
-    g.put(abi.T_OP_SEEN, f"i64 {value}")
+    g.put("op_seen", f"i64 {value}")
 
 
 def _compared(g: Emitter, value: str, n: int) -> None:
@@ -98,9 +98,9 @@ def _compared(g: Emitter, value: str, n: int) -> None:
         return
     if n == 128:
         high = g.op(f"lshr i128 {value}, 64")
-        g.put(abi.T_OP_SEEN, f"i64 {g.op(f'trunc i128 {high} to i64')}")
+        g.put("op_seen", f"i64 {g.op(f'trunc i128 {high} to i64')}")
     low = value if n == 64 else g.op(f"{'trunc' if n > 64 else 'zext'} i{n} {value} to i64")
-    g.put(abi.T_OP_VALUE, f"i64 {low}")
+    g.put("op_value", f"i64 {low}")
 
 
 def _pointer(g: Emitter, address: str, offset: int = 0) -> str:
@@ -121,7 +121,7 @@ def _element_type(op: Opcode) -> tuple[str, int]:
 
 
 def _elements_flag(count: int, strong: bool) -> int:
-    return (count.bit_length() - 1) << abi.ACC_ELEMENTS_SHIFT if strong else 0
+    return (count.bit_length() - 1) << abi.ELEMENTS_SHIFT if strong else 0
 
 
 def _elements(operand: Any, count: int) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def st(op: Opcode) -> Action:
     def after(g: Emitter, ins: Instruction) -> None:
         items = _elements(ins.operands[1], count)
         values = [g.word(item, n) for item in items]
-        at = _place(g, ins.operands[0], space, n // 8 * count, flags | abi.ACC_WRITE, ins)
+        at = _place(g, ins.operands[0], space, n // 8 * count, flags | abi.Access.WRITE, ins)
         for i, value in enumerate(values):
             g.do(f"store i{n} {value}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}")
 
@@ -200,8 +200,8 @@ def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
 
 
 def _in_shared(g: Emitter, address: str) -> str:
-    static = g.header("launch", abi.L_SHARED_STATIC)
-    total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', abi.L_SMEM_DYNAMIC))} to i64")
+    static = g.header("launch", "shared_static")
+    total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', 'smem_dynamic'))} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")
 
 
@@ -272,8 +272,8 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
 def atom(op: Opcode) -> Action:
     returns = op.base == "atom"
     order = op.pick(*(ORDERS if returns else ("relaxed", "release")), default="relaxed")
-    flags = abi.ACC_WRITE | abi.ACC_ATOMIC | abi.ACC_STRONG | int(ORDERS[order]) << abi.ACC_ORDER_SHIFT
-    flags |= 0 if returns else abi.ACC_REDUCTION
+    flags = abi.Access.WRITE | abi.Access.ATOMIC | abi.Access.STRONG | int(ORDERS[order]) << abi.ORDER_SHIFT
+    flags |= 0 if returns else abi.Access.REDUCTION
     flags |= _scope_flags(op, "gpu")
     drop_hints(op)
     space, bits = _space(op)
@@ -282,7 +282,7 @@ def atom(op: Opcode) -> Action:
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
     t = op.type()
     n = width(t)
-    flags |= _elements_flag(count, True) | (abi.ACC_SWAP if verb == "cas" else 0)
+    flags |= _elements_flag(count, True) | (abi.Access.SWAP if verb == "cas" else 0)
     update = _update(op, verb, t)
     if space not in ("", "global", "shared") or not returns and verb in ("cas", "exch"):
         raise RefusedError("unsupported atomic")
@@ -320,19 +320,19 @@ def fence(op: Opcode) -> Action:
     if op.flag("mbarrier_init"):
         op.pick("release")
         op.pick("cluster")
-        flags = int(abi.Scope.CLUSTER) << abi.ACC_SCOPE_SHIFT | int(ORDERS["release"]) << abi.ACC_ORDER_SHIFT
+        flags = int(abi.Scope.CLUSTER) << abi.SCOPE_SHIFT | int(ORDERS["release"]) << abi.ORDER_SHIFT
     elif op.flag("proxy"):
         is_async = op.pick("alias", "async") == "async"
         only_global = op.flag("global")
         op.flag("shared::cta", "shared::cluster")
-        flags = abi.FENCE_PROXY | (abi.FENCE_ASYNC if is_async and not only_global else 0)
+        flags = abi.Fence.PROXY | (abi.Fence.ASYNC if is_async and not only_global else 0)
     elif op.base == "membar":
         scope = {"cta": abi.Scope.CTA, "gl": abi.Scope.GPU, "sys": abi.Scope.SYS}[op.pick("cta", "gl", "sys")]
-        flags = abi.FENCE_SC | int(scope) << abi.ACC_SCOPE_SHIFT
+        flags = abi.Fence.SC | int(scope) << abi.SCOPE_SHIFT
     else:
         order = op.pick("sc", "acq_rel", "acquire", "release", default="acq_rel")
-        flags = _scope_flags(op) | (abi.FENCE_SC if order == "sc" else 0)
-        flags |= int(ORDERS["acq_rel" if order == "sc" else order]) << abi.ACC_ORDER_SHIFT
+        flags = _scope_flags(op) | (abi.Fence.SC if order == "sc" else 0)
+        flags |= int(ORDERS["acq_rel" if order == "sc" else order]) << abi.ORDER_SHIFT
 
     def emit(g: Emitter, ins: Instruction) -> None:
         if g.mode != "raw":

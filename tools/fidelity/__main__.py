@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the emulated driver with a GPU, instruction by instruction and kernel by kernel.
 
-    python tools/fidelity.py record --driver cuda --out tests/fidelity/gpu.npz   # on a machine with a GPU
-    python tools/fidelity.py compare --driver emu tests/fidelity/gpu.npz        # anywhere
-    python tools/fidelity.py both --rows 100000                                 # on a machine with a GPU: more operands
+    python -m tools.fidelity record --out tests/tools/fidelity/h200.npz    # on a machine with a GPU
+    python -m tools.fidelity compare tests/tools/fidelity/h200.npz         # anywhere
+    python -m tools.fidelity both --rows 100000                            # on a machine with a GPU: more operands
 
 `record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave. `compare` prints every
 form that is not equal and a table of them by opcode; its status is 1 if one differs. `both` runs the two drivers side
@@ -25,9 +25,9 @@ import numpy as np
 import drvfuse as df
 from drvfuse.errors import DriverError
 
-from fidelity import collectives, execute, fixture, operands, rules, verdict  # isort: skip  (the package beside this file)
-from fidelity.batch import batches
-from fidelity.forms import table
+from . import collectives, execute, fixture, operands, rules, verdict
+from .batch import batches
+from .forms import table
 
 
 def about(device: df.Device) -> dict[str, Any]:
@@ -135,7 +135,9 @@ def both(extra: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fidelity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record")
     recording.add_argument("--driver", default="cuda")

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# The public names, here and nowhere else: `lazy` reads these lines too, and says which forms they have.
+
+from . import coat as coat
+from . import config as config
+from . import dtypes as dtypes
+from . import emu as emu
+from . import errors as errors
+from . import reference as reference
+from . import reference_gemv as reference_gemv
+from .comm.group import Group as Group
+from .comm.rank import Rank as Rank
+from .ops.call.options import PDLLevel as PDLLevel
+from .ops.call.scratch import check_device as check_device
+from .ops.collectives.allreduce import allreduce as allreduce
+from .ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
+from .ops.collectives.epilogue import Epilogue as Epilogue
+from .ops.collectives.epilogue import Replicated as Replicated
+from .ops.collectives.epilogue import float32 as float32
+from .ops.collectives.epilogue import int32 as int32
+from .ops.gemv.gemv_partial_norm import gemv_partial_norm as gemv_partial_norm
+from .runtime.array import Array as Array
+from .runtime.array import view as view
+from .runtime.device import Device as Device
+from .runtime.device import device as device
+from .runtime.driver import last_calls as last_calls
+from .runtime.graph import Graph as Graph
+from .runtime.interop import ArrayLike as ArrayLike
+from .runtime.kernel import Kernel as Kernel
+from .runtime.kernel import Launch as Launch
+from .runtime.kernel import Module as Module
+from .runtime.kernel import compile as compile
+from .runtime.memory import SymmetricBuffer as SymmetricBuffer
+from .runtime.stream import Event as Event
+from .runtime.stream import Stream as Stream
+from .trace.buffer import Trace as Trace
+
+__version__: str

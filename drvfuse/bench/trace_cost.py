@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tracing costs, and how good the clocks are.
+
+Microseconds per call inside a CUDA graph of back-to-back calls over some sets of inputs in turn, without and with a
+trace: replays of the two graphs take turns, and their medians are compared; "spread" is the larger distance between the
+quartiles. The GEMV runs on the first GPU, with weights that L2 does not hold. The clocks are those of each row's trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..comm.group import Group
+from ..runtime.device import Device
+from ..trace.buffer import Trace
+from . import collectives, gemv
+from .timing import Replays
+
+SHAPES = ((1, 4096), (128, 4096), (512, 4096), (2048, 4096))
+HEAD = ["op", "algo", "shape", "off", "on", "cost", "spread", "events", "timer step ns", "clock error ns"]
+TEXT_COLUMNS = 3
+_ROUNDS = 60
+_TRACE_BYTES = 32 << 20
+
+Calls = Sequence[Callable[[], object]]
+
+
+def measure(group: Group) -> Iterator[dict[str, Any]]:
+    """A result for each op, algorithm and shape."""
+    for rows, cols in SHAPES:
+        inputs = collectives.Inputs(group, rows, cols)
+        for op in collectives.OPS:
+            for algo in collectives.ALGORITHMS:
+                calls = partial(inputs.calls, op, algo)
+                times = _compared(group, calls, collectives.calls_per_graph(rows, cols))
+                yield {"op": op, "algo": algo, "rows": rows, "cols": cols, **times}
+    device = group.ranks[0].device
+    bench, (n, k, n_normed) = gemv.Bench(device), gemv.MODEL
+    times = _compared(device, lambda trace: bench.calls(n, k, n_normed, trace=trace), gemv.CALLS)
+    yield {"op": "gemv", "algo": "", "rows": n, "cols": k, **times}
+
+
+def _compared(where: Group | Device, calls: Callable[[Trace | None], Calls], per_graph: int) -> dict[str, Any]:
+    trace = Trace(where, nbytes=_TRACE_BYTES)
+    graphs = [Replays(where, calls(given), per_graph) for given in (None, trace)]
+    times = np.array([[graph.microseconds() for graph in graphs] for _ in range(_ROUNDS)])
+    (low_off, off, high_off), (low_on, on, high_on) = np.quantile(times, (0.25, 0.5, 0.75), axis=0).T.tolist()
+    for graph in graphs:
+        graph.close()
+    events = int(trace.records().size)
+    return {
+        "off_us": off,
+        "on_us": on,
+        "overhead": on / off - 1,
+        "spread_us": max(high_off - low_off, high_on - low_on),
+        "events": events,
+        "clocks": [asdict(clock) for clock in trace.clocks],
+    }
+
+
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The lines of the table for one result, which is one; `HEAD` is its head."""
+    step, error = (max(clock[name] for clock in result["clocks"]) for name in ("resolution_ns", "error_ns"))
+    cells = [result["op"], result["algo"], f"{result['rows']}x{result['cols']}"]
+    cells += [f"{result['off_us']:.2f}", f"{result['on_us']:.2f}", f"{result['overhead']:.1%}"]
+    return [[*cells, f"{result['spread_us']:.2f}", str(result["events"]), f"{step:.0f}", f"{error:.0f}"]]

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of options that several commands have, made before a command starts its work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ..errors import ArgumentError
+
+_FILES = ("out", "plot", "png")
+
+
+def check_files(arguments: argparse.Namespace) -> None:
+    """ArgumentError for an option that names a file which cannot be written. Writes nothing."""
+    for option in _FILES:
+        path = getattr(arguments, option, None)
+        if path is not None:
+            _check_file(f"--{option}", path)
+
+
+def _check_file(option: str, path: str) -> None:
+    file = Path(path)
+    if file.is_dir():
+        raise ArgumentError(option, f"{path!r}, a folder", "the path of a file")
+    if not file.parent.is_dir():
+        raise ArgumentError(option, repr(path), f"in a folder that exists, and {str(file.parent)!r} is none")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ArgumentError(option, repr(path), "the path of a file that can be written")

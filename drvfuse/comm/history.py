@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls the ranks of a group were launched with since its last reset, so that a time-out can name its call.
+
+A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
+call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls that
+was. The exception is a graph that another library captured or replays: nothing here learns of its replays.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from ..dtypes import DType
+    from ..runtime.graph import Graph
+    from ..runtime.stream import Event, Stream
+
+KEPT = 512  # launches and replays that can be named; of older ones only the number of calls and barriers is kept
+
+
+class CallNote(NamedTuple):
+    """What a message says of a call, and the barriers that its kernel passes. It keeps nothing of the call alive."""
+
+    op: str
+    algo: str
+    ranks: int
+    shape: tuple[int, ...]
+    dtype: DType
+    barriers: int
+
+    def __str__(self) -> str:
+        count = f"{self.ranks} x " if self.ranks > 1 else ""
+        return f"{self.op}{self.algo and ' ' + self.algo} of {count}{self.shape} {self.dtype}"
+
+
+class Noted(Protocol):
+    """A call as the group sees it."""
+
+    @property
+    def note(self) -> CallNote: ...
+
+
+@dataclass
+class Totals:
+    """How many calls a rank was launched with, and the barriers of these."""
+
+    calls: int = 0
+    barriers: int = 0
+
+    def add(self, other: Totals) -> None:
+        self.calls += other.calls
+        self.barriers += other.barriers
+
+
+class GraphCalls:
+    """The calls of a group that one graph holds, by rank."""
+
+    def __init__(self, history: History, ranks: int) -> None:
+        self._history = history
+        self.notes: list[list[CallNote]] = [[] for _ in range(ranks)]
+        self.totals = [Totals() for _ in range(ranks)]
+
+    def add(self, position: int, note: CallNote) -> None:
+        self.notes[position].append(note)
+        self.totals[position].add(Totals(1, note.barriers))
+
+    def after_replay(self, stream: Stream, event: Event | None) -> None:
+        """Called after each launch of the graph on `stream`."""
+        self._history.replayed(self, inside_graph=stream.capture_id() is not None)
+
+
+class History:
+    """The calls of each of `ranks` ranks, oldest first. Calls are counted from 1, and a reset does not start anew."""
+
+    def __init__(self, ranks: int) -> None:
+        self._entries: list[tuple[Sequence[int], CallNote] | GraphCalls] = []
+        self._older = [Totals() for _ in range(ranks)]  # what is no longer in `_entries`
+        self._settled = [0] * ranks  # how many calls of each rank are known to be complete
+        self._graphs: weakref.WeakKeyDictionary[Graph, GraphCalls] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._complete = True  # whether every replay of a graph is noted
+
+    def launched(self, positions: Sequence[int], note: CallNote) -> None:
+        """Note a launch on the ranks at `positions`."""
+        self._append((positions, note))
+
+    def captured(self, position: int, graph: Graph | None, note: CallNote) -> None:
+        """Note that a graph, of another library if None, now holds the part of the rank at `position` in a call."""
+        if graph is None:
+            self._complete = False
+            return
+        calls = self._graphs.setdefault(graph, GraphCalls(self, len(self._older)))
+        calls.add(position, note)
+        graph.after_launch(calls.after_replay)
+
+    def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
+        """Note the launch of a graph with these calls; a launch that another graph captures cannot be followed."""
+        if inside_graph:
+            self._complete = False
+        else:
+            self._append(calls)
+
+    def _append(self, entry: tuple[Sequence[int], CallNote] | GraphCalls) -> None:
+        if len(self._entries) >= KEPT:
+            self._forget(KEPT // 2)
+        self._entries.append(entry)
+
+    def settle(self) -> None:
+        """Every call is complete, and none has timed out."""
+        self._forget(len(self._entries))
+        self._settled = [totals.calls for totals in self._older]
+
+    def _forget(self, count: int) -> None:
+        with self._lock:
+            forgotten = self._entries[:count]
+            del self._entries[: len(forgotten)]
+            everywhere = Totals()
+            for entry in forgotten:
+                if isinstance(entry, GraphCalls):
+                    for totals, more in zip(self._older, entry.totals, strict=True):
+                        totals.add(more)
+                elif len(entry[0]) == len(self._older):
+                    everywhere.calls += 1
+                    everywhere.barriers += entry[1].barriers
+                else:
+                    for position in entry[0]:
+                        self._older[position].add(Totals(1, entry[1].barriers))
+            for totals in self._older:
+                totals.add(everywhere)
+
+    def clear(self) -> None:
+        """The group was reset: the epochs are zero, and the next call is numbered after the last one of any rank."""
+        last = max(self._count(position) for position in range(len(self._older)))
+        self._entries.clear()
+        self._older = [Totals(last) for _ in self._older]
+        self._settled = [last for _ in self._older]
+
+    def find(self, position: int, peer: int, epoch: int) -> str:
+        """The call that the rank at `position` began when its epoch was `epoch`, in words."""
+        number, barriers = self._older[position].calls, self._older[position].barriers
+        first = self._settled[position] + 1
+        if not self._complete:
+            unseen = "one in a graph whose replays the group cannot see"
+            last = self._count(position)
+            return f"one of the calls {first} to {last} of the group, or {unseen}" if first <= last else unseen
+        if epoch < barriers:
+            return f"one of the calls {first} to {number} of the group"
+        for note, where in self._notes(position):
+            number += 1
+            if barriers == epoch and note.barriers:
+                missing = f", which rank {peer} was not launched with" if self._count(peer) < number else ""
+                return f"call {number} of the group, {note}{where}{missing}"
+            barriers += note.barriers
+        return f"one of the calls {first} to {number} of the group"
+
+    def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
+        """The kept calls of a rank, each with what is to be said of the graph that holds it."""
+        for entry in self._entries:
+            if isinstance(entry, GraphCalls):
+                notes = entry.notes[position]
+                for number, note in enumerate(notes, 1):
+                    yield note, f", call {number} of {len(notes)} in the replay of a graph"
+            elif position in entry[0]:
+                yield entry[1], ""
+
+    def _count(self, position: int) -> int:
+        return self._older[position].calls + sum(1 for _ in self._notes(position))

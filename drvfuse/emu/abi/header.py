@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers and structures of this room as a C++ header, which the native runtime includes as `abi.cuh`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from .. import abi
+from .structs import DECLARATIONS
+
+HEADER_NAME = "abi.cuh"
+
+ENUMS: dict[type[IntEnum], str] = {
+    abi.Kind: "K_",
+    abi.MemoryOf: "OF_",
+    abi.LaunchState: "",
+    abi.RunEnd: "R_",
+    abi.Status: "",
+    abi.Barrier: "B_",
+    abi.Trap: "TRAP_",
+    abi.WarpOp: "",
+    abi.Access: "A_",
+    abi.Fence: "FENCE_",
+    abi.Scope: "SCOPE_",
+    abi.Order: "ORDER_",
+    abi.Mbarrier: "MB_",
+    abi.FaultKind: "F_",
+    abi.BarrierCount: "COUNT_",
+    abi.Endless: "ENDLESS_",
+    abi.MbarrierError: "E_",
+    abi.EventKind: "V_",
+    abi.Range: "RANGE_",
+    abi.Entry: "N_",
+    abi.Edge: "X_",
+}
+"""What the names of an enum's members begin with in C++."""
+
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "u32": (
+        *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
+        *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
+        *("SCOPE_SHIFT", "ORDER_SHIFT", "ELEMENTS_SHIFT", "MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT"),
+        *("FOUND", "CERTAIN", "MISSES"),
+    ),
+    "u64": (
+        *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK", "MBARRIER_PARITY", "MBARRIER_USED"),
+        "MBARRIER_VALID",
+    ),
+}
+"""Names of this package that C++ has too, by their type there."""
+
+
+def header() -> str:
+    """The text of the header."""
+    lines = ["// From drvfuse/emu/abi/header.py.", "#pragma once", "typedef unsigned char u8;", "typedef int s32;"]
+    lines += ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
+    lines.append("typedef u32 Ref;  // of a piece of the race detector's arena, in units of 32 bytes; 0: none")
+    for enum, prefix in ENUMS.items():
+        lines.append(f"enum {{ {', '.join(f'{prefix}{member.name} = {member.value}' for member in enum)} }};")
+    for type_, names in CONSTANTS.items():
+        lines += [f"const {type_} {name} = {getattr(abi, name):#x};" for name in names]
+    pointers = {d.split("* ")[0] for declarations in DECLARATIONS.values() for d in declarations if "* " in d}
+    lines += [f"struct {name};" for name in sorted({*DECLARATIONS, *pointers} - {"u8", "u32", "void", "Ref"})]
+    for name, declarations in DECLARATIONS.items():
+        lines += [f"struct {name} {{", *(f"    {declaration};" for declaration in declarations), "};"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the threads of a launch wait for, in words and with places in the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import sizeof
+from dataclasses import dataclass
+
+from .. import abi
+from ..abi import structs
+from ..space.window import Window
+from . import mbarriers
+from .places import Identity, Index
+
+RAISE_LIMIT = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
+
+_WAITS = (
+    ("yielded", "polling"),
+    ("warpop", ""),
+    ("asking", "at activemask"),
+    ("barrier", ""),
+    ("gdc", "at griddepcontrol.wait"),
+    ("sleeping", "sleeping"),
+    ("cluster", "at the cluster's barrier"),
+    ("ready", "runnable"),
+)
+"""Masks of a warp, and what the lanes in them do."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A thread that waits. `address` and `seen` are those of the word it polls; `mbarrier` is what is pending there."""
+
+    block: Index
+    thread: Index
+    status: str
+    file: str | None
+    line: int | None
+    address: int | None = None
+    seen: int | None = None
+    mbarrier: str | None = None
+
+
+def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
+    """What each live thread of a launch waits for. `undecided`: after so many polls registers still changed, which is
+    why it is not certain that the threads that poll wait for ever.
+    """
+    found = []
+    for block in resident(launch):
+        for field, text, t in _waiting(launch, block):
+            status, address, seen, told = text, None, None, None
+            if field == "barrier":
+                status = f"at barrier {t.op_a}"
+            elif field == "warpop":
+                status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
+            elif field == "yielded" or (field == "sleeping" and t.polls & abi.POLL_COUNT):
+                status = "polling" if field == "yielded" else "polling, asleep at the moment"
+                if undecided:
+                    status += f" (registers still changed after {undecided} polls; {RAISE_LIMIT})"
+                address = int(t.op_addr)
+                nbytes = min(int(t.op_size), 16)
+                if window.contains(address, nbytes):
+                    seen = int.from_bytes(bytes(window.view(address, nbytes)), "little")
+                    told = mbarriers.told(identity.sites[_polled_by(block, t)].opcode, seen)
+            status += identity.callers(t.site)
+            item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, told)
+            found.append(((block.index, t.linear), item))
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def resident(launch: structs.Launch) -> Iterator[structs.Block]:
+    """The blocks of a launch that have begun and not ended."""
+    for slot in range(launch.high):
+        block = structs.Block.from_address(launch.slots + slot * launch.slot_stride)
+        if block.active:
+            yield block
+
+
+def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> structs.Thread:
+    """The header of a thread's frame."""
+    return structs.Thread.from_address(block.frames + linear * launch.frame_stride)
+
+
+def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
+    """The threads of a block by the mask of _WAITS that they are in."""
+    for w in range(launch.warps):
+        warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
+        for field, text in _WAITS:
+            lanes = getattr(warp, field)
+            while lanes:
+                yield field, text, thread_of(launch, block, w * 32 + (lanes & -lanes).bit_length() - 1)
+                lanes &= lanes - 1
+
+
+def _polled_by(block: structs.Block, t: structs.Thread) -> int:
+    """The site of the instruction by which a thread polls its word, wherever it is at the moment."""
+    poll = structs.Poll.from_address(block.polls + t.linear * sizeof(structs.Poll))
+    for word in poll.word[: t.polls & abi.POLL_COUNT]:
+        if word.addr == t.op_addr:
+            return int(word.site)
+    return int(t.site)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened last on the emulated devices: entries of the ring that the native runtime keeps.
+
+It keeps strong accesses that told a thread something new, fences, barriers, and the beginning and end of blocks. Times
+are virtual and stand still while anything can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..abi import EVENTS, EventKind, structs
+from .places import Identity, Index, ravel
+
+DTYPE = np.dtype(structs.Event)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a thread did. `kind` is the name of an `abi.EventKind`, in small letters; `value` is what a load
+    saw, what an atomic found, or the number of a barrier. Events of a block ("start", "end") have its thread 0.
+    """
+
+    clock: int
+    kind: str
+    kernel: str
+    device: int
+    block: Index
+    thread: Index
+    file: str | None
+    line: int | None
+    opcode: str
+    address: int
+    value: int
+    flags: int = 0
+
+
+def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
+    """A copy of a native ring of EVENTS entries, of which `count` were written in all: oldest first, up to `until`."""
+    return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
+
+
+def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Event]:
+    """The events of a ring, in order; those of launches that are not in `identities` are left out."""
+    found = []
+    for record in records.tolist():
+        entry = dict(zip(DTYPE.names or (), record, strict=True))
+        identity = identities.get(entry["op"])
+        if identity is None:
+            continue
+        site = identity.site(entry["site"])
+        found.append(
+            Event(
+                entry["clock"],
+                EventKind(entry["kind"]).name.lower(),
+                identity.kernel,
+                identity.device,
+                *identity.index(entry["block"], entry["thread"]),
+                *identity.place(entry["site"]),
+                site.opcode if site else "",
+                entry["address"],
+                entry["value"],
+                entry["flags"],
+            )
+        )
+    return found
+
+
+def of_blocks(
+    records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
+) -> np.ndarray:
+    """The records of some blocks (device, block), of whatever launch."""
+    keep = np.zeros(len(records), bool)
+    wanted = list(blocks)
+    for op in np.unique(records["op"]).tolist():
+        identity = identities.get(op)
+        if identity is not None:
+            linear = [ravel(block, identity.grid) for device, block in wanted if device == identity.device]
+            keep |= (records["op"] == op) & np.isin(records["block"], linear)
+    return records[keep]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operation, block, thread and line a number of the native runtime means, and how places are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..translate.module import Site
+
+Index = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """An operation: a launch, or a copy or fill, which has no blocks and no sites."""
+
+    kernel: str
+    device: int
+    grid: Index = (1, 1, 1)
+    block: Index = (1, 1, 1)
+    sites: tuple[Site, ...] = ()
+
+    def index(self, block: int, thread: int) -> tuple[Index, Index]:
+        """(block, thread) as indices."""
+        return _unravel(block, self.grid), _unravel(thread, self.block)
+
+    def site(self, number: int) -> Site | None:
+        """The place in its code with a number; None for `abi.NO_SITE`."""
+        return self.sites[number] if number < len(self.sites) else None
+
+    def place(self, number: int) -> tuple[str | None, int | None]:
+        """(file, line) of a site; the PTX's line where there is no file; (None, None) for no site."""
+        site = self.site(number)
+        return (site.file or None, site.line or site.ptx_line) if site is not None else (None, None)
+
+    def callers(self, number: int) -> str:
+        """Where the functions that were inlined around a site were called."""
+        site = self.site(number)
+        return called_at(site.inlined) if site is not None else ""
+
+
+def short_place(file: str | None, line: int | None) -> str:
+    """A place by the file's name alone; the PTX's line where there is no file."""
+    return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
+
+
+def called_at(callers: Iterable[tuple[str, int]]) -> str:
+    """Where the functions that were inlined around a place were called, innermost first."""
+    places = ", at ".join(short_place(*caller) for caller in callers)
+    return f", called at {places}" if places else ""
+
+
+def index_text(index: Index) -> str:
+    """The index of a block or thread, as short as it goes."""
+    x, y, z = index
+    return str(x) if y == 0 and z == 0 else f"({x}, {y}, {z})"
+
+
+def ravel(index: Index, extent: Index) -> int:
+    """The linear index of a three-dimensional one."""
+    return index[0] + extent[0] * (index[1] + extent[1] * index[2])
+
+
+def _unravel(linear: int, extent: Index) -> Index:
+    return linear % extent[0], linear // extent[0] % extent[1], linear // extent[0] // extent[1]

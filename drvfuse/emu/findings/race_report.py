@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the race detector has found, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..abi import NO_SITE, Edge, Entry, structs
+from .places import Identity, called_at, short_place
+from .reports import Place, Report
+
+if TYPE_CHECKING:
+    from ..translate.module import Site
+
+_EDGES = {
+    Edge.NONE: "no release and acquire lead from the one to the other",
+    Edge.BARRIER: "no barrier of the block (__syncthreads) is between them",
+    Edge.WARP: "no __syncwarp and no barrier of the block is between them; shuffles and votes do not order memory",
+    Edge.RELEASED_EARLIER: "the last release that was seen from there came before that {other}",
+    Edge.RELAXED_STORE: "the flag{store} was stored without a release or a fence before it",
+    Edge.RELAXED_LOAD: "the flag was read{load} without an acquire, and no fence of a sufficient scope follows",
+    Edge.STORE_SCOPE: "the scope of the release at the flag{store} does not include the reader",
+    Edge.LOAD_SCOPE: "the scope of the acquire{load} does not include the writer",
+    Edge.GDC_WAIT: "the dependent launch has not executed griddepcontrol.wait before its access",
+    Edge.ORDER: "neither stream order, an event, the host, nor a flag orders the two operations",
+    Edge.READ_ONLY_PATH: "the read-only path (ld.global.nc) may hold what was there when the kernel began",
+    Edge.STRONG_SCOPES: "both are strong, but their scopes do not include each other",
+    Edge.STRONG_SIZES: "both are strong, but not of the same size",
+    Edge.FLAG_SIZES: "the flag{store} was not read in the size in which it was written{load}",
+    Edge.COPY_OWN: "the thread has not waited for this copy: no {wait} that covers it comes before",
+    Edge.COPY: (
+        "the copying thread has not waited for this copy: no {wait} that covers it, followed by {then}, comes before"
+    ),
+    Edge.COPIED: "no barrier is between the copying thread's wait ({wait}) and this access",
+    Edge.BULK: "no wait for the mbarrier that this bulk copy completes (mbarrier.try_wait) comes before",
+    Edge.COPY_EARLY: (
+        "nothing orders the read before this copy: no barrier, and no mbarrier at which the reader arrives, is between "
+        "the read and the copy's issue; but if the read was to find what is copied, it lacks {lacks}"
+    ),
+    Edge.PROXY: (
+        "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the "
+        "writing thread, or of one that knew of the write, is between them"
+    ),
+}
+"""What would have to order two accesses."""
+
+
+def report(f: structs.Found, identities: Mapping[int, Identity], flag: str | None) -> Report:
+    """The report of a race. `flag`: what is wrong with the flag that was to order the two, if that is known."""
+    lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
+    mine = _place(identities.get(f.op), f.site, f.block, f.thread)
+    other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
+    store, load = (
+        "" if site == NO_SITE else f" at {_line(_site(identities.get(op), site))}"
+        for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
+    )
+    verb = _verb(f.other_flags)
+    at = f" at {short_place(other.file, other.line)}" if other.line else ""
+    here = _site(identities.get(f.op), f.site)
+    there = _site(identities.get(f.other_op), f.other_site)
+    wait = _wait(here, f.flags) if f.edge == Edge.COPY_EARLY else _wait(there, f.other_flags)
+    lacks = f"the copying thread's wait ({wait}) and a barrier behind that"
+    if here is not None and "mbarrier" in here.opcode:
+        lacks = "a wait for the mbarrier that the copy completes (mbarrier.try_wait)"
+    earlier = f"thread's wait ({wait}) for the copy{at}" if f.other_flags & Entry.ASYNC else verb + at
+    near = (f.op, f.block) == (f.other_op, f.other_block)
+    then = "a barrier" if near else "a release and an acquire of it"
+    edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
+    what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
+    message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
+    return Report(
+        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
+        other=other, edge=edge, callers=mine.callers,
+    )  # fmt: skip
+
+
+def plain_flag(identity: Identity | None, site: int) -> str:
+    """What is wrong with a flag that was stored at a site."""
+    at = _line(_site(identity, site))
+    return f"the flag at {at} was stored by a plain write, which releases nothing, not even behind a fence"
+
+
+def _wait(copy: Site | None, flags: int) -> str:
+    """What the thread that issued a copy waits by, for its read or its write."""
+    if copy is None or ".bulk_group" not in copy.opcode:
+        return "cp.async.wait_group or cp.async.wait_all"
+    return "cp.async.bulk.wait_group" + (" without .read" if flags & Entry.WRITE else ".read")
+
+
+def _verb(flags: int) -> str:
+    strong = "strong " if flags & Entry.STRONG else "asynchronous " if flags & Entry.ASYNC else ""
+    return "atomic" if flags & Entry.ATOMIC else f"{strong}write" if flags & Entry.WRITE else f"{strong}read"
+
+
+def _site(identity: Identity | None, number: int) -> Site | None:
+    return identity.site(number) if identity is not None else None
+
+
+def _line(site: Site | None) -> str:
+    if site is None:
+        return "an unknown place"
+    return short_place(site.file, site.line or site.ptx_line)
+
+
+def _place(identity: Identity | None, number: int, block: int, thread: int) -> Place:
+    if identity is None:
+        return Place("an operation long ago", None, None, 0, None, None)
+    site = identity.site(number)
+    if site is None:
+        return Place(identity.kernel, None, None, identity.device, None, None)
+    place, index = identity.place(number), identity.index(block, thread)
+    return Place(identity.kernel, *place, identity.device, *index, site.inlined)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native runtime's record of a fault, and which memory it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..abi import Access, FaultKind, Kind, structs
+from ..space.window import Window, nearby
+from .blocked import resident, thread_of
+from .places import Identity
+from .prints import text_at
+
+_OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
+_SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Memory that the engine lends to each block, thread or kernel: `count` pieces from `first` on, `stride` apart, of
+    which `nbytes` may be accessed. The owner of the piece at `own` has met the fault.
+    """
+
+    kind: Kind
+    owner: str
+    what: str
+    own: int
+    first: int
+    stride: int
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
+
+    def holding(self, address: int) -> str | None:
+        """Where in a piece an address lies, if in one."""
+        number, at = divmod(address - self.first, max(self.stride, 1))
+        if not 0 <= number < self.count or at >= self.nbytes:
+            return None
+        return f"{at} bytes into {self if address - at == self.own else f'{self.what} of another {self.owner}'}"
+
+
+class Record:
+    """A fault's record, and what is said of it. `flags`, `addr` and `value` mean what its kind says."""
+
+    def __init__(self, launch: structs.Launch, identity: Identity, window: Window) -> None:
+        self.launch, self.identity, self.window = launch, identity, window
+        f = launch.fault
+        self.size, self.flags, self.addr, self.value = int(f.size), int(f.flags), int(f.addr), int(f.value)
+        self.device = identity.device
+        self.shared_bytes, self.local_bytes = int(launch.shared_bytes), int(launch.local_bytes)
+
+    @cached_property
+    def kind(self) -> FaultKind:
+        """The native runtime judges an address by what lies there. That a wild address hits memory which the engine
+        lends to blocks and threads says nothing: the state space decides that the instruction names. One that names
+        none is taken for an access to global memory, since nearly all to shared and local memory name theirs.
+        """
+        kind = FaultKind(self.launch.fault.kind)
+        if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
+            return kind
+        if self.space in _OUTSIDE:
+            inside = any(lent.kind is self.space and lent.holding(self.addr) for lent in self._lent)
+            return kind if inside else _OUTSIDE[self.space]
+        found = self.window.find(self.addr)
+        wild = kind in _OUTSIDE.values() or (self.space is Kind.DEVICE and found is not None and found.lent)
+        return FaultKind.OUT_OF_BOUNDS if wild else kind
+
+    @cached_property
+    def space(self) -> Kind | None:
+        """The state space that the instruction names for this access: DEVICE (global), SHARED, LOCAL or none."""
+        site = self.identity.site(self.launch.fault.site)
+        parts = [part.split("::")[0] for part in site.opcode.split(".")] if site is not None else []
+        named = [_SPACES[part] for part in parts if part in _SPACES]
+        if not named:
+            return None
+        if "mbarrier" in parts and self.size == 8:  # of a bulk copy, which reads and writes pieces of 16 bytes
+            return Kind.SHARED
+        return named[0 if self.flags & Access.WRITE else -1]  # copies name the target first
+
+    @property
+    def access(self) -> str:
+        atomic, write = self.flags & Access.ATOMIC, self.flags & Access.WRITE
+        what = "atomic on" if atomic else "write of" if write else "read of"
+        return f"{what} {self.size} bytes at 0x{self.addr:x}"
+
+    @property
+    def where(self) -> str:
+        """What the address lies in or near."""
+        text = self.window.nearest(self.addr)
+        if self.space is Kind.DEVICE:
+            return text
+        found = self.window.find(self.addr)
+        for lent in self._lent:
+            if (inside := lent.holding(self.addr)) is not None:
+                return inside
+            if found is not None and found.kind is lent.kind and lent.nbytes:  # what was meant is not certain
+                text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
+        return text
+
+    def line(self, site: int) -> int | None:
+        return self.identity.place(site)[1]
+
+    def string(self, address: int) -> str:
+        return text_at(self.window, address).decode(errors="replace")
+
+    @cached_property
+    def _lent(self) -> list[Lent]:
+        s, f = self.launch, self.launch.fault
+        found = [Lent(Kind.PARAM, "kernel", "parameters", s.params, s.params, s.param_bytes, 1, s.param_bytes)]
+        block = next((b for b in resident(s) if b.index == f.block), None)
+        if block is not None:
+            pieces = s.shared_base, s.shared_stride, s.slot_count, s.shared_bytes
+            found.append(Lent(Kind.SHARED, "block", "shared memory", block.shared_base, *pieces))
+            pieces = s.local_base, s.local_stride, s.slot_count * s.threads, s.local_bytes
+            own = thread_of(s, block, f.thread).local_base
+            found.append(Lent(Kind.LOCAL, "thread", "local memory", own, *pieces))
+        return found

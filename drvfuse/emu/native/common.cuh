@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all of the native runtime is made with, above the structures and numbers that it shares with generated code and with
+// Python. Those are in abi.cuh, a header that Python writes (drvfuse/emu/abi).
+#pragma once
+
+#include "abi.cuh"
+
+#define API extern "C" __device__
+#define FN static __device__
+#define FAR static __device__ __noinline__  // a function of its own: keeps the module small
+#define POPC(x) __popc(x)
+#define FFS(x) __ffs(x)
+#define LOOP _Pragma("unroll 1")
+
+const u32 POLL_KNOWN = 0x100;  // of Thread::polls: suspended at an access that it made before
+const u32 POLL_CREDIT = 16;    // shift: polls that it may still make freely
+const u32 CREDIT = 64;         // more than the polls between two looks at a rarely polled word
+const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
+const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
+const u64 LOOK_WORK = 8;
+const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
+const u64 STRAIN = 16;  // of a resume at a strong access; others, which wait for threads and not for words, count 1
+const u64 LAST_STEP = 86400000000000ull;  // a virtual day
+const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
+
+API u32 rt_call(void* function, void* thread);
+API u64 rt_now();
+
+// Adds to the ring of what happened last.
+FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
+    Engine* e = l->engine;
+    Event* v = &e->events[e->event_count++ & (EVENTS - 1)];
+    v->clock = e->clock;
+    v->address = address;
+    v->value = value;
+    v->op = l->op;
+    v->block = b->index;
+    v->thread = thread;
+    v->site = site;
+    v->kind = kind;
+    v->flags = flags;
+}
+
+FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
+
+FN u64 hash(u64 x) {
+    x ^= x >> 30;
+    x *= 0xBF58476D1CE4E5B9ull;
+    x ^= x >> 27;
+    x *= 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
+// The word (up to 16 bytes) at an address.
+FAR u64 low_of(u64 addr, u32 size) {
+    if (size == 4) return *(u32*)addr;
+    if (size >= 8) return *(u64*)addr;
+    if (size == 2) return *(unsigned short*)addr;
+    return *(u8*)addr;
+}
+
+FN u64 high_of(u64 addr, u32 size) { return size >= 16 ? *(u64*)(addr + 8) : 0; }

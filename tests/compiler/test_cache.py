@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk cache: its limit, what goes first, many processes at once, folders that cannot be written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from drvfuse import config
+from drvfuse.compiler import cache
+
+DATA = bytes(range(256)) * 40
+ENTRY = 10 << 10  # bytes of an entry, and some more
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRVFUSE_CACHE", "1")
+    monkeypatch.setenv("DRVFUSE_CACHE_LIMIT", "100 MiB")
+    monkeypatch.setattr(cache, "_sizes", {})
+    return tmp_path / "cache" / "kernels"
+
+
+def path(number: int) -> Path:
+    found = cache.entry_path("k.cu", cache.key_of({"number": number}))
+    assert found is not None
+    return found
+
+
+def store(number: int) -> Path:
+    cache.store(path(number), {"number": number}, {"data": DATA})
+    return path(number)
+
+
+def numbers(folder: Path) -> list[int]:
+    """Of the entries that are there, all of them whole, and of nothing else."""
+    found = [cache.load(entry) for entry in folder.iterdir()]
+    assert all(entry is not None and entry[1] == {"data": DATA} for entry in found)
+    return sorted(entry[0]["number"] for entry in found if entry is not None)
+
+
+def age(entry: Path, seconds: float) -> None:
+    os.utime(entry, (time.time() - seconds,) * 2)
+
+
+def test_an_entry_comes_back_as_it_was() -> None:
+    assert cache.load(path(1)) is None
+    store(1)
+    assert cache.load(path(1)) == ({"number": 1}, {"data": DATA})
+
+
+def test_without_the_cache_there_is_no_entry() -> None:
+    with config.override(cache=False):
+        assert cache.entry_path("k.cu", "0" * 64) is None
+
+
+def test_what_was_not_used_for_longest_goes_first(folder: Path) -> None:
+    for number in range(6):
+        age(store(number), 1000 - number)
+    assert cache.load(path(0)) is not None  # the oldest is used now
+    with config.override(cache_limit=5 * ENTRY):
+        store(6)
+    assert numbers(folder) == [0, 4, 5, 6]
+
+
+def test_the_size_never_exceeds_the_limit(folder: Path) -> None:
+    with config.override(cache_limit=10 * ENTRY):
+        for number in range(40):
+            age(store(number), 1000 - number)
+            assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 10 * ENTRY
+    assert 8 <= len(numbers(folder)) <= 9 and numbers(folder)[-1] == 39
+
+
+def test_the_limit_counts_what_was_there_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        age(store(number), 1000 - number)
+    monkeypatch.setattr(cache, "_sizes", {})  # as another process
+    with config.override(cache_limit=3 * ENTRY):
+        store(6)
+    assert numbers(folder) == [5, 6]
+
+
+def test_an_entry_that_is_larger_than_the_limit_does_not_stay(folder: Path) -> None:
+    with config.override(cache_limit=100):
+        store(0)
+    assert numbers(folder) == []
+
+
+def test_a_use_is_noted_at_most_once_a_minute() -> None:
+    entry = store(0)
+    age(entry, 30)
+    before = entry.stat().st_mtime
+    cache.load(entry)
+    assert entry.stat().st_mtime == before
+    age(entry, 90)
+    cache.load(entry)
+    assert time.time() - entry.stat().st_mtime < 30
+
+
+def test_what_a_killed_process_left_goes_after_an_hour(folder: Path) -> None:
+    left = [cache._temporary(folder) for _ in range(2)]
+    for leftover, seconds in zip(left, (4000, 10), strict=True):
+        leftover.mkdir(parents=True)
+        age(leftover, seconds)
+    store(0)
+    assert not left[0].exists() and left[1].exists()
+
+
+def test_a_damaged_entry_is_replaced_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    entry = store(0)
+    (entry / "data").write_bytes(DATA[:-1])
+    assert cache.load(entry) is None
+    store(0)
+    assert cache.load(entry) is not None
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "is damaged" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    caplog.set_level(logging.WARNING)
+    with config.override(cache_dir=tmp_path / "file"):
+        for number in range(3):
+            store(number)
+            assert cache.load(path(number)) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cannot be written" in caplog.text
+
+
+def test_a_folder_that_may_only_be_read_serves_what_it_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    age(store(0), 1000)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("utime", "rename", "mkdir"):  # permissions do not stop the user that tests may run as
+        monkeypatch.setattr(os, name, refuse)
+    assert cache.load(path(0)) == ({"number": 0}, {"data": DATA})
+    for number in (1, 2):
+        store(number)
+        assert cache.load(path(number)) is None
+    assert caplog.text.count("cannot be written") == 1 and [e.name for e in folder.iterdir()] == [path(0).name]
+
+
+WORKER = """
+import random, sys
+from drvfuse.compiler import cache
+seed = int(sys.argv[1])
+draw = random.Random(seed)
+hits = 0
+for _ in range(300):
+    number = draw.randrange(12)
+    entry = cache.entry_path("k.cu", cache.key_of({"number": number}))
+    data = bytes(range(256)) * 40
+    found = cache.load(entry)
+    if found is None:
+        cache.store(entry, {"number": number}, {"data": data})
+    else:
+        assert found == ({"number": number}, {"data": data})
+        hits += 1
+print(hits)
+"""
+
+
+def test_processes_fill_empty_and_read_one_cache(folder: Path) -> None:
+    """Twelve entries where six fit: each process reads whole entries or none, and what is left keeps to the limit."""
+    environment = {**os.environ, "DRVFUSE_CACHE_LIMIT": str(6 * ENTRY + ENTRY // 2)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(seed)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    for worker in workers:
+        output, errors = worker.communicate(timeout=60)
+        assert worker.returncode == 0 and int(output) > 0, errors
+        assert "Traceback" not in errors and "cannot be written" not in errors
+    with config.override(cache_limit=6 * ENTRY + ENTRY // 2):
+        store(12)
+    assert 12 in numbers(folder) and len(numbers(folder)) <= 6
+
+
+def test_threads_store_one_entry(folder: Path) -> None:
+    threads = [threading.Thread(target=store, args=(0,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers(folder) == [0]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The op that CONTRIBUTING adds as an example works as written, and fits in the rooms."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.emu
+def test_the_example_op_works_as_written(tmp_path: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    blocks = r"`((?:drvfuse|tests)/[\w/]+\.(?:py|cu))`:\n\n```(?:python|cpp)\n((?:#|//) SPDX.*?)```"
+    files = dict(re.findall(blocks, text, re.DOTALL))
+    assert len(files) == 6
+    shutil.copytree(ROOT / "drvfuse", tmp_path / "drvfuse", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/test_package.py", "docs/architecture.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (row,) = re.findall(r"``(\| `ops\.rows` .*?)``", text)
+    page = tmp_path / "docs/architecture.md"
+    page.write_text(re.sub(r"(?=^\| `ops\.coat` )", f"{row}\n", page.read_text(), flags=re.MULTILINE))
+    selected = ["tests/ops/rows", "tests/test_package.py", "-k", "scale_rows or rows or room"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *selected]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_example_opcode_is_the_one_in_the_tree() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    ((path, handler),) = re.findall(r"`(drvfuse/[\w/]+\.py)`:\n\n```python\n(@opcode.*?)```", page, re.DOTALL)
+    assert handler in (ROOT / path).read_text()
