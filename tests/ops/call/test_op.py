@@ -9,6 +9,7 @@ import pydoc
 import pytest
 
 import drvfuse as df
+from drvfuse import coat
 from drvfuse.ops.call.planned import PlanCache
 
 OPS = {
@@ -23,7 +24,7 @@ OPS = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_help_shows_what_a_call_and_what_prepare_return(name):
-    op = getattr(df, name)
+    op = getattr(coat if name.startswith("fp8_") else df, name)
     assert inspect.signature(op).return_annotation == op.__annotations__["return"] == OPS[name]
     assert inspect.signature(op.prepare).return_annotation == f"Prepared[{OPS[name]}]"
     assert list(inspect.signature(op).parameters) == list(inspect.signature(op.prepare).parameters)
@@ -33,8 +34,11 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
 
 
 def test_every_op_has_prepare():
-    functions = [name for name in df.__all__ if name.startswith(("fp8_", "allreduce", "gemv"))]
-    assert all(hasattr(getattr(df, name), "prepare") for name in functions if name != "fp8_workspace_bytes")
+    functions = [getattr(coat, name) for name in dir(coat) if name.startswith("fp8_") and name != "fp8_workspace_bytes"]
+    assert len(functions) == 10
+    assert all(
+        hasattr(op, "prepare") for op in (*functions, df.allreduce, df.allreduce_rmsnorm_fp8, df.gemv_partial_norm)
+    )
 
 
 def test_plans_are_bounded_and_those_used_last_are_kept():

@@ -10,6 +10,7 @@ import pytest
 from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
+from drvfuse import coat
 from drvfuse.errors import ArgumentError, CaptureError, DriverUnavailable, GridTimeout, Unsupported
 from drvfuse.ops.call import faults, operands
 from drvfuse.ops.call.planned import PlanCache
@@ -391,7 +392,7 @@ def test_host_memory_is_called_that_where_the_driver_of_the_setting_cannot_be_ha
     monkeypatch.setattr(operands, "get_driver", unavailable)
     host = np.zeros((4, 8), np.float32)
     refused(lambda: df.gemv_partial_norm(host, host, host[0], n_normed=4, eps=EPS), "act", "host memory (ndarray)")
-    refused(lambda: df.fp8_division(host, 16, "E4M3"), "x", "host memory (ndarray)")
+    refused(lambda: coat.fp8_division(host, 16, "E4M3"), "x", "host memory (ndarray)")
     with pytest.raises(DriverUnavailable):
         df.gemv_partial_norm(object(), object(), None, n_normed=0, eps=EPS)
 
