@@ -35,7 +35,7 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
 
 def test_every_op_has_prepare():
     functions = [getattr(coat, name) for name in dir(coat) if name.startswith("fp8_") and name != "fp8_workspace_bytes"]
-    assert len(functions) == 10
+    assert len(functions) == 11
     assert all(
         hasattr(op, "prepare") for op in (*functions, df.allreduce, df.allreduce_rmsnorm_fp8, df.gemv_partial_norm)
     )
