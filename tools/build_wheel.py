@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the wheel of a release: `python tools/build_wheel.py [FOLDER]`, by default into dist/.
+"""Build the wheel of a release: `python -m tools.build_wheel [FOLDER]`, by default into dist/.
 
 The wheel holds the emulator's native runtime compiled, so that its users run PTX without NVRTC. It is compiled into a
 copy of the tree: a checkout never has it, and `pip install -e .` neither needs NVRTC nor fetches it. What the build
