@@ -28,13 +28,13 @@ constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
-constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
-constexpr bool WHOLE = DRVFUSE_WHOLE;      // ALIGNED, and whole tiles and groups of BLOCK_ROWS
+constexpr int RUN = DRVFUSE_RUN;       // bytes of a column that one store of qy_t can take
+constexpr bool WHOLE = DRVFUSE_WHOLE;  // ALIGNED, and whole tiles and groups of BLOCK_ROWS
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEGMENT = 32 * PACK;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
-constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
+constexpr u32 UNDECIDED = 0xffffffffu;   // above every magnitude, as bits
 constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
 
 // drvfuse/ops/coat/rmsnorm_forward.py has the same layout.
@@ -49,10 +49,10 @@ struct ForwardParams {
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
-    int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
-    int part_columns;         // of many rows: of the blocks that share a group of rows, the columns of one
-    int resident_columns;     // of many rows: of a block's, those of which x stays
-    int chunk_rows;           // rows between two block barriers of phase 1
+    int groups, longer;    // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
+    int part_columns;      // of many rows: of the blocks that share a group of rows, the columns of one
+    int resident_columns;  // of many rows: of a block's, those of which x stays
+    int chunk_rows;        // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
 };

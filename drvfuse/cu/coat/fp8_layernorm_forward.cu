@@ -22,7 +22,7 @@
 #include "sync/grid_barrier.cuh"
 
 constexpr bool PARAMETERS = DRVFUSE_PARAMETERS;
-constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
+constexpr int RUN = DRVFUSE_RUN;                                  // bytes of a column that one store of qy_t can take
 constexpr bool HOLD = PARAMETERS && PACKS * sizeof(Weight) <= 4;  // w and b stay in registers in phase 1
 
 constexpr int WARPS = TEAM_WARPS * TEAMS;
@@ -112,7 +112,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(const LayerNormParams p) {
     __shared__ TeamScratch scratch;
-    __shared__ u32 found;  // the largest |y| of the block, as bits
+    __shared__ u32 found;                                               // the largest |y| of the block, as bits
     __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // of each warp's tile
     Team team;
     const float count = float(p.columns);
@@ -181,8 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         if (number) most = max(most, __float_as_uint(best));
     }
     atomicMax(&found, most);
-    const i64 tiles =
-        (p.rows + TILE_ROWS - 1) / TILE_ROWS * ((p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS);
+    const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * ((p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS);
     i64 index = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x;
     Tile tile;
     if (index < tiles) tile.load(p, index);

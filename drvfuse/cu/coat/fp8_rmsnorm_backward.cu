@@ -29,7 +29,8 @@
 #include "coat/backward_sums.cuh"
 
 constexpr int KEPT = DRVFUSE_KEPT;  // with a ring, less than RING
-constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;  // of a team's warps, those that load nothing else: it would come late
+// Of a team's warps, those that load nothing else, as it would come late.
+constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(const BackwardParams p) {
     extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
@@ -53,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
         const int rows = p.segment_rows + (segment < p.longer);
-        const int count = (rows - team + TEAMS - 1) / TEAMS, turns = (rows + TEAMS - 1) / TEAMS;  // of this team, at most
+        const int count = (rows - team + TEAMS - 1) / TEAMS;  // of this team
+        const int turns = (rows + TEAMS - 1) / TEAMS;         // of any team, at most
         const int kept = min(KEPT, turns - 1), before = turns - 1 - kept;
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
     u8* x = dynamic + sizeof(Meetings);
     float* rstds = reinterpret_cast<float*>(x + count * p.resident_columns);
-    u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
-    float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
+    u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));  // [chunk_rows]
+    float* sums = reinterpret_cast<float*>(products + p.chunk_rows);      // [all segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);

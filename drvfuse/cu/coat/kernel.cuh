@@ -6,6 +6,6 @@
 
 using X = DRVFUSE_DTYPE;
 using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;              // elements that have a scale
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;      // whole packs, 16-byte aligned rows
+constexpr int QB = DRVFUSE_GROUP;          // elements that have a scale
+constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
 constexpr u32 NAN_BITS = 0x7fffffff;

@@ -25,9 +25,7 @@ struct Turned {
 };
 
 // The nearest bf16, as F2FP leaves it: the upper half of a pair of which the lower is 0.
-__device__ __forceinline__ float rounded_to_bf16(float value) {
-    return __uint_as_float(ptx::bf16x2(value, 0.0f));
-}
+__device__ __forceinline__ float rounded_to_bf16(float value) { return __uint_as_float(ptx::bf16x2(value, 0.0f)); }
 
 // TC values over a scale, given as its reciprocal.
 template <typename X, int TC>

@@ -114,7 +114,7 @@ __device__ __forceinline__ void stage_input(const AllreduceParams& p, char* stag
 }
 
 #ifdef DRVFUSE_EPILOGUE
-#define EPILOGUE_REFERENCE , const EpilogueParams &epilogue_params
+#define EPILOGUE_REFERENCE , const EpilogueParams& epilogue_params
 #else
 #define EPILOGUE_REFERENCE
 #endif
@@ -138,9 +138,8 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
     if (!FAULT("no-start-barrier") && !barrier.arrive_and_wait(false)) return;
 #endif
     reduce_range(
-        packs, trace,
-        [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
-        [&](i64 j, float(&sum)[W]) {
+        packs, trace, [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
+        [&](i64 j, float (&sum)[W]) {
             const OutPack pack = finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT);
             trace.need(pack);
             trace.lap(TraceRole::reduce);
@@ -166,7 +165,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
             [&](InPack& pack, int source, i64 j) {
                 load_pack(pack, payload(p.call.workspaces[source]) + half + j * IN_BYTES);
             },
-            [&](i64 j, float(&sum)[W]) {
+            [&](i64 j, float (&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
@@ -240,7 +239,7 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
                     load_input(pack, p.call.sources[source], begin + j, p.count);
                 }
             },
-            [&](i64 j, float(&sum)[W]) {
+            [&](i64 j, float (&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);

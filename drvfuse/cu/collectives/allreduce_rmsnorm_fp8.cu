@@ -58,9 +58,8 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trac
 #endif
 #pragma unroll 1
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
-            load_of_row(pack, p.call.sources[source], row, at, p);
-        });
+        whole_row(rows, p, row,
+                  [&](InPack& pack, int source, int at) { load_of_row(pack, p.call.sources[source], row, at, p); });
     }
 #if !DRVFUSE_LOCAL
     if (!barrier.arrive_and_wait(true)) return;

@@ -13,7 +13,7 @@ constexpr bool QUANTISE = sizeof(Out) == 1;
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 // Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
-constexpr int WISHED = RANKS > 4 || PACKS * RANKS > 12 ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
+constexpr int WISHED = RANKS > 4 || (PACKS * RANKS > 12) ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {

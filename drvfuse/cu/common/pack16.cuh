@@ -3,7 +3,8 @@
 //
 // Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); of another type it is 4, 8 or 32 bytes.
 // All accesses are ordinary global ones. Never the read-only path (ld.global.nc): peers write these bytes while the
-// kernel runs. These of ptx/memory.cuh are volatile and clobber memory, which keeps every load below the barrier that precedes it in the text.
+// kernel runs. Those of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every load below the barrier that
+// precedes it in the text.
 #pragma once
 #include "common/prelude.cuh"
 

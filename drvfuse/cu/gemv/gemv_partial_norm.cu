@@ -48,7 +48,7 @@
 #include "sync/pdl.cuh"
 
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // of the traces, of those that add
-constexpr u32 COUNTER_HELD = 4;  // a reason, as those of scratch.cuh
+constexpr u32 COUNTER_HELD = 4;                              // a reason, as those of scratch.cuh
 
 // Tells the warps that finish, once, that this warp has published what it should have before they poll.
 class Announcement {
@@ -66,8 +66,8 @@ private:
     bool made_;
 };
 
-__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, float* parts,
-                                         BlockTrace<FIRST_WRITER>& trace) {
+__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
+                                         float* parts, BlockTrace<FIRST_WRITER>& trace) {
     Products products(p, rows);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
@@ -92,7 +92,8 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
         } else {
             pipeline.full[stage.slot()].wait(stage.parity());
         }
-        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE), parts + sums_slot(stage) * PARTS, tag);
+        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE),
+                          parts + sums_slot(stage) * PARTS, tag);
         if constexpr (DIRECT) {
             trace.lap(TraceRole::multiply);
         } else {
@@ -104,12 +105,13 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     if constexpr (DIRECT) announcement.make(true);
 }
 
-__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, const float* parts,
-                                    BlockTrace<FIRST_WRITER>& trace) {
+__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
+                                    const float* parts, BlockTrace<FIRST_WRITER>& trace) {
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
-    const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;  // alone: all blocks' reads meet in one place
+    // One thread alone, since the reads of all blocks meet in one place.
+    const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
     if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // ahead of the weights, like act
     for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);

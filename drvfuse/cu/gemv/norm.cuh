@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& 
     }
 }
 
-__device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pack, const float (&product)[4], float factor) {
+__device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pack, const float (&product)[4],
+                                             float factor) {
     float y[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(product[i], factor);
@@ -49,7 +50,8 @@ class Norm {
 public:
     // Without HELD `stash` has room for M x padded floats, if p.stashed: first gamma, then the products with it.
     __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
-        : p(params), buckets(shared_buckets), lane(threadIdx.x % 32), m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
+        : p(params), buckets(shared_buckets), lane(threadIdx.x % 32),
+          m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
@@ -181,7 +183,8 @@ private:
         for (int k = 0; k < BATCH; ++k) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (tag_of(w[k], i) != tag) column = min(4 * pack_of(group, k) + i, p.n_normed - 1), seen = tag_of(w[k], i);
+                if (tag_of(w[k], i) != tag)
+                    column = min(4 * pack_of(group, k) + i, p.n_normed - 1), seen = tag_of(w[k], i);
             }
         }
         return patience.goes_on(column % gridDim.x, tag, seen);

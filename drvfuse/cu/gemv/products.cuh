@@ -6,7 +6,7 @@
 #include "gemv/result.cuh"
 
 constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
-constexpr int TOGETHER = RESIDENT ? STEP : 2;                    // rows whose sums are reduced together
+constexpr int TOGETHER = RESIDENT ? STEP : 2;                     // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
@@ -130,7 +130,7 @@ public:
             for (int s = 0; s < TOGETHER; ++s) {
                 Slot& slot = slots[s0 + s];
                 const int r = s0 + s;
-                float(&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
+                float (&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
 #pragma unroll
                 for (int i = 0; i < PACKS; ++i) {
                     if constexpr (COPIED) {

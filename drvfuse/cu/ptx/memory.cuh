@@ -179,17 +179,21 @@ __device__ __forceinline__ void store_shared_v2(u32 to, u64 first, u64 second) {
 
 // st.shared.v2.u32 of the halves of a word, to the upper of which `more` is added: fewer instructions than a 64-bit sum
 __device__ __forceinline__ void store_shared_with_high(u32 to, u64 word, u32 more) {
-    asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
-                 " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(to), "l"(word), "r"(more)
-                 : "memory");
+    asm volatile(
+        "{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
+        " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(to),
+        "l"(word), "r"(more)
+        : "memory");
 }
 
 // ld.shared.v4.u32, and st.global.v4.u32 of it with `more` added to the second word, if `index` is less than `count`
 __device__ __forceinline__ void copy_shared_v4_if_less(u32 index, u32 count, u32 from, u32 more, void* to) {
-    asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
-                 " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
-                 " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(index), "r"(count), "r"(from), "r"(more), "l"(to)
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
+        " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
+        " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(index),
+        "r"(count), "r"(from), "r"(more), "l"(to)
+        : "memory");
 }
 
 }  // namespace ptx

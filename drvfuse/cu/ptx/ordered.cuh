@@ -6,11 +6,11 @@
 
 namespace ptx {
 
-#define DRVFUSE_LOAD(NAME, T, REGISTER, INSTRUCTION)                                           \
-    __device__ __forceinline__ T NAME(const T* from) {                                         \
-        T value;                                                                               \
-        asm volatile(INSTRUCTION " %0, [%1];" : "=" REGISTER(value) : "l"(from) : "memory");   \
-        return value;                                                                          \
+#define DRVFUSE_LOAD(NAME, T, REGISTER, INSTRUCTION)                                         \
+    __device__ __forceinline__ T NAME(const T* from) {                                       \
+        T value;                                                                             \
+        asm volatile(INSTRUCTION " %0, [%1];" : "=" REGISTER(value) : "l"(from) : "memory"); \
+        return value;                                                                        \
     }
 DRVFUSE_LOAD(load_relaxed_gpu, u32, "r", "ld.relaxed.gpu.global.u32")
 DRVFUSE_LOAD(load_relaxed_gpu, u64, "l", "ld.relaxed.gpu.global.u64")
@@ -22,9 +22,9 @@ DRVFUSE_LOAD(load_acquire_sys, u64, "l", "ld.acquire.sys.global.u64")
 DRVFUSE_LOAD(load_volatile, u64, "l", "ld.volatile.global.u64")
 #undef DRVFUSE_LOAD
 
-#define DRVFUSE_STORE(NAME, T, REGISTER, INSTRUCTION)                                          \
-    __device__ __forceinline__ void NAME(T* to, T value) {                                     \
-        asm volatile(INSTRUCTION " [%0], %1;" ::"l"(to), REGISTER(value) : "memory");          \
+#define DRVFUSE_STORE(NAME, T, REGISTER, INSTRUCTION)                                 \
+    __device__ __forceinline__ void NAME(T* to, T value) {                            \
+        asm volatile(INSTRUCTION " [%0], %1;" ::"l"(to), REGISTER(value) : "memory"); \
     }
 DRVFUSE_STORE(store_relaxed_gpu, u32, "r", "st.relaxed.gpu.global.u32")
 DRVFUSE_STORE(store_relaxed_gpu, u64, "l", "st.relaxed.gpu.global.u64")

@@ -85,7 +85,8 @@ private:
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected) return true;
             if (FAULT("rank-not-launched-unbounded")) continue;
-            if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0) return false;
+            if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0)
+                return false;
             if (polls % 1024 == 0) {
                 u64 now = ptx::nanoseconds();
                 if (deadline == 0) {

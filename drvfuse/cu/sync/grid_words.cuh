@@ -40,7 +40,8 @@ __device__ __forceinline__ void await_words(Awaited (&all)[N], u32 epoch, Patien
         for (int i = 0; i < N; ++i) {
             all[i].value = u32(seen[i]);
             const u32 left_in = u32(seen[i] >> 32);
-            if (FAULT("fp8-word-of-any-launch") ? left_in == 0 : left_in != epoch) late = true, block = all[i].block, left = left_in;
+            if (FAULT("fp8-word-of-any-launch") ? left_in == 0 : left_in != epoch)
+                late = true, block = all[i].block, left = left_in;
         }
         if (!late) return;
         if (!patience.goes_on(block, epoch, left)) {

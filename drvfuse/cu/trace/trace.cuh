@@ -92,9 +92,7 @@ template <u32 Writer>
 class BlockTrace {
 public:
     __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
-        : params_(params),
-          buffer_(buffer()),
-          last_(buffer_ + 8 * (params.words - 1)),
+        : params_(params), buffer_(buffer()), last_(buffer_ + 8 * (params.words - 1)),
           next_(buffer_ + 8 * (HEADER + params.waits)) {
         u64 entered_ns = 0, entered = 0;
         if (writes()) entered_ns = ptx::nanoseconds(), entered = ptx::cycles();

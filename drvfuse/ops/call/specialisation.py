@@ -39,11 +39,10 @@ class Specialisation:
         """The kernel's name in the compiled module."""
         return self.kernel or self.name
 
-    def compile(self, arch: str, options: Sequence[str] = (), after: str = "", cubin: bool = True) -> Image:
-        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further options of the compiler,
-        and text after the file."""
+    def compile(self, arch: str, options: Sequence[str] = (), cubin: bool = True) -> Image:
+        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further compiler options."""
         return compile_source(
-            f'{self.text}#include "{self.room}/{self.name}.cu"\n{after}',
+            f'{self.text}#include "{self.room}/{self.name}.cu"\n',
             name=f"{self.symbol}_kernel.cu",  # not the included file's own name
             arch=arch,
             defines=dict(self.defines) | faults.defines(self.fault),
