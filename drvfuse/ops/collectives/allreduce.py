@@ -76,7 +76,7 @@ def allreduce(
     (allocation or unjoined streams during capture) before anything is launched, and BarrierTimeout if an earlier call
     on the group timed out.
     """
-    group.require_open()
+    options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
     options.refuse_multimem(use_multimem)
     pdl = options.pdl_level(pdl_level)

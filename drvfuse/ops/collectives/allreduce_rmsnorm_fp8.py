@@ -85,7 +85,7 @@ def allreduce_rmsnorm_fp8(
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
-    group.require_open()
+    options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
