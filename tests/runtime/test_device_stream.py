@@ -207,5 +207,6 @@ def test_what_is_no_device(refused, wrong):
     refused(lambda: df.view(16, (4,), "float32", wrong), "device", "must be a drvfuse.Device")
 
 
-def test_a_device_array_is_no_host_data(device, refused):
+def test_a_device_array_is_no_host_data(driver, refused):
+    device = df.device(0, driver=driver)
     refused(lambda: device.array(device.zeros(4, "float32")), "values", "copy_from")
