@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Stream
 from ..machine.work import Copy, Copy2D, Fill
 from .entry import check, entry, host_address, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 
 def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Pool
 from . import context as contexts
 from .entry import check, entry, is_enum, number, text
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _A = T.CUdevice_attribute
 _PREFIX = "CU_DEVICE_ATTRIBUTE_"
@@ -90,20 +88,12 @@ def cuDeviceGetName(m: Machine, length: int, dev: Any) -> bytes:
     return name.ljust(length, b"\0")
 
 
-def _uuid(m: Machine, dev: Any) -> Any:
+@entry(1, bindings=12, name="cuDeviceGetUuid_v2")
+@entry(1)
+def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
     uuid = T.CUuuid()
     ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([m.device(dev).index]), 16)
     return uuid
-
-
-@entry(1)
-def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
-    return _uuid(m, dev)
-
-
-@entry(1, bindings=12)
-def cuDeviceGetUuid_v2(m: Machine, dev: Any) -> Any:
-    return _uuid(m, dev)
 
 
 @entry(1)

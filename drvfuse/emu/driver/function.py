@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import T
 from ..machine import residency
+from ..machine.machine import Machine
 from ..machine.objects import Function
 from .entry import check, entry, is_enum
 from .module import function_of
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _F = T.CUfunction_attribute
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Function
 from ..machine.work import Dim, Launch
 from .entry import check, entry, host_address, pointers
 from .function import max_dynamic
 from .module import resolve
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _ID = T.CUlaunchAttributeID
 _EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2

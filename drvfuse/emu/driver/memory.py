@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
+from ..machine.machine import Machine
 from ..machine.memory import Allocation
 from .entry import check, entry, host_address, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _HOST_PORTABLE, _HOST_DEVICEMAP, _HOST_WRITECOMBINED = 1, 2, 4
 _REGISTER_FLAGS = 0xF

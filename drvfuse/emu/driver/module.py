@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,12 @@ from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine import interrupts, residency
+from ..machine.engine import EngineModule
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Function, Library, Module
 from .entry import check, entry, is_enum, text
 from .error import NEWEST_PTX
-
-if TYPE_CHECKING:
-    from ..machine.engine import EngineModule
-    from ..machine.machine import Machine
 
 _ELF = b"\x7fELF"
 _ELF_HEADER = 64

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..machine import residency
+from ..machine.machine import Machine
+from ..machine.objects import Function
 from .entry import check, entry, number
 from .module import function_of
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
-    from ..machine.objects import Function
 
 
 def _blocks(m: Machine, function: Function, threads: int, smem: int) -> int:

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.memory import READ, READ_WRITE, Allocation
 from .entry import check, entry, is_enum, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _P = T.CUpointer_attribute
 

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.memory import Allocation
 from ..machine.objects import Memory
 from ..space.window import WindowError
 from .entry import check, entry, is_enum, number
 from .pool import access_list, located_device
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 GRANULARITY = 2 << 20
 

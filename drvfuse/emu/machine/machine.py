@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
+from typing import TYPE_CHECKING, Any, Protocol, SupportsInt, TypeVar
 
 from ... import config
 from ...errors import ArgumentError, ClosedError
@@ -39,6 +39,7 @@ log = logging.getLogger("drvfuse.emu")
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
 ORPHANS_KEPT = 4096
+O = TypeVar("O", bound=Object)
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -235,7 +236,7 @@ class Machine:
 
     # Handles and the current context ---------------------------------------------------------------------------------
 
-    def add(self, item: Any) -> Any:
+    def add(self, item: O) -> O:
         """Register an object under its handle."""
         self.handles[item.handle] = item
         return item
@@ -250,7 +251,7 @@ class Machine:
         while len(self.orphans) > ORPHANS_KEPT:
             del self.orphans[next(iter(self.orphans))]
 
-    def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
+    def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
         """The object of a handle; Failure(code) if it is not a live one of this kind."""
         number = 0 if value is None else int(value)
         item = self.handles.get(number)
@@ -259,7 +260,7 @@ class Machine:
         if number not in self.orphans:
             raise Failure(code)
         device = self.orphans[number]
-        name = {Function: "kernel"}.get(kind, kind.__name__.lower())
+        name = "kernel" if kind is Function else kind.__name__.lower()
         message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
         if kind is Event:
             code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
@@ -302,7 +303,7 @@ class Machine:
                 context.per_thread[ident] = stream = self.add(Stream(context))
                 context.streams.add(stream)
             return context.per_thread[ident]
-        found: Stream = self.get(handle, Stream)
+        found = self.get(handle, Stream)
         self.healthy(found.context)
         return found
 
