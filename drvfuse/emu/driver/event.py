@@ -41,7 +41,7 @@ def cuEventRecord(m: Machine, hEvent: Any, hStream: Any) -> None:
 @entry()
 def cuEventRecordWithFlags(m: Machine, hEvent: Any, hStream: Any, flags: int) -> None:
     flags = int(flags)
-    event: Event = m.get(hEvent, Event)
+    event = m.get(hEvent, Event)
     stream = m.stream(hStream)
     check(flags in (0, _RECORD_EXTERNAL))
     check(event.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
@@ -57,7 +57,7 @@ def cuEventRecordWithFlags(m: Machine, hEvent: Any, hStream: Any, flags: int) ->
 
 
 def _recorded(m: Machine, value: Any) -> Event:
-    event: Event = m.get(value, Event)
+    event = m.get(value, Event)
     if event.captured is not None:
         event.captured[0].invalidate()
         raise Failure(R.CUDA_ERROR_CAPTURED_EVENT)

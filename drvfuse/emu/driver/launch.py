@@ -179,8 +179,7 @@ def _launch(
     m: Machine, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
 ) -> None:
     stream = m.stream(hStream)
-    found: Function = m.get(f, Function)
-    function = resolve(m, found, stream.context)
+    function = resolve(m, m.get(f, Function), stream.context)
     assert function.module is not None
     check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
     params = _pack(function, kernelParams, extra)

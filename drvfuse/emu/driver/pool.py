@@ -28,7 +28,7 @@ _FLAGS = (
 
 
 def _pool(m: Machine, value: Any) -> Pool:
-    pool: Pool = m.get(value, Pool, R.CUDA_ERROR_INVALID_VALUE)
+    pool = m.get(value, Pool, R.CUDA_ERROR_INVALID_VALUE)
     check(not pool.destroyed)
     return pool
 

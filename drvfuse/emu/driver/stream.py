@@ -11,7 +11,7 @@ from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.objects import Event, Stream
 from ..machine.work import HostCall, host_function
-from .entry import check, entry, host_address, is_enum, number
+from .entry import check, entry, host_address, is_enum, number, present
 
 _STATUS = T.CUstreamCaptureStatus
 
@@ -158,9 +158,7 @@ def cuStreamBeginCapture(m: Machine, hStream: Any, mode: Any) -> None:
 @entry(1)
 def cuStreamEndCapture(m: Machine, hStream: Any) -> Any:
     stream = m.stream(hStream)
-    check(stream.capture is not None, R.CUDA_ERROR_ILLEGAL_STATE)
-    assert stream.capture is not None
-    return T.CUgraph(stream.capture.end(stream).handle)
+    return T.CUgraph(present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE).end(stream).handle)
 
 
 def _status(m: Machine, stream: Stream) -> Any:
@@ -209,14 +207,13 @@ def cuStreamUpdateCaptureDependencies(
 ) -> None:
     """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
     stream = m.stream(hStream)
-    check(stream.capture is not None, R.CUDA_ERROR_ILLEGAL_STATE)
-    assert stream.capture is not None
+    capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
     nodes = [m.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:numDependencies]]
-    check(all(node.graph is stream.capture.graph for node in nodes))
+    check(all(node.graph is capture.graph for node in nodes))
     check(flags in (0, 1))
     if flags:
         stream.capture_tail = []
-    stream.capture.join(stream, nodes)
+    capture.join(stream, nodes)
 
 
 @entry(1)

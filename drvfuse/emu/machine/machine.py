@@ -23,6 +23,7 @@ from ..findings.reports import Report
 from ..space.window import Window
 from . import api, interrupts, residency
 from .capture import Capture
+from .engine import Engine, EngineLaunch, EngineModule
 from .failure import Failure
 from .lock import MachineLock
 from .memory import MachineMemory
@@ -32,7 +33,6 @@ from .work import Command, Dim, Launch, Op
 
 if TYPE_CHECKING:
     from ..findings.counters import Counters, Summary
-    from .engine import Engine, EngineLaunch, EngineModule
 
 log = logging.getLogger("drvfuse.emu")
 
@@ -150,15 +150,21 @@ class Machine:
         self.images: dict[str, EngineModule] = {}
         self.memory = MachineMemory(self)
         self.progress = Progress(self, self.detector)
+        self._engine: Engine | None = None
 
-    @functools.cached_property
+    @property
     def engine(self) -> Engine:
         """The engine, made on first use: it has native code to load."""
-        from .engine import Engine
+        if self._engine is None:
+            self._require_open()
+            self._engine = Engine(
+                self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores
+            )
+        return self._engine
 
+    def _require_open(self) -> None:
         if self.closed:
             raise ClosedError(f"{self!r} was closed, and its memory with it")
-        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores)
 
     @functools.cached_property
     def driver(self) -> Any:
@@ -207,7 +213,7 @@ class Machine:
 
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""
-        return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+        return 0 if self._engine is None else self._engine.clock_ns
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
         """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
@@ -216,8 +222,7 @@ class Machine:
         `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
         other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
         """
-        if self.closed:
-            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        self._require_open()
         given: Any = memory
         try:
             address = int(getattr(given, "ptr", given))
