@@ -86,7 +86,6 @@ class Status(IntEnum):
     FAULT = 5  # rt_access has recorded it
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
-    CLUSTER_BARRIER = 8
 
 
 class Barrier(IntEnum):

@@ -93,16 +93,8 @@ def cuCtxDestroy(m: Machine, ctx: Any) -> None:
 @entry()
 def cuCtxSetCurrent(m: Machine, ctx: Any) -> None:
     """Replaces the top of the thread's stack; None pops it."""
-    stack = m.threads.contexts
-    if number(ctx) == 0:
-        if stack:
-            stack.pop()
-        return
-    context = m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
-    if stack:
-        stack[-1] = context
-    else:
-        stack.append(context)
+    top = [m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if number(ctx) else []
+    m.threads.contexts[-1:] = top
 
 
 @entry(1)

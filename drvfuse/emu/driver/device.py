@@ -118,14 +118,9 @@ def cuDeviceGetP2PAttribute(m: Machine, attrib: Any, srcDevice: Any, dstDevice: 
     is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
     source, target = m.device(srcDevice), m.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
-    supported = m.can_reach(source, target)
     kind = T.CUdevice_P2PAttribute
-    known = {
-        kind.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: 0,
-        kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: int(supported),
-        kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: int(supported),
-    }
-    return known.get(attrib, 0)
+    access = kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    return int(attrib in access and m.can_reach(source, target))
 
 
 @entry(1)

@@ -13,6 +13,10 @@ from .entry import check, entry, is_enum
 from .module import function_of
 
 _F = T.CUfunction_attribute
+_OF_CLUSTERS = (
+    _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+)
 
 
 def max_dynamic(m: Machine, function: Function) -> int:
@@ -47,11 +51,7 @@ def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own:
     elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
         check(-1 <= value <= 100)
     else:
-        cluster = attrib in (
-            _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-            _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-        )
-        check(cluster)
+        check(attrib in _OF_CLUSTERS)
     own[int(attrib)] = value
 
 

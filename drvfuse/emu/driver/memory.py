@@ -68,9 +68,7 @@ def cuMemGetAddressRange(m: Machine, dptr: Any) -> tuple[Any, int]:
 
 @entry(1, unsafe=True)
 def cuMemAllocHost(m: Machine, bytesize: int) -> int:
-    context = m.current()
-    check(bytesize > 0)
-    return m.memory.host_alloc(context, bytesize, _HOST_DEVICEMAP).base
+    return cuMemHostAlloc(m, bytesize, 0)
 
 
 @entry(1, unsafe=True)

@@ -19,9 +19,7 @@ def _blocks(m: Machine, function: Function, threads: int, smem: int) -> int:
 
 @entry(1)
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(m: Machine, func: Any, blockSize: int, dynamicSMemSize: int) -> int:
-    function = function_of(m, func)
-    check(blockSize > 0 and dynamicSMemSize >= 0)
-    return _blocks(m, function, blockSize, dynamicSMemSize)
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(m, func, blockSize, dynamicSMemSize, 0)
 
 
 @entry(1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 from collections.abc import Callable, Sequence
 from ctypes import sizeof
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ from ..findings.faults import Fault
 from ..findings.places import Identity, Index
 from ..findings.prints import Printer
 from ..native import loader
+from ..space import pages
+from ..space.pages import round_up
 from ..space.window import Window
 from . import interrupts
 
@@ -255,11 +256,11 @@ class EngineLaunch:
             raise ArgumentError("max_resident", max_resident, f"at least the {cluster_size} blocks of a cluster")
         slots = min(max_resident, blocks) // cluster_size * cluster_size
         warps = -(-threads // 32)
-        frame = _round_up(kernel.frame_bytes, 64)
-        stride = _round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
+        frame = round_up(kernel.frame_bytes, 64)
+        stride = round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
         shared = kernel.shared_static + smem
-        shared_stride = _round_up(max(shared, 1), 1024)
-        local_stride = _round_up(kernel.local_bytes, 16)
+        shared_stride = round_up(max(shared, 1), 1024)
+        local_stride = round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
         self._rows = np.zeros(len(kernel.sites) + 1, np.dtype(structs.Site))
@@ -423,10 +424,4 @@ def _owner_classes(device: int) -> Any:
 
 
 def _zeroed(nbytes: int) -> np.ndarray:
-    """Host memory of which only touched pages cost anything."""
-    no_reserve = 0x4000
-    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), np.uint8)
-
-
-def _round_up(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+    return np.frombuffer(pages.arena(nbytes), np.uint8)

@@ -316,12 +316,6 @@ class Machine:
         """True if `source` may be given access to memory of `target`."""
         return self._reachable[source.index][target.index]
 
-    def mask(self, *devices: Device) -> int:
-        bits = 0
-        for device in devices:
-            bits |= 1 << device.index
-        return bits
-
     # Queueing --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, stream: Stream, command: Command) -> Op | None:
