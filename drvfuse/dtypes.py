@@ -100,7 +100,8 @@ def _find(dtype: Any) -> DType | None:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
-    if found is None and dtype is not None:
+    structured = isinstance(dtype, (tuple, list, dict))  # as numpy would take them
+    if found is None and dtype is not None and not structured:
         import numpy as np
 
         try:

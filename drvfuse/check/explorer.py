@@ -53,7 +53,7 @@ def perform(task: Task) -> Outcome | Verdict:
     name, seeds = task
     with _unlogged():
         if name in MUTANTS:
-            return hunt(name, MUTANTS[name], seeds)
+            return hunt(MUTANTS[name], seeds)
         return Outcome(name, seeds[0], tuple(explore(name, CASES[name], seeds[0], PROFILE)))
 
 

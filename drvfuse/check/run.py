@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from .. import config
 from ..comm.group import Group
 from ..emu import Machine
 from ..errors import BarrierTimeout, DriverError, LaunchError
+from ..ops.call import faults
 from ..ops.call.specialisation import CU
 from ..reference import bits
 from ..runtime.driver import Driver
 from ..runtime.kernel import Kernel
 from ..runtime.kernel import compile as compile_source
-from . import edits
 
+_OWN = Path(__file__).parent / "cu"
 HANGS = ("deadlock", "timeout")
 """Kinds of findings that mean a wait without an end: found by the emulated driver, or given up by the kernel."""
 
@@ -84,7 +86,9 @@ class Run:
         """The kernel `name` of drvfuse/check/cu/`name`.cu."""
         known = driver.part(_Kernels).known
         if name not in known:
-            known[name] = compile_source(edits.source(f"{name}.cu"), driver=driver, include=[CU])[name]
+            known[name] = compile_source(
+                _OWN / f"{name}.cu", driver=driver, include=[CU], defines=faults.defines(faults.planted())
+            )[name]
         return known[name]
 
     def compare(self, what: str, actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> None:

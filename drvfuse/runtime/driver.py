@@ -173,32 +173,43 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record shows."""
-        return self._checked("cuLaunchKernelEx", self._raw("cuLaunchKernelEx"), noted=True)
+        """cuLaunchKernelEx behind one more argument, a `calls.LaunchNote`, which is what the record and errors show."""
+        name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
+        function = self._raw(name)
+
+        def call(note: calls.LaunchNote, *args: Any) -> None:
+            if _forked:
+                raise ClosedError(FORKED)
+            try:
+                code = (function(*args) if sink is None else sink(name, function, args, note))[0]
+            except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+                self._translate(name, note, error)
+                raise
+            append((name, note, code))
+            if code:
+                raise self.error(name, note, code)
+
+        return call
 
     def _recorder(self, name: str) -> Callable[[calls.Entry], None]:
         return calls.ring_of(name).append if self._recording else lambda entry: None
 
-    def _checked(self, name: str, function: Callable[..., Any], noted: bool = False) -> Callable[..., Any]:
-        """`noted`: the first argument is not passed on, and stands for the others in the record and in errors."""
+    def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         append, append_failure, sink = self._recorder(name), self._recorder(""), self._sink
 
         def call(*args: Any) -> Any:
             if _forked:
                 raise ClosedError(FORKED)
-            shown = args
-            if noted:
-                shown, args = args[0], args[1:]
             try:
-                result = function(*args) if sink is None else sink(name, function, args, shown)
+                result = function(*args) if sink is None else sink(name, function, args, args)
             except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-                self._translate(name, shown, error)
+                self._translate(name, args, error)
                 raise
             code = result[0]
             if code:
-                append_failure((name, shown, code))
-                raise self.error(name, shown, code)
-            append((name, shown, code))
+                append_failure((name, args, code))
+                raise self.error(name, args, code)
+            append((name, args, code))
             count = len(result)
             if count == 2:
                 return result[1]

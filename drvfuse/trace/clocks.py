@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DrvfuseError
-from ..runtime.kernel import Kernel, compile
+from ..runtime.kernel import Kernel, Module, compile
 from ..runtime.memory import launch_group
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
 
-SOURCE = Path(__file__).parent.parent / "cu" / "trace" / "trace_clocks.cu"
+CU = Path(__file__).parents[1] / "cu"
 SPAN_NS = 1_000_000
 TICK_ROUNDS = 1 << 20
 MEETINGS = 64
@@ -44,6 +44,11 @@ VIRTUAL = Clock(resolution_ns=0.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.
 """The emulated driver's: one engine counts for all devices, in cycles of a nanosecond."""
 
 
+def kernels(device: Device) -> Module:
+    """`trace_ticks` and `trace_meet` of cu/trace/trace_clocks.cu."""
+    return compile(CU / "trace" / "trace_clocks.cu", driver=device.driver, arch=device.arch, include=[CU])
+
+
 def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
     """The clocks of `devices`, compared with the first one's where they are `readable` by each other.
 
@@ -51,7 +56,7 @@ def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
     """
     if devices[0].driver.name == "emu":
         return (VIRTUAL,) * len(devices)
-    module = compile(SOURCE, driver=devices[0].driver, arch=devices[0].arch)
+    module = kernels(devices[0])
     ticks = [_ticks(module["trace_ticks"], device) for device in devices]
     found = [Clock(*ticks[0], 0.0, 0.0)]
     for device, own in zip(devices[1:], ticks[1:], strict=True):

@@ -18,10 +18,10 @@ import pytest
 
 from drvfuse.__main__ import main
 from drvfuse.check import cases, collectives
-from drvfuse.check.edits import EditError, HostEdit, SourceEdit, applied
-from drvfuse.check.mutants import MUTANTS, direct_two_stage, hunt
+from drvfuse.check.mutants import MUTANTS, Mutant, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
+from drvfuse.ops.call import faults
 from drvfuse.ops.call.specialisation import CU
 
 pytestmark = pytest.mark.emu
@@ -34,14 +34,14 @@ def check(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
-    verdict = hunt(name, MUTANTS[name], range(12))
+    verdict = hunt(MUTANTS[name], range(12))
     assert verdict.caught
     assert verdict.unexpected == ()
 
 
 def test_what_is_overwritten_too_early_is_a_race_or_by_a_later_flag_an_ordered_read_of_wrong_data():
     mutant = MUTANTS["payload-not-doubled"]
-    with applied(mutant.edits):
+    with mutant.planted():
         found = [{finding.kind for finding in explore("payload-not-doubled", mutant.case, seed)} for seed in (0, 1)]
     assert found == [{"mismatch"}, {"mismatch", "race"}]
 
@@ -52,18 +52,9 @@ def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
     assert explore(name, cases.CASES[name], seed, "strict") == []
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("ld.acquire.sys.global.u64", "ld.volatile.global.u64"),
-        ("if (publish) __syncthreads();", "__threadfence_system(); __syncthreads();"),
-    ],
-)
-def test_what_hardware_orders_beyond_the_model_is_found_in_cases_only(old, new):
-    edits = [SourceEdit("sync/barrier.cuh", old, new)]
-    if "fence" in new:
-        edits.append(SourceEdit("sync/barrier.cuh", "st.release.sys.global.u64", "st.relaxed.sys.global.u64"))
-    with applied(edits):
+@pytest.mark.parametrize("fault", ["volatile-flag-load", "fence-before-relaxed-flag"])
+def test_what_hardware_orders_beyond_the_model_is_found_in_cases_only(fault):
+    with faults.in_kernels(fault):
         assert explore("", direct_two_stage, 0) == []
         assert {finding.kind for finding in explore("", direct_two_stage, 0, "strict")} == {"race"}
 
@@ -91,7 +82,7 @@ def test_all_processes_together_find_what_one_finds():
 
 def broken(run: Run) -> None:
     """The one-stage all-reduce without its last barrier."""
-    with applied(MUTANTS["start-barrier-only"].edits):
+    with MUTANTS["start-barrier-only"].planted():
         collectives.repeated(run, "allreduce", "one_stage", private=False, tight=False, graph=False, side=False)
 
 
@@ -109,9 +100,7 @@ def test_a_failure_comes_with_the_command_that_repeats_it(capsys, monkeypatch):
 
 def test_the_terminal_names_what_failed(capsys, monkeypatch):
     monkeypatch.setitem(cases.CASES, "broken", broken)
-    monkeypatch.setitem(
-        MUTANTS, "harmless", MUTANTS["two-streams"].__class__("nothing", "nowhere", (), lambda run: None)
-    )
+    monkeypatch.setitem(MUTANTS, "harmless", Mutant("harmless", "nothing", "nowhere", lambda run: None))
     status = main(["check", "--jobs", "1", "--seed", "1", "--only", "broken", "--only", "harmless"])
     text = capsys.readouterr().out
     assert status == 1
@@ -157,7 +146,7 @@ def test_what_is_no_number_is_called_so():
 
 
 def test_a_fault_that_the_first_seed_does_not_show_is_hunted_further(capsys):
-    late = next(name for name in MUTANTS if hunt(name, MUTANTS[name], [0]).seed is None)
+    late = next(name for name in MUTANTS if hunt(MUTANTS[name], [0]).seed is None)
     status, report = check(capsys, "--seed", "0", "--only", late)
     assert status == 0 and report["mutants"][0]["caught"] and report["mutants"][0]["seed"] > 0
 
@@ -195,14 +184,14 @@ def _works(pid: str) -> bool:
         return False
 
 
-def test_an_edit_that_does_not_fit_is_refused():
-    unknown = SourceEdit("sync/barrier.cuh", "no such text", "")
-    twice = SourceEdit("collectives/allreduce.cu", "launch_dependents();", "")
-    missing = SourceEdit("no_such_file.cu", "", "")
-    host = HostEdit("drvfuse.ops.collectives.plan", "launches", "no such text", "")
-    for edit in (unknown, twice, missing, host):
-        with pytest.raises(EditError), applied([edit]):
-            pass
+def test_every_fault_of_a_kernel_is_planted_by_the_check_or_a_test():
+    root = Path(__file__).parents[2]
+    sources = [path for folder in ("cu", "check/cu") for path in (root / "drvfuse" / folder).rglob("*.cu*")]
+    points = {name for path in sources for name in re.findall(r'FAULT\("(\S+?)"\)', path.read_text())} - {"name"}
+    planted = {mutant.name for mutant in MUTANTS.values() if mutant.in_kernels}
+    assert planted < points
+    tests = "".join(path.read_text() for path in (root / "tests").rglob("test_*.py"))
+    assert [name for name in points - planted if f'"{name}"' not in tests] == []
 
 
 def test_every_kernel_of_the_library_runs_in_a_case():

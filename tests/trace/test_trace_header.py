@@ -12,7 +12,8 @@ import pytest
 import drvfuse as df
 from drvfuse import config, dtypes
 from drvfuse.compiler.nvrtc import compile_source
-from drvfuse.ops.call.specialisation import CU, KernelCache, sources_from
+from drvfuse.ops.call import specialisation
+from drvfuse.ops.call.specialisation import CU, KernelCache
 from drvfuse.ops.collectives import kernels
 from drvfuse.ops.collectives.kernels import CollectiveKernel
 from drvfuse.trace import layout
@@ -62,6 +63,7 @@ TRACED = re.compile(
     |\b(?:Trace|BlockTrace<\w+>)\ (?:trace|trace_b)\{DRVFUSE_TRACE_ARGUMENT\};
     |(?:if\ (?:constexpr\ )?\(!?\w+\)\ )?\b(?:trace_?|trace_b)\.\w+\([^;]*\);
     |,?\s*\b(?:Trace|BlockTrace<\w+>)&\ trace_?\b(?:;)?|,\ trace_\(trace\)|,\ (?:trace|trace_b)\b|^\ *trace,
+    |(?<=\()trace(?=\))
     |\ DRVFUSE_TRACE_PARAMETER""",
     re.X | re.M,
 )
@@ -123,13 +125,14 @@ BF16, E4M3 = dtypes.get("bfloat16"), dtypes.get("float8_e4m3fn")
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("algo", kernels.ALGOS)
 @pytest.mark.parametrize("op", kernels.OPS)
-def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path):
+def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_path, monkeypatch):
     plain_sources(tmp_path)
     fused = {"packs": 2, "residual": staged, "gamma_dtype": BF16} if op != "allreduce" else {"packs": 2}
 
     def code(folder: Path) -> str:
         out = BF16 if op == "allreduce" else E4M3
-        kernel = CollectiveKernel(op, algo, BF16, 4, out, staged=staged, sources=folder, **fused)
+        monkeypatch.setattr(specialisation, "CU", folder)
+        kernel = CollectiveKernel(op, algo, BF16, 4, out, staged=staged, **fused)
         with config.override(cache=False):
             return comparable(kernel.specialisation.compile("sm_90a").ptx, folder)
 
@@ -138,11 +141,12 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
 
 @pytest.mark.emu
 @pytest.mark.parametrize("m", [1, 3])
-def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path):
+def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path, monkeypatch):
     plain_sources(tmp_path)
 
     def code(folder: Path) -> str:
-        with df.emu.Machine(devices=1) as machine, sources_from(folder), config.override(cache=False):
+        monkeypatch.setattr(specialisation, "CU", folder)
+        with df.emu.Machine(devices=1) as machine, config.override(cache=False):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
             df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)

@@ -10,7 +10,8 @@
 //
 // Two warps a block, of which the second does the backfill. `flags[rank]` holds, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.
-#include "common/prelude.cuh"
+#include "common/faults.cuh"
+#include "ptx/ordered.cuh"
 
 constexpr int MAX_RANKS = 8;
 constexpr int SLOTS = 8;
@@ -22,7 +23,7 @@ struct Peers {
 
 __device__ __forceinline__ void set(const Peers& peers, int peer, int slot, int rank, u32 step) {
     u32* flag = peers.flags[peer] + slot * MAX_RANKS + rank;
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(step) : "memory");
+    ptx::store_release_sys(flag, step);
 }
 
 __device__ __forceinline__ void backfill(const Peers& peers, int peer, int rank, u32 step) {
@@ -33,15 +34,16 @@ __device__ __forceinline__ void backfill(const Peers& peers, int peer, int rank,
 __device__ __forceinline__ void barrier(const Peers& peers, int rank, int ranks, u32 step) {
     const int peer = threadIdx.x % 32;
     __syncthreads();
+    if (FAULT("flag-before-backfill") && threadIdx.x < ranks) set(peers, peer, blockIdx.x, rank, step);
+    if (FAULT("flag-before-backfill")) __syncthreads();
     if (threadIdx.x >= 32 && peer < ranks) backfill(peers, peer, rank, step);
-    __syncthreads();
+    if (!FAULT("flag-before-backfill")) __syncthreads();
     if (threadIdx.x < ranks) {
-        set(peers, peer, blockIdx.x, rank, step);
+        if (!FAULT("flag-before-backfill")) set(peers, peer, blockIdx.x, rank, step);
         const u32* flag = peers.flags[rank] + blockIdx.x * MAX_RANKS + peer;
         u32 seen;
-        do {
-            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-        } while (seen == (step + 2) % 3);
+        do seen = ptx::load_acquire_sys(flag);
+        while (seen == (step + 2) % 3);
     }
     __syncthreads();
 }

@@ -2,6 +2,7 @@
 // dx of a row by a team of TEAM_WARPS warps, in three steps: products, their sums over the row, dx.
 #pragma once
 #include "coat/backward_rows.cuh"
+#include "ptx/threads.cuh"
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // over a row: c1, c2; over the rows: dw, db
 
@@ -42,11 +43,6 @@ struct Weights {
         }
     }
 };
-
-// Each team has a barrier of its own.
-__device__ __forceinline__ void team_barrier(int team) {
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "r"(TEAM_THREADS) : "memory");
-}
 
 // Calls over_rows(i, at, g, xhat) for element `at` of pack i.
 template <typename F>
@@ -119,7 +115,7 @@ struct Products {
             for (int k = 0; k < SUMS; ++k) {
                 if (threadIdx.x % 32 == 0) words[team][k][warp % TEAM_WARPS] = sums[k];
             }
-            team_barrier(team);
+            ptx::bar_sync(1 + team, TEAM_THREADS);  // each team has a barrier of its own
 #pragma unroll
             for (int k = 0; k < SUMS; ++k) {
                 sums[k] = 0.0f;

@@ -4,19 +4,15 @@
 // A thread has PACKS packs of 8 columns, SPAN apart. Loads are predicated and volatile, so that they are issued where they
 // stand; what does not exist is undefined (with ALIGNED) or 0.
 #pragma once
-#include "common/fp8_rows.cuh"
+#include "coat/kernel.cuh"
 #include "sync/scratch.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr int GRADIENTS = DRVFUSE_GRADIENTS;
 constexpr bool CENTRED = DRVFUSE_CENTRED;
 constexpr bool WEIGHTED = DRVFUSE_WEIGHTED;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;
 constexpr bool FULL = DRVFUSE_FULL;  // no thread has a pack beyond the last column
 
 constexpr int WIDTH = 8;  // elements of a pack
@@ -78,35 +74,9 @@ struct Cursor {
     }
 };
 
-// Predicated, not branched round, so that no arithmetic is scheduled in front of them; `word` is undefined if not wanted.
-__device__ __forceinline__ void load_if(bool wanted, u32 (&word)[2], const void* from) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
-                 : "=r"(word[0]), "=r"(word[1])
-                 : "l"(from), "r"(u32(wanted))
-                 : "memory");
-}
-__device__ __forceinline__ void load_if(bool wanted, u32 (&word)[4], const void* from) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "l"(from), "r"(u32(wanted))
-                 : "memory");
-}
-__device__ __forceinline__ void load_if(bool wanted, u16& word, const void* from) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }"
-                 : "=h"(word)
-                 : "l"(from), "r"(u32(wanted))
-                 : "memory");
-}
-__device__ __forceinline__ void load_if(bool wanted, float& word, const void* from) {
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.f32 %0, [%1]; }"
-                 : "=f"(word)
-                 : "l"(from), "r"(u32(wanted))
-                 : "memory");
-}
-
 __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2], const u16* from, int valid) {
     if constexpr (ALIGNED) {
-        load_if(wanted, word, from);
+        ptx::load_once_v4_if(wanted, word, from);
     } else {
 #pragma unroll
         for (int j = 0; j < WIDTH / 2; ++j) word[j] = 0;
@@ -120,8 +90,8 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
 // Of the row `row`, if it is wanted.
 __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bool wanted) {
     Saved saved;
-    load_if(wanted, saved.rstd, p.rstd + row);
-    if constexpr (CENTRED) load_if(wanted, saved.mean, p.mean + row);
+    ptx::load_f32_if(wanted, saved.rstd, p.rstd + row);
+    if constexpr (CENTRED) ptx::load_f32_if(wanted, saved.mean, p.mean + row);
     return saved;
 }
 
@@ -129,11 +99,11 @@ __device__ __forceinline__ Saved load_saved(const BackwardParams& p, i64 row, bo
 __device__ __forceinline__ void load_octet(Octet& pack, const Cursor& from, int ahead, bool wanted, int valid) {
     wanted = wanted && (FULL || valid > 0);
     if constexpr (ALIGNED) {
-        load_if(wanted, pack.x, from.x + ahead);
+        ptx::load_once_v2_if(wanted, pack.x, from.x + ahead);
     } else {
         load_bytes<WIDTH>(pack.x, from.x + ahead, wanted ? valid : 0, false);
     }
-    load_if(wanted, pack.scale, from.scales + ahead / QB);
+    ptx::load_u16_if(wanted, pack.scale, from.scales + ahead / QB);
 #pragma unroll
     for (int k = 0; k < GRADIENTS; ++k) load_gradient(wanted, pack.g[k], from.g[k] + ahead, valid);
 }
@@ -167,7 +137,7 @@ __device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int w
 
 // Four elements of xhat.
 __device__ __forceinline__ void normalised(float (&xhat)[4], const Octet& pack, int word, const Saved& saved) {
-    fp8_floats<X>(pack.x[word], xhat);
+    Word<X>::unpack(pack.x[word], xhat);
     const float scale = bf16{pack.scale};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -181,11 +151,7 @@ __device__ __forceinline__ void store_dx(u16* to, const float (&v)[WIDTH], int v
 #pragma unroll
     for (int j = 0; j < WIDTH / 2; ++j) word[j] = Word<bf16>::pack(v + 2 * j);
     if constexpr (ALIGNED) {
-        if (FULL || valid > 0) {
-            asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
-                         "r"(word[2]), "r"(word[3])
-                         : "memory");
-        }
+        if (FULL || valid > 0) ptx::store_streaming_v4(to, word);
     } else {
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j) {

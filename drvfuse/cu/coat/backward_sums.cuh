@@ -25,23 +25,11 @@ __device__ __forceinline__ int quad_column(int quad) {
 }
 
 __device__ __forceinline__ void leave_words(u32* to, float4 sum) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(~__float_as_uint(sum.x)),
-                 "r"(~__float_as_uint(sum.y)), "r"(~__float_as_uint(sum.z)), "r"(~__float_as_uint(sum.w))
-                 : "memory");
-}
-
-__device__ __forceinline__ void read_words(u32 (&word)[4], const u32* from) {
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "l"(from)
-                 : "memory");
+    ptx::store_relaxed_gpu_v4(to, ~__float_as_uint(sum.x), ~__float_as_uint(sum.y), ~__float_as_uint(sum.z),
+                              ~__float_as_uint(sum.w));
 }
 
 __device__ __forceinline__ bool all(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
-
-__device__ __forceinline__ void clear_words(u32* at) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(0) : "memory");
-}
 
 // The sums over all segments of the columns that are this block's. False, for all threads, if a wait was given up.
 __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
@@ -60,7 +48,7 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
                 const int segment = strand + k * STRANDS;
-                if (segment < p.segments && !all(word[k])) read_words(word[k], at + k * STEP);
+                if (segment < p.segments && !all(word[k])) ptx::load_relaxed_gpu_v4(word[k], at + k * STEP);
             }
 #pragma unroll
             for (int k = 0; k < MOST; ++k) {
@@ -77,7 +65,7 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
                 sum.y = __fadd_rn(sum.y, __uint_as_float(~word[k][1]));
                 sum.z = __fadd_rn(sum.z, __uint_as_float(~word[k][2]));
                 sum.w = __fadd_rn(sum.w, __uint_as_float(~word[k][3]));
-                if (here && !failed) clear_words(at + k * STEP);
+                if (here && !failed) ptx::store_relaxed_gpu_v4(at + k * STEP, 0);
             }
         }
         if (!use.met(failed)) return false;

@@ -19,26 +19,22 @@
 // block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
 // and rstd hold is undefined.
 #pragma once
+#include "coat/kernel.cuh"
 #include "coat/tile.cuh"
+#include "ptx/threads.cuh"
 #include "sync/grid_words.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = DRVFUSE_TILE_COLUMNS, ROW_LANES = DRVFUSE_ROW_LANES;
-constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
-constexpr bool WHOLE = DRVFUSE_WHOLE;      // ALIGNED, and whole tiles and groups of BLOCK_ROWS
+constexpr int RUN = DRVFUSE_RUN;       // bytes of a column that one store of qy_t can take
+constexpr bool WHOLE = DRVFUSE_WHOLE;  // ALIGNED, and whole tiles and groups of BLOCK_ROWS
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int SEGMENT = 32 * PACK;
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
-constexpr u32 UNDECIDED = 0xffffffffu;  // above every magnitude, as bits
-constexpr u32 NAN_BITS = 0x7fffffffu;
+constexpr u32 UNDECIDED = 0xffffffffu;   // above every magnitude, as bits
 constexpr float WEIGHT_LIMIT = 0x1p20f;  // up to which an estimate of the maximum will do
 
 // drvfuse/ops/coat/rmsnorm_forward.py has the same layout.
@@ -53,10 +49,10 @@ struct ForwardParams {
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
     int columns;
-    int groups, longer;       // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
-    int part_columns;         // of many rows: of the blocks that share a group of rows, the columns of one
-    int resident_columns;     // of many rows: of a block's, those of which x stays
-    int chunk_rows;           // rows between two block barriers of phase 1
+    int groups, longer;    // groups of BLOCK_ROWS that each block has; the first `longer` blocks have one more
+    int part_columns;      // of many rows: of the blocks that share a group of rows, the columns of one
+    int resident_columns;  // of many rows: of a block's, those of which x stays
+    int chunk_rows;        // rows between two block barriers of phase 1
     float epsilon;
     int early_trigger;
 };
@@ -64,12 +60,6 @@ struct ForwardParams {
 struct Place {
     int across, down;
 };
-
-__device__ __forceinline__ u32 warp_max(u32 value) {
-    u32 result;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
-    return result;
-}
 
 // Each of N values added over the lanes as a butterfly adds them; lane l gets the sum of value l / (32 / N).
 template <int N>
@@ -112,7 +102,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
     if (ALIGNED && (WHOLE || row + BATCH <= p.rows) && at < p.columns) {
 #pragma unroll
         for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
-            stream_pack(batch.word[r], x);
+            ptx::load_once_v4(batch.word[r], x);
             batch.scale[r] = scale->bits;
         }
         return;
@@ -133,7 +123,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
 __device__ __forceinline__ void take_phase1_weights(float (&w)[PACK], float& largest, const Pack<Weight, PACK>& raw) {
     to_float(w, raw);
 #pragma unroll
-    for (int i = 0; i < PACK; ++i) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(w[i])));
+    for (int i = 0; i < PACK; ++i) largest = ptx::max_nan(largest, fabsf(w[i]));
 }
 
 // Of each row of a batch: the lane's sum of squares and largest |x * s * w|, as bits.
@@ -146,7 +136,7 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
         for (int j = 0; j < 4; ++j) {
             float v[4];
             u32 product[4];
-            fp8_floats<X>(batch.word[r][j], v);
+            Word<X>::unpack(batch.word[r][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
@@ -185,7 +175,7 @@ __device__ __forceinline__ u32 decided_scale(u32 estimate) {
 
 // 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.
 __device__ __forceinline__ float finish_row(const ForwardParams& p, float total, u32 most, u32& best) {
-    const float rstd = reciprocal_root(__fadd_rn(divide_full(total, float(p.columns)), p.epsilon));
+    const float rstd = reciprocal_root(__fadd_rn(ptx::divide_full(total, float(p.columns)), p.epsilon));
     const bool usual = rstd >= 0x1p-20f && rstd <= 0x1p20f;
     best = max(best, usual ? __float_as_uint(__fmul_rn(__uint_as_float(most), rstd)) : UNDECIDED);
     return rstd;
@@ -202,7 +192,7 @@ __device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row
         best = fmaxf(best, y);
     }
     number = __any_sync(0xffffffffu, number);
-    return number ? warp_max(__float_as_uint(best)) : NAN_BITS;
+    return number ? ptx::warp_max(__float_as_uint(best)) : NAN_BITS;
 }
 
 // A block's largest |y| as bits, and the grid's.
@@ -226,7 +216,8 @@ struct Meetings {
 // Tells the other blocks what this one has found; a block barrier.
 __device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
     __syncthreads();
-    if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
+    const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;
+    if (gridDim.x > 1 && threadIdx.x == 0 && !absent) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
 }
 
 // Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
@@ -245,7 +236,7 @@ __device__ __forceinline__ bool hear(GridWords* words, int round, Largest& large
     Patience patience(scratch);
     if (!given_up) await_words(all, epoch, patience, given_up);
     __syncwarp();
-    const u32 most = warp_max(given_up ? 0 : all[0].value);
+    const u32 most = ptx::warp_max(given_up ? 0 : all[0].value);
     if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
     return use.met(given_up);
 }

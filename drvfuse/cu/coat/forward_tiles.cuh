@@ -46,8 +46,8 @@ __device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows,
         }
     }
     if (KNOWN && (QB == PACK || at % QB == 0)) {
-        *reinterpret_cast<uint2*>(rows.scales + rows.known_scales(local, at)) = make_uint2(
-            batch.scale[0] | u32(batch.scale[1]) << 16, batch.scale[2] | u32(batch.scale[3]) << 16);
+        *reinterpret_cast<uint2*>(rows.scales + rows.known_scales(local, at)) =
+            make_uint2(batch.scale[0] | u32(batch.scale[1]) << 16, batch.scale[2] | u32(batch.scale[3]) << 16);
     }
 }
 
@@ -70,10 +70,10 @@ struct Offset<true> {
 // A lane's part of a tile, all of which is resident if NEAR, else nothing.
 template <bool NEAR>
 struct Piece {
-    int local, at, valid;  // its first row, of the block's, and column, and the columns from there on
-    int left;              // rows that exist; 0 if its columns do not
-    i64 row;               // the first of them
-    int known;             // where the scales of its first four rows are
+    int local, at, valid;           // its first row, of the block's, and column, and the columns from there on
+    int left;                       // rows that exist; 0 if its columns do not
+    i64 row;                        // the first of them
+    int known;                      // where the scales of its first four rows are
     typename Offset<NEAR>::type x;  // of the next quad that is asked for, in Rows::x or ForwardParams::x
 
     // Behind the last tile one that may be read, so that quads need no condition.
@@ -175,7 +175,7 @@ struct Tiles {
                     const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
                     float v[TC];
 #pragma unroll
-                    for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(word[r][j], v + 4 * j);
+                    for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(word[r][j], v + 4 * j);
 #pragma unroll
                     for (int i = 0; i < TC; ++i) {
                         v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));

@@ -39,8 +39,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
     const int row_lane = lane / (32 / ROW_LANES), column_lane = lane % (32 / ROW_LANES);
     const i64 first = i64(warp) * gridDim.x + blockIdx.x, step = i64(WARPS) * gridDim.x;
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     float scale;
     if constexpr (FIND) {
         ScratchUse use(p.scratch, gridDim.x > 1);
@@ -88,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
 #pragma unroll
-                for (int i = 0; i < TC; ++i) v[r][i] = divide_full(v[r][i], scale);
+                for (int i = 0; i < TC; ++i) v[r][i] = ptx::divide_full(v[r][i], scale);
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v[r] + 4 * j);
                 const i64 row = row0 + 4 * q + r;
@@ -100,5 +99,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
             store_turned<RUN, ALIGNED>(p.y_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
         }
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

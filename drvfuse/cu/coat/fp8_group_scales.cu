@@ -12,15 +12,11 @@
 // no memory, so there is nothing to order and nothing to wait for.
 // A lane's pack of bf16 is 32 bytes. The two lanes of a pair load and store the halves of one pack, then those of the
 // other, and trade: so every access takes whole sectors.
+#include "coat/kernel.cuh"
 #include "coat/teams.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr bool ADD = DRVFUSE_ADD;
 constexpr bool NORM = DRVFUSE_NORM;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
 constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
 struct GroupParams {
@@ -117,8 +113,8 @@ __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 
     }
 #pragma unroll
     for (int mask = 1; mask < QB / PACK; mask *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
-    const float unrounded = divide_full(__fadd_rn(most, 1e-10f), Finite<X>::max);
-    const float inverse = reciprocal(unrounded);
+    const float unrounded = ptx::divide_full(__fadd_rn(most, 1e-10f), Finite<X>::max);
+    const float inverse = ptx::reciprocal_approx(unrounded);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float quotient[4];
@@ -167,8 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
     i64 row = i64(blockIdx.x) * TEAMS + team.index;
     const i64 step = i64(gridDim.x) * TEAMS;
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     Loaded loaded;
     load_row(loaded, p, team, row);
     WeightPack weight[HOLD ? PACKS : 1];
@@ -195,14 +190,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float v[4];
-                    fp8_floats<X>(x.word[i][j], v);
+                    Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) squares = __fmaf_rn(v[k], v[k], squares);  // exact products
                 }
                 const float by = bf16{x.scale[i]};
                 sums[i] = __fmul_rn(__fmul_rn(squares, by), by);
             }
-            const float mean = divide_full(team.sum(scratch, sums), float(p.columns));
+            const float mean = ptx::divide_full(team.sum(scratch, sums), float(p.columns));
             const float rstd = reciprocal_root(__fadd_rn(mean, p.epsilon));
             if (team.member == 0 && team.lane == 0) p.rstd[row] = rstd;
 #pragma unroll
@@ -217,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     float four[4];
-                    fp8_floats<X>(x.word[i][j], four);
+                    Word<X>::unpack(x.word[i][j], four);
 #pragma unroll
                     for (int k = 0; k < 4; ++k) {
                         v[4 * j + k] = __fmul_rn(__fmul_rn(__fmul_rn(four[k], by), rstd), w[4 * j + k]);
@@ -230,5 +225,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_group_scales(const Gro
             }
         }
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

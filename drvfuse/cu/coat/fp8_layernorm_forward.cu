@@ -16,24 +16,19 @@
 // teams.cuh. y = (x * s - mean) * rstd, and with PARAMETERS * w + b, in fp32; it is not rounded before the quotient,
 // which is a product with the approximate reciprocal, as div.full computes it.
 // NaN: a row whose y are all NaN (so one with a NaN in x) makes the maximum a NaN; other NaN are dropped.
+#include "coat/kernel.cuh"
 #include "coat/teams.cuh"
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
-#include "sync/pdl.cuh"
 
-using X = DRVFUSE_DTYPE;
-using Weight = DRVFUSE_WEIGHT_DTYPE;
-constexpr int QB = DRVFUSE_GROUP;
 constexpr bool PARAMETERS = DRVFUSE_PARAMETERS;
-constexpr bool ALIGNED = DRVFUSE_ALIGNED;  // whole packs, 16-byte aligned rows
-constexpr int RUN = DRVFUSE_RUN;           // bytes of a column that one store of qy_t can take
+constexpr int RUN = DRVFUSE_RUN;                                  // bytes of a column that one store of qy_t can take
 constexpr bool HOLD = PARAMETERS && PACKS * sizeof(Weight) <= 4;  // w and b stay in registers in phase 1
 
 constexpr int WARPS = TEAM_WARPS * TEAMS;
 constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8;  // a thread's part of a tile
 constexpr int ROW_LANES = DRVFUSE_ROW_LANES;   // how many lanes are over one another
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
-constexpr u32 NAN_BITS = 0x7fffffff;
 
 struct LayerNormParams {
     const u8* x;
@@ -99,7 +94,7 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             float v[4];
-            fp8_floats<X>(x.word[i][j], v);
+            Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 if constexpr (SQUARES) {
@@ -117,13 +112,12 @@ __device__ __forceinline__ float row_sum(Team& team, TeamScratch& scratch, const
 
 extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(const LayerNormParams p) {
     __shared__ TeamScratch scratch;
-    __shared__ u32 found;  // the largest |y| of the block, as bits
+    __shared__ u32 found;                                               // the largest |y| of the block, as bits
     __shared__ float means[WARPS][TILE_ROWS], rstds[WARPS][TILE_ROWS];  // of each warp's tile
     Team team;
     const float count = float(p.columns);
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     ScratchUse use(p.scratch, gridDim.x > 1);
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
@@ -150,8 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     for (; row < p.rows; row += step) {
         Fp8Row x = loaded;
         load(loaded, row + step);
-        const float mean = divide_full(row_sum<false>(team, scratch, x, 0.0f, p.columns), count);
-        const float variance = divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
+        const float mean = ptx::divide_full(row_sum<false>(team, scratch, x, 0.0f, p.columns), count);
+        const float variance = ptx::divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
         float best = __uint_as_float(NAN_BITS);  // loses to every number
@@ -173,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float v[4];
-                fp8_floats<X>(x.word[i][j], v);
+                Word<X>::unpack(x.word[i][j], v);
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
                     const int at = 4 * j + k;
@@ -187,8 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         if (number) most = max(most, __float_as_uint(best));
     }
     atomicMax(&found, most);
-    const i64 tiles =
-        (p.rows + TILE_ROWS - 1) / TILE_ROWS * ((p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS);
+    const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * ((p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS);
     i64 index = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x;
     Tile tile;
     if (index < tiles) tile.load(p, index);
@@ -197,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     const u32 maximum = found;
     const u16 scale_bits = fp8_scale_bits<X>(__uint_as_float(maximum));
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
-    const float inverse = reciprocal(bf16{scale_bits});
+    const float inverse = ptx::reciprocal_approx(bf16{scale_bits});
 
     // Phase 2.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -225,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
             const float mean = means[warp][of_warp], rstd = rstds[warp][of_warp];
             float v[TC];
 #pragma unroll
-            for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(tile.word[r][j], v + 4 * j);
+            for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(tile.word[r][j], v + 4 * j);
 #pragma unroll
             for (int k = 0; k < TC; ++k) v[k] = normalised(v[k], scale, mean, rstd, w[k], b[k]);
             quantise<X, TC>(out[r / 4][r % 4], v, inverse);
@@ -241,5 +234,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         for (int q = 0; q < TR / 4; ++q) turned.take(q, out[q]);
         store_turned<RUN, ALIGNED>(p.qy_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

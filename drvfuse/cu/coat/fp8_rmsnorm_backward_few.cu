@@ -13,7 +13,6 @@
 // PDL: nothing is read before the wait; the trigger is right after it (early_trigger) or after the last store. Plain
 // launch.
 #include "coat/backward_dx.cuh"
-#include "sync/pdl.cuh"
 
 constexpr int SLICE = 32, SLOTS = THREADS / 4, WARPS = THREADS / 32;
 constexpr int BATCH = 4;  // rows of a slot whose loads are in flight
@@ -97,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH, rows = p.segment_rows, jump = gridDim.x * TEAMS;
 
-    wait_for_producer();
-    if (p.early_trigger) launch_dependents();
+    enter_stream(p);
     int at = team * gridDim.x + blockIdx.x;
     Row row;
     Cursor from(p, at, column);
@@ -131,5 +129,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
         if (first >= p.columns) break;
         add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
     }
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         load_weight_pack(weights, p, lane_column());
     };
 
-    wait_for_producer();
+    if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
 
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
             reduce_packs(batch, w, squares, most);
             const float sum = sum_lanes(squares);
 #pragma unroll
-            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
+            for (int r = 0; r < BATCH; ++r) most[r] = ptx::warp_max(most[r]);
             const int to = place.across * p.chunk_rows + place.down - first;
             if (lane % (32 / BATCH) == 0) sums[to + lane / (32 / BATCH)] = sum;
             if (lane == 0) {
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         if (end < count) __syncthreads();
     }
-    best = warp_max(largest <= WEIGHT_LIMIT ? best : UNDECIDED);
+    best = ptx::warp_max(largest <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     // The rstd of a tile's rows, of which other blocks have reduced some.
@@ -155,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
         __syncwarp();
     };
+    if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     tell(words, 0, meetings.estimate, meetings.epoch);
     await_rows();
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, false, awaited)) return;
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
-    const float inverse = reciprocal(bf16{u16(scale_bits)});
+    const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
     while (tile.down < tiles_down) {
@@ -197,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
                 const float scale = __uint_as_float(r % 2 ? pair & 0xffff0000u : pair << 16);
                 float v[TC];
 #pragma unroll
-                for (int j = 0; j < TC / 4; ++j) fp8_floats<X>(quads[q].word[r][j], v + 4 * j);
+                for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(quads[q].word[r][j], v + 4 * j);
 #pragma unroll
                 for (int i = 0; i < TC; ++i) v[i] = rounded_to_bf16(normalised(v[i], scale, rstd[r], w[i]));
                 quantise<X, TC>(out[r], v, inverse);
@@ -224,5 +225,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
         }
     }
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

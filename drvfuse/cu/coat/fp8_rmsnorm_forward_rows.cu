@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
     u8* x = dynamic + sizeof(Meetings);
     float* rstds = reinterpret_cast<float*>(x + count * p.resident_columns);
-    u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));    // [chunk_rows]
-    float* sums = reinterpret_cast<float*>(products + p.chunk_rows);        // [all segments, chunk_rows]
+    u32* products = reinterpret_cast<u32*>(rstds + (KNOWN ? count : 0));  // [chunk_rows]
+    float* sums = reinterpret_cast<float*>(products + p.chunk_rows);      // [all segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);
     const Rows rows{p, team, teams, first_column, width, count, rstds, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
@@ -58,6 +58,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
     };
     wait_for_producer();
     ScratchUse use(p.scratch, gridDim.x > 1);
+    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
+        ptx::store_relaxed_gpu(&p.scratch.state->epoch, use.epoch());
+    }
     begin_chunk();
     if (p.early_trigger) launch_dependents();
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
@@ -89,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
             reduce_packs(batch, w, squares, most);
             const float sum = sum_lanes(squares);
 #pragma unroll
-            for (int r = 0; r < BATCH; ++r) most[r] = warp_max(most[r]);
+            for (int r = 0; r < BATCH; ++r) most[r] = ptx::warp_max(most[r]);
             if (lane % (32 / BATCH) == 0) {
                 const int r = lane / (32 / BATCH), segment = first_segment + from.across;
                 sums[segment * p.chunk_rows + row + r] = sum;
@@ -103,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
                 const int segment = first_segment + i % segments, row = i / segments;
                 const i64 word = rows.global(first + row) * all_segments + segment;
                 const u32 sum = __float_as_uint(sums[segment * p.chunk_rows + row]);
+                if (FAULT("block-1-leaves-no-sums") && blockIdx.x == 1) continue;
                 if (word < p.rows * all_segments) leave_word(words->sums + word, meetings.epoch, sum);
             }
             Patience patience(p.scratch);
@@ -135,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         begin_chunk();
         __syncthreads();
     }
-    best = warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
+    best = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? best : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.own, best);
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -163,11 +167,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_row
         scale_bits = fp8_scale_bits<X>(__uint_as_float(meetings.exact.all));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
-    const float inverse = reciprocal(bf16{u16(scale_bits)});
+    const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
     // Phase 2.
     far_tiles.quantise_all(inverse);
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
-    if (!p.early_trigger) launch_dependents();
+    leave_stream(p);
 }

@@ -8,6 +8,8 @@
 // warp is overtaken by one sum at most, as the next has a barrier.
 #pragma once
 #include "common/fp8_rows.cuh"
+#include "ptx/special.cuh"
+#include "ptx/threads.cuh"
 
 constexpr int TEAM_WARPS = DRVFUSE_TEAM_WARPS;
 constexpr int TEAMS = DRVFUSE_TEAMS;
@@ -46,7 +48,7 @@ struct Team {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) sums[i * TEAM_WARPS + member] = own[i];
         }
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + index), "r"(32 * TEAM_WARPS) : "memory");
+        ptx::bar_sync(1 + index, 32 * TEAM_WARPS);
 #pragma unroll
         for (int i = 0; i < PACKS * TEAM_WARPS; ++i) total = __fadd_rn(total, sums[i]);
         return total;
@@ -55,13 +57,7 @@ struct Team {
     // Whether it is true for a thread of the team.
     __device__ __forceinline__ bool any(bool own) const {
         if constexpr (TEAM_WARPS == 1) return __any_sync(0xffffffffu, own);
-        u32 result;
-        asm volatile(
-            "{ .reg .pred in, out; setp.ne.u32 in, %3, 0; bar.red.or.pred out, %1, %2, in; selp.u32 %0, 1, 0, out; }"
-            : "=r"(result)
-            : "r"(1 + index), "r"(32 * TEAM_WARPS), "r"(u32(own))
-            : "memory");
-        return result;
+        return ptx::bar_any(1 + index, 32 * TEAM_WARPS, own);
     }
 };
 
@@ -81,7 +77,7 @@ struct Fp8Row {
             for (int j = 0; j < 4; ++j) word[i][j] = 0;
             if (at >= columns) continue;
             if constexpr (ALIGNED) {
-                stream_pack(word[i], x + at);
+                ptx::load_once_v4(word[i], x + at);
             } else {
                 load_bytes<PACK>(word[i], x + at, columns - at, false);
             }
@@ -93,14 +89,14 @@ struct Fp8Row {
     // them, which is many times as many registers, until it is needed again.
     __device__ __forceinline__ void forget(int i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) asm volatile("" : "+r"(word[i][j]));
+        for (int j = 0; j < 4; ++j) ptx::forget(word[i][j]);
     }
 };
 
 template <typename T>
 __device__ __forceinline__ void forget(Pack<T, PACK>& pack) {
 #pragma unroll
-    for (int j = 0; j < Pack<T, PACK>::words; ++j) asm volatile("" : "+r"(pack.word[j]));
+    for (int j = 0; j < Pack<T, PACK>::words; ++j) ptx::forget(pack.word[j]);
 }
 
 // The pack at column `at` of something that has one value a column; 0 where there are no columns.

@@ -25,11 +25,7 @@ struct Turned {
 };
 
 // The nearest bf16, as F2FP leaves it: the upper half of a pair of which the lower is 0.
-__device__ __forceinline__ float rounded_to_bf16(float value) {
-    u32 word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(value), "f"(0.0f));
-    return __uint_as_float(word);
-}
+__device__ __forceinline__ float rounded_to_bf16(float value) { return __uint_as_float(ptx::bf16x2(value, 0.0f)); }
 
 // TC values over a scale, given as its reciprocal.
 template <typename X, int TC>

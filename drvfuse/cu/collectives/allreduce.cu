@@ -30,22 +30,11 @@
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "sync/barrier.cuh"
 #include "collectives/epilogue.cuh"
-#include "common/pack16.cuh"
+#include "collectives/kernel.cuh"
 #include "common/partition.cuh"
-#include "sync/pdl.cuh"
-#include "trace/trace.cuh"
+#include "sync/barrier.cuh"
 
-using In = DRVFUSE_DTYPE;
-using Out = DRVFUSE_OUT_DTYPE;
-constexpr int RANKS = DRVFUSE_RANKS;
-constexpr int PACKS = DRVFUSE_PACKS;  // packs a thread has in flight
-constexpr bool RAGGED = DRVFUSE_RAGGED;
-constexpr bool STAGED = DRVFUSE_STAGED;
-constexpr int W = 16 / sizeof(In);
-using InPack = Pack<In, W>;
-using OutPack = Pack<Out, W>;
 using Packs = Partition<i64, RANKS>;
 constexpr i64 IN_BYTES = sizeof(InPack);
 constexpr i64 OUT_BYTES = sizeof(OutPack);
@@ -100,7 +89,7 @@ __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, co
     }
 }
 
-// Sum this thread's packs of the range [0, count).
+// Sum this thread's packs of the range [0, count), PACKS of which are in flight.
 template <typename Load, typename Store>
 __device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load& load, const Store& store) {
     const i64 stride = thread_count();
@@ -125,7 +114,7 @@ __device__ __forceinline__ void stage_input(const AllreduceParams& p, char* stag
 }
 
 #ifdef DRVFUSE_EPILOGUE
-#define EPILOGUE_REFERENCE , const EpilogueParams &epilogue_params
+#define EPILOGUE_REFERENCE , const EpilogueParams& epilogue_params
 #else
 #define EPILOGUE_REFERENCE
 #endif
@@ -146,12 +135,11 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
-    if (!barrier.arrive_and_wait(false)) return;
+    if (!FAULT("no-start-barrier") && !barrier.arrive_and_wait(false)) return;
 #endif
     reduce_range(
-        packs, trace,
-        [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
-        [&](i64 j, float(&sum)[W]) {
+        packs, trace, [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
+        [&](i64 j, float (&sum)[W]) {
             const OutPack pack = finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT);
             trace.need(pack);
             trace.lap(TraceRole::reduce);
@@ -159,7 +147,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
             trace.lap(TraceRole::store);
         });
 #if !DRVFUSE_LOCAL
-    if (!barrier.arrive_and_wait(true)) return;
+    if (!FAULT("start-barrier-only") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
 #endif
 #else
@@ -177,7 +165,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
             [&](InPack& pack, int source, i64 j) {
                 load_pack(pack, payload(p.call.workspaces[source]) + half + j * IN_BYTES);
             },
-            [&](i64 j, float(&sum)[W]) {
+            [&](i64 j, float (&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
@@ -193,12 +181,10 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
-    wait_for_producer();
-    trace.start();
+    begin(p.call);
+    follow_producer(trace);
     one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #else
@@ -243,6 +229,7 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
             if (!barrier.arrive_and_wait(true)) return;
         }
         const i64 begin = part.start(p.call.rank) + done;
+        if (FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
         reduce_range(
             part.in_chunk(p.call.rank, done, chunk), trace,
             [&](InPack& pack, int source, i64 j) {
@@ -252,7 +239,7 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
                     load_input(pack, p.call.sources[source], begin + j, p.count);
                 }
             },
-            [&](i64 j, float(&sum)[W]) {
+            [&](i64 j, float (&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
@@ -260,10 +247,10 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
                 store_output(p.output, begin + j, p.count, pack);
                 trace.lap(TraceRole::store);
             });
-        if (!barrier.arrive_and_wait(true)) return;
+        if (!FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
         gather(p, part, results, done);
         trace.lap(TraceRole::gather);
-        if (!STAGED) results = chunk * OUT_BYTES - results;
+        if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;
     }
     barrier.finish();
 }
@@ -271,12 +258,10 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
-    wait_for_producer();
-    trace.start();
+    begin(p.call);
+    follow_producer(trace);
     two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #endif

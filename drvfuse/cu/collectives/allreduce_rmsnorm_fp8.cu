@@ -33,11 +33,9 @@
 // by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "sync/barrier.cuh"
 #include "collectives/norm_rows.cuh"
 #include "common/partition.cuh"
-#include "sync/pdl.cuh"
-#include "trace/trace.cuh"
+#include "sync/barrier.cuh"
 
 #if !DRVFUSE_TWO_STAGE
 
@@ -60,9 +58,8 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trac
 #endif
 #pragma unroll 1
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        whole_row(rows, p, row, [&](InPack& pack, int source, int at) {
-            load_of_row(pack, p.call.sources[source], row, at, p);
-        });
+        whole_row(rows, p, row,
+                  [&](InPack& pack, int source, int at) { load_of_row(pack, p.call.sources[source], row, at, p); });
     }
 #if !DRVFUSE_LOCAL
     if (!barrier.arrive_and_wait(true)) return;
@@ -97,13 +94,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ RowScratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
+    begin(p.call);
     Rows rows(p, scratch, trace);
-    wait_for_producer();
-    trace.start();
+    follow_producer(trace);
     one_stage(rows, p, trace);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #else
@@ -212,7 +207,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
                     });
             }
         }
-        if (!barrier.arrive_and_wait(true)) return;
+        if (!FAULT("gathered-before-barrier") && !barrier.arrive_and_wait(true)) return;
         const int most = part.in_chunk(0, done, chunk);
 #pragma unroll 1
         for (int j = blockIdx.x; j < most; j += gridDim.x) {
@@ -254,13 +249,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ RowScratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
-    if (p.call.early_trigger) launch_dependents();
+    begin(p.call);
     Rows rows(p, scratch, trace);
-    wait_for_producer();
-    trace.start();
+    follow_producer(trace);
     two_stage(rows, p, trace);
-    if (!p.call.early_trigger) launch_dependents();
-    trace.exit();
+    end(p.call, trace);
 }
 
 #endif

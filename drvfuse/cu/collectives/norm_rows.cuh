@@ -3,28 +3,17 @@
 //
 // Layout, numerics and the meaning of the definitions are at the top of that file.
 #pragma once
-#include "common/pack16.cuh"
+#include "collectives/kernel.cuh"
 #include "common/reduce.cuh"
-#include "trace/trace.cuh"
-#include "sync/workspace.cuh"
 
-using In = DRVFUSE_DTYPE;
-using Out = DRVFUSE_OUT_DTYPE;
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Scale = DRVFUSE_SCALES_DTYPE;
-constexpr int RANKS = DRVFUSE_RANKS;
-constexpr int PACKS = DRVFUSE_PACKS;
-constexpr bool RAGGED = DRVFUSE_RAGGED;
-constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool QUANTISE = sizeof(Out) == 1;
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
-constexpr int W = 16 / sizeof(In);
-using InPack = Pack<In, W>;
-using OutPack = Pack<Out, W>;
 // Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
-constexpr int WISHED = RANKS > 4 || PACKS * RANKS > 12 ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
+constexpr int WISHED = RANKS > 4 || (PACKS * RANKS > 12) ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {
@@ -93,7 +82,7 @@ __device__ __forceinline__ Quantisation quantisation(float maximum, float upper_
 template <typename T>
 __device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
 #pragma unroll
-    for (int i = 0; i < Pack<T, W>::words; ++i) asm volatile("" : "+r"(pack.word[i]));
+    for (int i = 0; i < Pack<T, W>::words; ++i) ptx::forget(pack.word[i]);
 }
 
 // One block's share of a call: the steps that a row goes through.
@@ -106,6 +95,7 @@ public:
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
+                if (early_residual() && has(i)) load_of_row(early_, p.residual, blockIdx.x, index(i), p);
             }
         }
     }
@@ -246,11 +236,15 @@ public:
     }
 
 private:
+    static __device__ constexpr bool early_residual() {
+        return FAULT("operand-before-pdl-wait") && RESIDUAL && KEEP_GAMMA && PACKS == 1;
+    }
+
     // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all
     // tensors are hoisted out of the loop over rows, and take more registers than there are.
     __device__ __forceinline__ void refresh() {
         thread_ = threadIdx.x;
-        asm volatile("" : "+r"(thread_));
+        ptx::forget(thread_);
     }
 
     __device__ __forceinline__ int index(int i) const { return i * blockDim.x + thread_; }
@@ -259,7 +253,11 @@ private:
     __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at) const {
         InPack pack;
         float residual[W];
-        load_of_row(pack, p_.residual, row, at, p_);
+        if (early_residual() && row == blockIdx.x) {
+            pack = early_;
+        } else {
+            load_of_row(pack, p_.residual, row, at, p_);
+        }
         to_float(residual, pack);
 #pragma unroll
         for (int k = 0; k < W; ++k) x[k] = __fadd_rn(x[k], residual[k]);
@@ -285,5 +283,6 @@ private:
     const int packs_;
     int thread_;
     u32 done_;
+    InPack early_;  // unused but for that fault
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
 };

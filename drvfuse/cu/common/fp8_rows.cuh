@@ -2,38 +2,9 @@
 // Rows of FP8 with group scales: 16 elements a thread, exact conversion, and the conventions of COAT's arithmetic.
 #pragma once
 #include "common/pack16.cuh"
+#include "ptx/math.cuh"
 
 constexpr int PACK = 16;  // elements of one 16-byte access; every group size is a multiple
-
-// Four FP8 values as two f16x2, exactly.
-template <typename T>
-__device__ __forceinline__ void fp8_halves(u32 word, u32& low, u32& high);
-template <>
-__device__ __forceinline__ void fp8_halves<e4m3>(u32 word, u32& low, u32& high) {
-    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
-        : "=r"(low), "=r"(high)
-        : "r"(word));
-}
-template <>
-__device__ __forceinline__ void fp8_halves<e5m2>(u32 word, u32& low, u32& high) {
-    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e5m2x2 %0, a; cvt.rn.f16x2.e5m2x2 %1, b; }"
-        : "=r"(low), "=r"(high)
-        : "r"(word));
-}
-
-__device__ __forceinline__ void half_pair(u32 f16x2, float* v) {
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
-        : "=f"(v[0]), "=f"(v[1])
-        : "r"(f16x2));
-}
-
-template <typename T>
-__device__ __forceinline__ void fp8_floats(u32 word, float* v) {
-    u32 low, high;
-    fp8_halves<T>(word, low, high);
-    half_pair(low, v);
-    half_pair(high, v + 2);
-}
 
 // `W` bytes at `address`, of which the first `valid` exist; others are 0. With `aligned` all exist, in one access.
 template <int W>
@@ -56,13 +27,6 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
     for (int i = 0; i < W; ++i) {
         if (i < valid) word[i / 4] |= u32(address[i]) << (8 * (i % 4));
     }
-}
-
-// 16 bytes that are read once: they do not displace what L1 holds. Volatile, so that it stays behind the wait for PDL.
-__device__ __forceinline__ void stream_pack(u32 (&word)[4], const u8* address) {
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "l"(address));
 }
 
 template <int W>
@@ -96,28 +60,14 @@ __device__ __forceinline__ void load_weights(float (&v)[W], const T* address, in
     for (int i = 0; i < W; ++i) v[i] = i < valid ? float(address[i]) : 0.0f;
 }
 
-__device__ __forceinline__ float divide_full(float a, float b) {
-    float quotient;
-    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
-    return quotient;
-}
-
-__device__ __forceinline__ float reciprocal(float value) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-    return result;
-}
-
 __device__ __forceinline__ float reciprocal_root(float value) {
-    float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(value));
-    return divide_full(1.0f, root);
+    return ptx::divide_full(1.0f, ptx::root_approx(value));
 }
 
 // bf16((maximum + 1e-10) / fp8_max): COAT's scale of whatever has that maximum.
 template <typename T>
 __device__ __forceinline__ u16 fp8_scale_bits(float maximum) {
-    float pair[2] = {divide_full(__fadd_rn(maximum, 1e-10f), Finite<T>::max), 0.0f};
+    float pair[2] = {ptx::divide_full(__fadd_rn(maximum, 1e-10f), Finite<T>::max), 0.0f};
     return u16(Word<bf16>::pack(pair));
 }
 

@@ -3,7 +3,8 @@
 //
 // Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); of another type it is 4, 8 or 32 bytes.
 // All accesses are ordinary global ones. Never the read-only path (ld.global.nc): peers write these bytes while the
-// kernel runs. The volatile asm with a memory clobber keeps every load below the barrier that precedes it in the text.
+// kernel runs. Those of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every load below the barrier that
+// precedes it in the text.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -16,37 +17,26 @@ struct Pack {
 
 template <int N>
 __device__ __forceinline__ void load_words(u32* w, const void* address) {
-    const char* at = static_cast<const char*>(address);
     if constexpr (N == 1) {
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(at) : "memory");
+        *w = ptx::load_u32(address);
     } else if constexpr (N == 2) {
-        asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(at) : "memory");
+        ptx::load_v2(w, address);
     } else {
         static_assert(N % 4 == 0, "whole 16-byte accesses");
 #pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
-                         : "l"(at + 4 * i)
-                         : "memory");
-        }
+        for (int i = 0; i < N; i += 4) ptx::load_v4(w + i, static_cast<const char*>(address) + 4 * i);
     }
 }
 
 template <int N>
 __device__ __forceinline__ void store_words(void* address, const u32* w) {
-    char* at = static_cast<char*>(address);
     if constexpr (N == 1) {
-        asm volatile("st.global.u32 [%0], %1;" ::"l"(at), "r"(w[0]) : "memory");
+        ptx::store_u32(address, *w);
     } else if constexpr (N == 2) {
-        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(w[0]), "r"(w[1]) : "memory");
+        ptx::store_v2(address, w);
     } else {
 #pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at + 4 * i), "r"(w[i]), "r"(w[i + 1]),
-                         "r"(w[i + 2]), "r"(w[i + 3])
-                         : "memory");
-        }
+        for (int i = 0; i < N; i += 4) ptx::store_v4(static_cast<char*>(address) + 4 * i, w + i);
     }
 }
 
@@ -72,11 +62,9 @@ __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* addr
         if (i < valid) {
             u32 bits;
             if constexpr (sizeof(T) == 4) {
-                asm volatile("ld.global.u32 %0, [%1];" : "=r"(bits) : "l"(at + 4 * i) : "memory");
+                bits = ptx::load_u32(at + 4 * i);
             } else {
-                u16 half;
-                asm volatile("ld.global.u16 %0, [%1];" : "=h"(half) : "l"(at + 2 * i) : "memory");
-                bits = half;
+                bits = ptx::load_u16(at + 2 * i);
             }
             pack.word[i / per_word] |= bits << (8 * sizeof(T) * (i % per_word));
         }
@@ -93,11 +81,11 @@ __device__ __forceinline__ void store_elements(void* address, const Pack<T, W>& 
         if (i < valid) {
             u32 bits = pack.word[i / per_word] >> (8 * sizeof(T) * (i % per_word));
             if constexpr (sizeof(T) == 4) {
-                asm volatile("st.global.u32 [%0], %1;" ::"l"(at + 4 * i), "r"(bits) : "memory");
+                ptx::store_u32(at + 4 * i, bits);
             } else if constexpr (sizeof(T) == 2) {
-                asm volatile("st.global.u16 [%0], %1;" ::"l"(at + 2 * i), "h"(u16(bits)) : "memory");
+                ptx::store_u16(at + 2 * i, u16(bits));
             } else {
-                asm volatile("st.global.u8 [%0], %1;" ::"l"(at + i), "r"(bits) : "memory");
+                ptx::store_u8(at + i, bits);
             }
         }
     }

@@ -5,12 +5,9 @@
 // (f32 0x7fffffff, f16 and bf16 0x7fff, FP8 0x7f), so the bits of a result never depend on the bits of an input's NaN.
 // FP8 saturates to the largest finite value; f16 and bf16 overflow to infinity.
 #pragma once
-
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned int;
-using i64 = long long;
-using u64 = unsigned long long;
+#include "common/types.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/memory.cuh"
 
 struct bf16 {
     u16 bits;
@@ -19,31 +16,19 @@ struct bf16 {
 
 struct f16 {
     u16 bits;
-    __device__ __forceinline__ operator float() const {
-        float value;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-        return value;
-    }
+    __device__ __forceinline__ operator float() const { return ptx::float_of_f16(bits); }
 };
 
 __device__ __forceinline__ float low_half(u32 f16x2) { return f16{u16(f16x2)}; }
 
 struct e4m3 {
     u8 bits;
-    __device__ __forceinline__ operator float() const {
-        u32 halves;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(bits)));
-        return low_half(halves);
-    }
+    __device__ __forceinline__ operator float() const { return low_half(ptx::f16x2_of_e4m3x2(bits)); }
 };
 
 struct e5m2 {
     u8 bits;
-    __device__ __forceinline__ operator float() const {
-        u32 halves;
-        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(u16(bits)));
-        return low_half(halves);
-    }
+    __device__ __forceinline__ operator float() const { return low_half(ptx::f16x2_of_e5m2x2(bits)); }
 };
 
 // Word<T>: how `per_word` elements of T share a 32-bit word, the first in the low bits.
@@ -66,11 +51,7 @@ struct Word<bf16> {
         v[0] = __uint_as_float(word << 16);
         v[1] = __uint_as_float(word & 0xffff0000u);
     }
-    static __device__ __forceinline__ u32 pack(const float* v) {
-        u32 word;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
-        return word;
-    }
+    static __device__ __forceinline__ u32 pack(const float* v) { return ptx::bf16x2(v[1], v[0]); }
 };
 
 template <>
@@ -80,37 +61,31 @@ struct Word<f16> {
         v[0] = low_half(word);
         v[1] = low_half(word >> 16);
     }
-    static __device__ __forceinline__ u32 pack(const float* v) {
-        u32 word;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(v[1]), "f"(v[0]));
-        return word;
-    }
+    static __device__ __forceinline__ u32 pack(const float* v) { return ptx::f16x2(v[1], v[0]); }
 };
 
 template <>
 struct Word<e4m3> {
     static constexpr int per_word = 4;
-    static __device__ __forceinline__ u32 pack(const float* v) {
-        u32 word;  // in one piece, so that the second conversion merges with the first
-        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;"
-            " mov.b32 %0, {low, high}; }"
-            : "=r"(word)
-            : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-        return word;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) {
+        u32 low, high;
+        ptx::f16x2s_of_e4m3x4(word, low, high);
+        ptx::floats_of_f16x2(low, v);
+        ptx::floats_of_f16x2(high, v + 2);
     }
+    static __device__ __forceinline__ u32 pack(const float* v) { return ptx::e4m3x4(v); }
 };
 
 template <>
 struct Word<e5m2> {
     static constexpr int per_word = 4;
-    static __device__ __forceinline__ u32 pack(const float* v) {
-        u32 word;  // in one piece, so that the second conversion merges with the first
-        asm("{ .reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1; cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;"
-            " mov.b32 %0, {low, high}; }"
-            : "=r"(word)
-            : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));
-        return word;
+    static __device__ __forceinline__ void unpack(u32 word, float* v) {
+        u32 low, high;
+        ptx::f16x2s_of_e5m2x4(word, low, high);
+        ptx::floats_of_f16x2(low, v);
+        ptx::floats_of_f16x2(high, v + 2);
     }
+    static __device__ __forceinline__ u32 pack(const float* v) { return ptx::e5m2x4(v); }
 };
 
 template <typename T>
@@ -137,9 +112,9 @@ __device__ __forceinline__ void store_scalar(T* address, float value) {
     float pair[2] = {value, 0.0f};
     u32 word = Word<T>::pack(pair);
     if constexpr (sizeof(T) == 4) {
-        asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+        ptx::store_u32(address, word);
     } else {
-        asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(u16(word)) : "memory");
+        ptx::store_u16(address, u16(word));
     }
 }
 
@@ -147,12 +122,8 @@ __device__ __forceinline__ void store_scalar(T* address, float value) {
 template <typename T>
 __device__ __forceinline__ void copy_scalar(T* to, const T* from) {
     if constexpr (sizeof(T) == 4) {
-        u32 bits;
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(bits) : "l"(from) : "memory");
-        asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+        ptx::store_u32(to, ptx::load_u32(from));
     } else {
-        u16 bits;
-        asm volatile("ld.global.u16 %0, [%1];" : "=h"(bits) : "l"(from) : "memory");
-        asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+        ptx::store_u16(to, ptx::load_u16(from));
     }
 }

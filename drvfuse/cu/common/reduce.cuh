@@ -13,7 +13,9 @@
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
 // used in turn: a warp that is still reading one row's can be overtaken by one row only, as the next row has a barrier.
 #pragma once
+#include "common/faults.cuh"
 #include "common/prelude.cuh"
+#include "ptx/threads.cuh"
 
 constexpr int MAX_GROUPS = 128;
 
@@ -33,12 +35,6 @@ __device__ __forceinline__ float butterfly_sum(float value) {
     return value;
 }
 
-__device__ __forceinline__ u32 warp_maximum(u32 value) {
-    u32 result;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
-    return result;
-}
-
 // `squares[j]` is this thread's sum of pack j; `maximum` the largest |x| of all its packs, as bits; `row` counts rows.
 template <int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row, const float (&squares)[PACKS],
@@ -46,19 +42,20 @@ __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
     const u32 warps = blockDim.x / 32;
-    float* sums = scratch.sums[row % 2];
-    u32* maxima = scratch.maxima[row % 2];
+    const u32 turn = FAULT("scratch-reused") ? 0 : row % 2;
+    float* sums = scratch.sums[turn];
+    u32* maxima = scratch.maxima[turn];
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         float group = butterfly_sum(squares[j]);
         if (lane == 0) sums[j * warps + warp] = group;
     }
-    maximum = warp_maximum(maximum);
+    maximum = ptx::warp_max(maximum);
     if (lane == 0) maxima[warp] = maximum;
     __syncthreads();
     float sum = 0.0f;
     for (u32 group = lane; group < PACKS * warps; group += 32) sum = __fadd_rn(sum, sums[group]);
     sum = butterfly_sum(sum);
-    maximum = warp_maximum(lane < warps ? maxima[lane] : 0);
+    maximum = ptx::warp_max(lane < warps ? maxima[lane] : 0);
     return {sum, __uint_as_float(maximum)};
 }

@@ -48,7 +48,7 @@
 #include "sync/pdl.cuh"
 
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // of the traces, of those that add
-constexpr u32 COUNTER_HELD = 4;  // a reason, as those of scratch.cuh
+constexpr u32 COUNTER_HELD = 4;                              // a reason, as those of scratch.cuh
 
 // Tells the warps that finish, once, that this warp has published what it should have before they poll.
 class Announcement {
@@ -66,8 +66,8 @@ private:
     bool made_;
 };
 
-__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, float* parts,
-                                         BlockTrace<FIRST_WRITER>& trace) {
+__device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
+                                         float* parts, BlockTrace<FIRST_WRITER>& trace) {
     Products products(p, rows);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     Slot slots[STEP] = {};
@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
     __syncthreads();
-    wait_for_producer();
+    if (!FAULT("gemv-act-before-pdl-wait")) wait_for_producer();
     if constexpr (DEPENDENT) products.load_resident_act();
     if constexpr (DIRECT) trace.start();
     products.widen_resident_act();
@@ -92,7 +92,8 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
         } else {
             pipeline.full[stage.slot()].wait(stage.parity());
         }
-        products.multiply(slots, stage, next, ring + stage.slot() * (STEP * SLICE), parts + stage.slot() * PARTS, tag);
+        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE),
+                          parts + sums_slot(stage) * PARTS, tag);
         if constexpr (DIRECT) {
             trace.lap(TraceRole::multiply);
         } else {
@@ -104,18 +105,19 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     if constexpr (DIRECT) announcement.make(true);
 }
 
-__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring, const float* parts,
-                                    BlockTrace<FIRST_WRITER>& trace) {
+__device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipeline& pipeline, u32 ring,
+                                    const float* parts, BlockTrace<FIRST_WRITER>& trace) {
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
-    const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;  // alone: all blocks' reads meet in one place
+    // One thread alone, since the reads of all blocks meet in one place.
+    const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
-    if (!DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);  // ahead of the weights, like act
+    if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // ahead of the weights, like act
     for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();
-    if (DEPENDENT && reads) epoch = scratch_word(&p.scratch.state->epoch);
+    if (DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);
     Sums sums(p, rows);
     Announcement announcement(pipeline);
     for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
@@ -129,7 +131,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, Pipel
         }
         pipeline.done[stage.slot()].wait(stage.parity());
         trace.lap(TraceRole::multiply);
-        sums.add(stage, tag, parts + stage.slot() * PARTS);
+        sums.add(stage, tag, parts + sums_slot(stage) * PARTS);
         trace.lap(TraceRole::store);
     }
     announcement.make(true);
@@ -142,7 +144,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     const bool leads = threadIdx.x == FIRST_NORM_THREAD;
     u32 epoch, aborted, held = 0;
     const auto read_state = [&] {
-        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(aborted) : "l"(p.scratch.state) : "memory");
+        ptx::load_relaxed_gpu_v2(epoch, aborted, p.scratch.state);
         if (DIRECT && leads) pipeline.tell(epoch);
     };
     __syncthreads();
@@ -160,7 +162,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.lap(TraceRole::apply_reduce);
     norm.store(factor);
     if (leads) {  // all words are seen
-        set_scratch_word(&p.scratch.state->epoch, tag);
+        ptx::store_relaxed_gpu(&p.scratch.state->epoch, tag);
         atomicExch(p.finish_counter, 0u);
     }
     trace.lap(TraceRole::apply_store);
@@ -199,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         if (DIRECT && threadIdx.x == FIRST_NORM_THREAD && rows.normed > 0) {
             wait_for_producer();
-            pipeline.tell(scratch_word(&p.scratch.state->epoch));
+            pipeline.tell(ptx::load_relaxed_gpu(&p.scratch.state->epoch));
         }
     }
 }

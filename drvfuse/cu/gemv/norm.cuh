@@ -16,8 +16,8 @@ struct Words {
 };
 
 __device__ __forceinline__ void load_words_relaxed(Words& w, const u64* at) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[0]), "=l"(w.word[1]) : "l"(at) : "memory");
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(w.word[2]), "=l"(w.word[3]) : "l"(at + 2) : "memory");
+    ptx::load_relaxed_gpu_v2(w.word[0], w.word[1], at);
+    ptx::load_relaxed_gpu_v2(w.word[2], w.word[3], at + 2);
 }
 
 __device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& p, int pack) {
@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_gamma(Pack<Gamma, 4>& g, const GemvParams& 
     }
 }
 
-__device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pack, const float (&product)[4], float factor) {
+__device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pack, const float (&product)[4],
+                                             float factor) {
     float y[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] = __fmul_rn(product[i], factor);
@@ -49,7 +50,8 @@ class Norm {
 public:
     // Without HELD `stash` has room for M x padded floats, if p.stashed: first gamma, then the products with it.
     __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
-        : p(params), buckets(shared_buckets), lane(threadIdx.x % 32), m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
+        : p(params), buckets(shared_buckets), lane(threadIdx.x % 32),
+          m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
           part((threadIdx.x - FIRST_NORM_THREAD) / 32 % NORM_WARPS), packs(p.padded / 4),
           words(p.words + i64(m) * p.padded), products(stash + i64(m) * packs) {}
 
@@ -84,7 +86,7 @@ public:
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
-        asm volatile("bar.sync 1, %0;" ::"r"(THREADS - FIRST_NORM_THREAD) : "memory");
+        if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
         const float mean = __fdiv_rn(butterfly_sum(buckets[m][lane]), float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
@@ -165,7 +167,9 @@ private:
 #pragma unroll
             for (int k = 0; k < BATCH; ++k) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) late |= tag_of(w[k], i) ^ tag;
+                for (int i = 0; i < 4; ++i) {
+                    late |= FAULT("gemv-word-of-any-launch") ? tag_of(w[k], i) == 0 : tag_of(w[k], i) ^ tag;
+                }
             }
             if (late == 0 || (polls % 16 == 0 && !goes_on(w, group, tag, patience))) break;
         }
@@ -179,7 +183,8 @@ private:
         for (int k = 0; k < BATCH; ++k) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (tag_of(w[k], i) != tag) column = min(4 * pack_of(group, k) + i, p.n_normed - 1), seen = tag_of(w[k], i);
+                if (tag_of(w[k], i) != tag)
+                    column = min(4 * pack_of(group, k) + i, p.n_normed - 1), seen = tag_of(w[k], i);
             }
         }
         return patience.goes_on(column % gridDim.x, tag, seen);

@@ -9,22 +9,22 @@ using Weight = DRVFUSE_WEIGHT_DTYPE;
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;
 
-constexpr int M = DRVFUSE_M;                      // rows of act
+constexpr int M = DRVFUSE_M;  // rows of act
 constexpr int WARPS_A_ROW = DRVFUSE_WARPS_A_ROW;
-constexpr int TEAMS = DRVFUSE_TEAMS;              // of warps that share a row; stage s is multiplied by number s % TEAMS
-constexpr int PACKS = DRVFUSE_PACKS;              // of a row that a lane has at a time: 1, 2 or 4
-constexpr int STEP = DRVFUSE_STEP;                // rows of a stage
-constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;    // that finish a row of act: a power of two
-constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // a power of two, as many as a row has groups, but 32 at most
-constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes of an access that all rows of the weight are aligned to
-constexpr int STAGES = DRVFUSE_STAGES;            // that are under way
-constexpr int SLOTS = DRVFUSE_SLOTS;              // for them and for those that are multiplied and added
-constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // stage s is added by number s % SUM_WARPS
-constexpr bool DIRECT = SUM_WARPS == 0;           // a warp has whole rows, and adds its group sums itself
-constexpr bool COPIED = DRVFUSE_COPIED;           // by the copy engine to shared memory, else loaded to registers
-constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a row has several stages
-constexpr bool WHOLE = DRVFUSE_WHOLE;             // a row has all packs of its warps
-constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;     // launched with PDL
+constexpr int TEAMS = DRVFUSE_TEAMS;            // of warps that share a row; stage s is multiplied by number s % TEAMS
+constexpr int PACKS = DRVFUSE_PACKS;            // of a row that a lane has at a time: 1, 2 or 4
+constexpr int STEP = DRVFUSE_STEP;              // rows of a stage
+constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;  // that finish a row of act: a power of two
+constexpr int SUM_LANES = DRVFUSE_SUM_LANES;    // a power of two, as many as a row has groups, but 32 at most
+constexpr int ACCESS = DRVFUSE_ACCESS;          // bytes of an access that all rows of the weight are aligned to
+constexpr int STAGES = DRVFUSE_STAGES;          // that are under way
+constexpr int SLOTS = DRVFUSE_SLOTS;            // for them and for those that are multiplied and added
+constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;    // stage s is added by number s % SUM_WARPS
+constexpr bool DIRECT = SUM_WARPS == 0;         // a warp has whole rows, and adds its group sums itself
+constexpr bool COPIED = DRVFUSE_COPIED;         // by the copy engine to shared memory, else loaded to registers
+constexpr bool CHUNKED = DRVFUSE_CHUNKED;       // a row has several stages
+constexpr bool WHOLE = DRVFUSE_WHOLE;           // a row has all packs of its warps
+constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;   // launched with PDL
 constexpr bool ACT_ALIGNED = DRVFUSE_ACT_ALIGNED;
 constexpr bool NORM_ALIGNED = DRVFUSE_NORM_ALIGNED;  // gamma and normed, to 4 elements
 enum class Scales { none, tensor, row, group };
@@ -38,9 +38,9 @@ constexpr int PRODUCT_WARPS = WARPS_A_ROW * TEAMS;  // the first ones; those tha
 constexpr int FIRST_SUM_THREAD = 32 * PRODUCT_WARPS;
 constexpr int FIRST_NORM_THREAD = FIRST_SUM_THREAD + 32 * SUM_WARPS;
 constexpr int THREADS = FIRST_NORM_THREAD + 32 * NORM_WARPS * M;
-constexpr int GROUPS = WARPS_A_ROW * PACKS;       // of a row in a stage
-constexpr int SLICE = GROUPS * 512;               // its bytes
-constexpr int PARTS = STEP * M * GROUPS;          // group sums of a stage
+constexpr int GROUPS = WARPS_A_ROW * PACKS;  // of a row in a stage
+constexpr int SLICE = GROUPS * 512;          // its bytes
+constexpr int PARTS = STEP * M * GROUPS;     // group sums of a stage
 constexpr int ADDING = DIRECT ? 1 : SUM_WARPS;
 static_assert(DIRECT || (SLOTS > STAGES && STAGES % ADDING == 0 && SLOTS % ADDING == 0 && SLOTS % TEAMS == 0),
               "pipeline.cuh");
@@ -56,10 +56,11 @@ struct GemvParams {
     int n_normed, n_unnormed;
     int rows_share, rows_more;      // of a block: as many rows each, the first ones 1 more
     int normed_share, normed_more;  // normed rows likewise
-    int chunks;  // stages of a row
-    int groups;  // of a row
+    int chunks;                     // stages of a row
+    int groups;                     // of a row
     int early_trigger;
     int polled_from;  // the last block polls when it has published as many rows: they cost what it reads
+    int unused;
     const Act* act;
     i64 act_stride;  // in elements
     const float* scales;
@@ -72,6 +73,7 @@ struct GemvParams {
     int padded;   // n_normed rounded up to 4
     int stashed;  // shared memory holds what is normalised
     float eps;
+    int unused_too;
 };
 
 // The rows of a block: every gridDim.x-th, so the normed ones come first.

@@ -32,6 +32,14 @@ struct Stage {
     __device__ __forceinline__ u32 parity() const { return index / SLOTS % 2; }
 };
 
+// The places of a stage's weights and of its group sums.
+__device__ __forceinline__ int weights_slot(const Stage& stage) {
+    return FAULT("gemv-copy-over-weights-in-use") ? stage.index % STAGES : stage.slot();
+}
+__device__ __forceinline__ int sums_slot(const Stage& stage) {
+    return FAULT("gemv-sums-without-spare-slots") ? stage.index % STAGES : stage.slot();
+}
+
 struct Pipeline {
     Mbarrier full[SLOTS], done[SLOTS];
     Mbarrier epoch_read;  // `tag` is written
@@ -51,7 +59,7 @@ struct Pipeline {
 
     // By one thread of a block with normed rows: the launch number that their words carry.
     __device__ __forceinline__ void tell(u32 epoch) {
-        tag = next_epoch(epoch);
+        tag = next_epoch(epoch) + (FAULT("block-3-of-another-launch") && blockIdx.x == 3);
         epoch_read.arrive();
     }
 
@@ -71,8 +79,9 @@ struct Pipeline {
             if (lane == 0) barrier.expect(count * bytes);
             __syncwarp();
             for (int r = lane; r < count; r += 32) {
-                const char* row = reinterpret_cast<const char*>(p.weight) + u64(u32(rows[stage.first + r])) * u32(p.weight_step);
-                barrier.copy(ring + (stage.slot() * STEP + r) * SLICE, row + offset, bytes);
+                const char* row =
+                    reinterpret_cast<const char*>(p.weight) + u64(u32(rows[stage.first + r])) * u32(p.weight_step);
+                barrier.copy(ring + (weights_slot(stage) * STEP + r) * SLICE, row + offset, bytes);
             }
 #endif
         }

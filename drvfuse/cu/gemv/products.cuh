@@ -6,7 +6,7 @@
 #include "gemv/result.cuh"
 
 constexpr bool RESIDENT = M == 1 && !CHUNKED && PACKS * W <= 32;  // act in registers
-constexpr int TOGETHER = RESIDENT ? STEP : 2;                    // rows whose sums are reduced together
+constexpr int TOGETHER = RESIDENT ? STEP : 2;                     // rows whose sums are reduced together
 constexpr int SUMS = TOGETHER * PACKS;
 constexpr int VALUES = SUMS > 8 ? 16 : SUMS > 4 ? 8 : SUMS > 2 ? 4 : SUMS;
 static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
@@ -18,14 +18,12 @@ __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int 
     if constexpr (ACCESS == 8) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            if (4 * i < valid) {
-                asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(word[i]), "=r"(word[i + 1]) : "l"(at + 4 * i));
-            }
+            if (4 * i < valid) ptx::load_readonly_v2(word + i, at + 4 * i);
         }
     } else if constexpr (ACCESS == 4) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if (4 * i < valid) asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(word[i]) : "l"(at + 4 * i));
+            if (4 * i < valid) word[i] = ptx::load_readonly_u32(at + 4 * i);
         }
     } else {
 #pragma unroll
@@ -33,11 +31,9 @@ __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int 
             if (ACCESS * i < valid) {
                 u32 bits;
                 if constexpr (ACCESS == 2) {
-                    u16 half;
-                    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(half) : "l"(at + 2 * i));
-                    bits = half;
+                    bits = ptx::load_readonly_u16(at + 2 * i);
                 } else {
-                    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(bits) : "l"(at + i));
+                    bits = ptx::load_readonly_u8(at + i);
                 }
                 word[ACCESS * i / 4] |= bits << (8 * (ACCESS * i % 4));
             }
@@ -49,11 +45,7 @@ __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int 
 // Without `wanted` the words stay as they are.
 __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
     if constexpr (ACCESS == 16) {
-        asm volatile(
-            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
-            "@wanted ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-            : "l"(at), "r"(u32(wanted)));
+        ptx::load_readonly_once_v4_if(wanted, word, at);
     } else {
         if (wanted) load_narrow(word, at, valid);
     }
@@ -62,13 +54,7 @@ __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool
 template <typename T>
 __device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&word)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if constexpr (sizeof(T) == 1) {
-            fp8_floats<T>(word[i], v + 4 * i);
-        } else {
-            Word<T>::unpack(word[i], v + i * Word<T>::per_word);
-        }
-    }
+    for (int i = 0; i < 4; ++i) Word<T>::unpack(word[i], v + i * Word<T>::per_word);
 }
 
 // Elements of act at column `at`, of which `valid` exist; the others are zero.
@@ -144,7 +130,7 @@ public:
             for (int s = 0; s < TOGETHER; ++s) {
                 Slot& slot = slots[s0 + s];
                 const int r = s0 + s;
-                float(&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
+                float (&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
 #pragma unroll
                 for (int i = 0; i < PACKS; ++i) {
                     if constexpr (COPIED) {
@@ -198,19 +184,11 @@ private:
 
     static __device__ __forceinline__ void load_copied(u32 (&word)[4], u32 at, bool wanted) {
         if constexpr (WHOLE && STEP == 1) {
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                         : "r"(at)
-                         : "memory");
+            ptx::load_shared_v4(word, at);
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) word[i] = 0;
-            asm volatile(
-                "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
-                "@wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-                : "r"(at), "r"(u32(wanted))
-                : "memory");
+            ptx::load_shared_v4_if(wanted, word, at);
         }
     }
 

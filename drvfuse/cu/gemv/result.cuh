@@ -12,7 +12,14 @@ __device__ __forceinline__ void put_sum(const GemvParams& p, const Rows& rows, i
     if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);
     if (r < rows.normed) {
         u64* word = p.words + i64(m) * p.padded + row;
-        leave_word(word, tag, Word<float>::pack(&sum));
+        const u32 bits = Word<float>::pack(&sum);
+        if constexpr (FAULT("gemv-flag-before-value")) {
+            u32* halves = reinterpret_cast<u32*>(word);
+            ptx::store_relaxed_gpu(halves + 1, tag);
+            ptx::store_relaxed_gpu(halves, bits);
+        } else {
+            leave_word(word, tag, bits);
+        }
         if (!NORM_ALIGNED && row == p.n_normed - 1) {
             for (int pad = row + 1; pad < p.padded; ++pad) leave_word(++word, tag, 0);
         }

@@ -20,34 +20,12 @@
 // thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
 // for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
 #pragma once
-#include "trace/trace.cuh"
+#include "common/faults.cuh"
+#include "ptx/ordered.cuh"
+#include "ptx/special.cuh"
+#include "sync/flags.cuh"
 #include "sync/workspace.cuh"
-
-__device__ __forceinline__ void store_release(u64* address, u64 value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ u64 load_acquire(const u64* address) {
-    u64 value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ u32 load_relaxed(const u32* address) {
-    u32 value;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void store_relaxed(u32* address, u32 value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ u64 global_nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-    return now;
-}
+#include "trace/trace.cuh"
 
 template <int Ranks>
 class Barrier {
@@ -59,23 +37,26 @@ public:
         aborted_ = false;
         if (threadIdx.x < Ranks) {
             epoch_ = *epoch_word(own);
-            aborted_ = load_relaxed(abort_word(own)) != 0;
+            if (!FAULT("abort-not-read-at-entry")) aborted_ = ptx::load_relaxed_sys(abort_word(own)) != 0;
         }
     }
 
     // All threads of the block. False, for all of them, if the call is aborted; then nothing may be assumed of peers.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
-        if (publish) __syncthreads();
+        const bool unordered = FAULT("no-block-barrier-before-release") ||
+                               (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
+        if (FAULT("fence-before-relaxed-flag")) __threadfence_system();
+        if (publish && !unordered) __syncthreads();
         if (publish) trace_.lap(TraceRole::sync);
         ++ordinal_;
         u64 met = 0;
         if (threadIdx.x < Ranks && !aborted_) {
             u64 expected = epoch_ + ordinal_;
-            store_release(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
+            set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
             aborted_ = !wait(threadIdx.x, expected, met);
         }
         trace_.waits(ordinal_ - 1, Ranks, met);
-        const bool all = !__syncthreads_or(aborted_);
+        const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);
         trace_.lap(TraceRole::barrier);
         return all;
     }
@@ -85,14 +66,11 @@ public:
     __device__ __forceinline__ void finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];
-            u32 before;
-            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
-                         : "=r"(before)
-                         : "l"(arrived_word(own))
-                         : "memory");
+            const u32 before = FAULT("last-arriver-relaxed") ? ptx::increment_relaxed_gpu(arrived_word(own))
+                                                             : ptx::increment_acq_rel_gpu(arrived_word(own));
             if (before == gridDim.x - 1) {
                 *arrived_word(own) = 0;
-                *epoch_word(own) = epoch_ + ordinal_;
+                if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = epoch_ + ordinal_;
             }
         }
     }
@@ -103,12 +81,14 @@ private:
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
         for (u32 polls = 1;; ++polls) {
-            u64 seen = load_acquire(flag);
+            u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
-            if (seen >= expected) return true;
-            if (polls % 32 == 0 && load_relaxed(abort_word(own)) != 0) return false;
+            if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected) return true;
+            if (FAULT("rank-not-launched-unbounded")) continue;
+            if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0)
+                return false;
             if (polls % 1024 == 0) {
-                u64 now = global_nanoseconds();
+                u64 now = ptx::nanoseconds();
                 if (deadline == 0) {
                     deadline = now + call_.timeout_ns;
                 } else if (now > deadline) {
@@ -128,10 +108,13 @@ private:
         report->phase = ordinal_;
         report->expected = expected;
         report->seen = seen;
-        asm volatile("fence.acq_rel.sys;" ::: "memory");
-        store_relaxed(&report->magic, DRVFUSE_REPORT_MAGIC);
+        ptx::fence_sys();
+        ptx::store_relaxed_sys(&report->magic, DRVFUSE_REPORT_MAGIC);
 #pragma unroll 1
-        for (int rank = 0; rank < Ranks; ++rank) store_relaxed(abort_word(call_.workspaces[rank]), 1);
+        for (int rank = 0; rank < Ranks; ++rank) {
+            if (FAULT("abort-of-own-rank-only") && rank != call_.rank) continue;
+            ptx::store_relaxed_sys(abort_word(call_.workspaces[rank]), 1);
+        }
     }
 
     const Call& call_;

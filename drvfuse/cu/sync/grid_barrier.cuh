@@ -8,6 +8,7 @@
 //
 // Failure: scratch.cuh.
 #pragma once
+#include "ptx/threads.cuh"
 #include "sync/scratch.cuh"
 
 constexpr int MAX_GRID = 512;
@@ -26,9 +27,13 @@ __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse&
     if (gridDim.x == 1) return true;
     u64* slots = reinterpret_cast<GridWorkspace*>(scratch.state)->slots;
     const u32 epoch = use.epoch();
-    if (threadIdx.x == 0) {
-        u64 word = u64(epoch) << 32 | *shared_maximum;
-        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(slots + blockIdx.x), "l"(word) : "memory");
+    if (threadIdx.x == 0 && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
+        const u64 word = u64(epoch) << 32 | *shared_maximum;
+        if constexpr (FAULT("grid-barrier-relaxed")) {
+            ptx::store_relaxed_gpu(slots + blockIdx.x, word);
+        } else {
+            ptx::store_release_gpu(slots + blockIdx.x, word);
+        }
     }
     __syncthreads();
     Patience patience(scratch);
@@ -37,14 +42,13 @@ __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse&
         const u32 slot = first + threadIdx.x % 32;
         u64 word = u64(epoch) << 32;
         while (slot < gridDim.x && !failed) {
-            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(slots + slot) : "memory");
+            word = ptx::load_relaxed_gpu(slots + slot);
             if (u32(word >> 32) == epoch) break;
             failed = !patience.goes_on(slot, epoch, u32(word >> 32));
         }
         __syncwarp();
-        asm volatile("fence.acq_rel.gpu;" ::: "memory");
-        u32 most;
-        asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(u32(word)));
+        if (!FAULT("grid-barrier-no-fence")) ptx::fence_gpu();
+        const u32 most = ptx::warp_max(u32(word));
         if (threadIdx.x % 32 == 0) atomicMax(shared_maximum, most);
     }
     if (!use.met(failed)) return false;

@@ -11,7 +11,9 @@
 // that gives up goes on to its block's next barrier, where the block learns of it. Launches that find the abort word
 // wait for nothing, until the host has zeroed the workspace; those that find the report read say so again.
 #pragma once
-#include "common/prelude.cuh"
+#include "common/faults.cuh"
+#include "ptx/ordered.cuh"
+#include "ptx/special.cuh"
 
 struct ScratchState {
     u32 epoch, abort, reporter, users;
@@ -20,7 +22,7 @@ struct ScratchState {
 // ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
     u32 reason;
-    u32 block, awaited;  // `block` waited for what block `awaited` should have left
+    u32 block, peer;     // `block` waited for what block `peer` should have left
     u32 expected, seen;  // epochs
     u32 unused;
     u64 state;  // the workspace's address
@@ -36,39 +38,27 @@ struct Scratch {
     u64 timeout_ns;
 };
 
-__device__ __forceinline__ u32 scratch_word(const u32* address) {
-    u32 value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void set_scratch_word(u32* address, u32 value) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     ScratchReport* report = scratch.report;
     report->reason = reason;
     report->block = blockIdx.x;
-    report->awaited = awaited;
+    report->peer = awaited;
     report->expected = expected;
     report->seen = seen;
     report->state = reinterpret_cast<u64>(scratch.state);
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(&report->magic), "r"(SCRATCH_MAGIC) : "memory");
+    ptx::fence_sys();
+    ptx::store_relaxed_sys(&report->magic, SCRATCH_MAGIC);
 }
 
 __device__ __forceinline__ void give_up(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     if (atomicCAS(&scratch.state->reporter, 0u, 1u) != 0) return;
     write_report(scratch, reason, awaited, expected, seen);
-    set_scratch_word(&scratch.state->abort, 1);
+    ptx::store_relaxed_gpu(&scratch.state->abort, 1);
 }
 
 // By one thread of a launch that has found the abort word set: says so again if the host has read the report.
 __device__ __forceinline__ void report_abort(const Scratch& scratch) {
-    u32 unread;
-    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(unread) : "l"(&scratch.report->magic) : "memory");
-    if (unread == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
+    if (ptx::load_relaxed_sys(&scratch.report->magic) == 0) write_report(scratch, NOT_ZEROED, 0, 0, 0);
 }
 
 // The epoch of the launch after that of `epoch`.
@@ -82,10 +72,9 @@ public:
     // After a poll that found `seen` where `awaited` should leave `expected`: false if the wait is over.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
         ++polls_;
-        if (polls_ % 16 == 0 && scratch_word(&scratch_.state->abort) != 0) return false;
+        if (polls_ % 16 == 0 && ptx::load_relaxed_gpu(&scratch_.state->abort) != 0) return false;
         if (polls_ % 64 == 0) {
-            u64 now;
-            asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+            const u64 now = ptx::nanoseconds();
             if (start_ == 0) {
                 start_ = now;
             } else if (now - start_ > scratch_.timeout_ns) {
@@ -109,16 +98,9 @@ public:
     __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch, bool wanted = true)
         : scratch_(scratch), previous_(0), aborted_(0), users_(0) {
         if (!wanted) return;
-        asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(previous_), "=r"(aborted_)
-                     : "l"(scratch.state)
-                     : "memory");
-        if (leads()) {  // atomicAdd would wait for the result here, for the sake of the other lanes
-            asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                         : "=r"(users_)
-                         : "l"(&scratch.state->users)
-                         : "memory");
-        }
+        ptx::load_relaxed_gpu_v2(previous_, aborted_, scratch.state);
+        // atomicAdd would wait for the result here, for the sake of the other lanes.
+        if (leads()) users_ = ptx::increment_relaxed_gpu(&scratch.state->users);
     }
 
     // What this launch's words carry. The first call waits for the workspace, so other loads should be under way.
@@ -130,7 +112,7 @@ public:
     // All threads of the block, after their waits, a block barrier: false for all if one of them failed.
     __device__ __forceinline__ bool met(bool failed) {
         if (leads() && aborted_ != 0) report_abort(scratch_);
-        return !__syncthreads_or(failed);
+        return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
     }
 
     // In the leading thread, how many launches were at work when this one began.
@@ -143,7 +125,7 @@ public:
     // The same of a kernel that has no registers for these numbers, so that its leading thread kept them elsewhere.
     __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
-        set_scratch_word(&scratch_.state->epoch, epoch);
+        ptx::store_relaxed_gpu(&scratch_.state->epoch, epoch);
         atomicSub(&scratch_.state->users, 1u);
         if (users != 0) give_up(scratch_, IN_USE, 0, epoch, users);
     }

@@ -37,6 +37,7 @@
 // after the wait for the producer. Its reader waits for the kernel's end.
 #pragma once
 #include "common/prelude.cuh"
+#include "ptx/special.cuh"
 
 // What a block did since the lap before. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
@@ -91,17 +92,15 @@ template <u32 Writer>
 class BlockTrace {
 public:
     __device__ __forceinline__ explicit BlockTrace(const TraceParams& params)
-        : params_(params),
-          buffer_(buffer()),
-          last_(buffer_ + 8 * (params.words - 1)),
+        : params_(params), buffer_(buffer()), last_(buffer_ + 8 * (params.words - 1)),
           next_(buffer_ + 8 * (HEADER + params.waits)) {
         u64 entered_ns = 0, entered = 0;
-        if (writes()) entered_ns = nanoseconds(), entered = clock();
+        if (writes()) entered_ns = ptx::nanoseconds(), entered = ptx::cycles();
         if (in_warp()) {  // the writer's lane comes first, the others zero what is behind
             const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
-            to_buffer(own, entered_ns, entered);
+            ptx::store_shared_v2(own, entered_ns, entered);
 #pragma unroll 1
-            for (u32 first = 64; first < WORDS; first += 64) to_buffer(own + 8 * first, 0, 0);
+            for (u32 first = 64; first < WORDS; first += 64) ptx::store_shared_v2(own + 8 * first, 0, 0);
         }
         __syncwarp();
     }
@@ -112,9 +111,7 @@ public:
     // The writer was in phase `role` since the lap before.
     __device__ __forceinline__ void lap(TraceRole role) {
         if (writes()) {
-            asm volatile("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 high, high, %2;"
-                         " st.shared.v2.u32 [%0], {low, high}; }" ::"r"(next_), "l"(clock()), "r"((u32(role) + 1) << 16)
-                         : "memory");
+            ptx::store_shared_with_high(next_, ptx::cycles(), (u32(role) + 1) << 16);
             next_ = min(next_ + 8, last_);
         }
     }
@@ -122,19 +119,13 @@ public:
     // The writer goes on once it has these values: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        if (writes()) {  // the word is written anew at the exit
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(buffer_ + 24), "r"(trace_detail::mix(values)) : "memory");
-        }
+        // The word is written anew at the exit.
+        if (writes()) ptx::store_shared_u32(buffer_ + 24, trace_detail::mix(values));
     }
 
     // For a loop that polls, in any thread: `when` becomes the time at which `ready` was true. Called in each round
     // right after the load, it does not depend on when the threads of a warp that polls for several peers meet again.
-    __device__ __forceinline__ void stamp(u64& when, bool ready) const {
-        asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
-                     : "+l"(when)
-                     : "r"(u32(ready))
-                     : "memory");
-    }
+    __device__ __forceinline__ void stamp(u64& when, bool ready) const { ptx::cycles_if(ready, when); }
 
     // All threads, once a round: thread t < peers has waited for peer t from the lap before until `when`, or has not
     // seen what it waited for, and `when` is 0. The lap that follows is number `round`, from 0, of role `barrier`; the
@@ -142,30 +133,25 @@ public:
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
         if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
-            to_buffer(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
+            ptx::store_shared_u64(buffer_ + 8 * (HEADER + round * peers + threadIdx.x), when);
     }
 
     // The phase `finish` ends; nothing may follow. All threads of the writer's warp, in every block.
     __device__ __forceinline__ void exit() {
         if (!in_warp()) return;
-        u32 sm, x, y;  // read before the clocks, as they take longer
-        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-        asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
-        asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+        // Read before the clocks, as they take longer.
+        const u32 sm = ptx::sm_index(), x = ptx::block_x(), y = ptx::block_y();
         if (writes()) {
-            const u64 exited_ns = nanoseconds();
-            to_buffer(buffer_ + 16, exited_ns, clock());
+            const u64 exited_ns = ptx::nanoseconds();
+            ptx::store_shared_v2(buffer_ + 16, exited_ns, ptx::cycles());
         }
         __syncwarp();
         const u32 block = (x + gridDim.x * y) * params_.words;
 #pragma unroll 1
         for (u32 first = 0; first < WORDS; first += 64) {
             const u32 i = first + 2 * (threadIdx.x % 32);
-            asm volatile("{ .reg .pred p; .reg .b32 a, b, c, d; setp.lt.u32 p, %0, %1;"
-                         " @p ld.shared.v4.u32 {a, b, c, d}, [%2]; add.u32 b, b, %3;"
-                         " @p st.global.v4.u32 [%4], {a, b, c, d}; }" ::"r"(i), "r"(params_.words),
-                         "r"(buffer_ + 8 * i), "r"(i == 2 ? sm << 16 : 0), "l"(params_.section + (block + i))
-                         : "memory");
+            ptx::copy_shared_v4_if_less(i, params_.words, buffer_ + 8 * i, i == 2 ? sm << 16 : 0,
+                                        params_.section + (block + i));
         }
     }
 
@@ -179,26 +165,6 @@ private:
     static __device__ __forceinline__ u32 buffer() {
         __shared__ alignas(16) u64 words[WORDS];
         return u32(__cvta_generic_to_shared(words));
-    }
-
-    static __device__ __forceinline__ void to_buffer(u32 address, u64 word) {
-        asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(word) : "memory");
-    }
-
-    static __device__ __forceinline__ void to_buffer(u32 address, u64 a, u64 b) {
-        asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(address), "l"(a), "l"(b) : "memory");
-    }
-
-    static __device__ __forceinline__ u64 clock() {
-        u64 now;
-        asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-        return now;
-    }
-
-    static __device__ __forceinline__ u64 nanoseconds() {
-        u64 now;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-        return now;
     }
 
     const TraceParams& params_;

@@ -3,27 +3,16 @@
 //
 // Failure. Every loop is bounded by a number of rounds; a kernel that runs out of them leaves zeros in what it did not
 // measure, and the host says that it is unknown.
-#include "common/prelude.cuh"
-
-__device__ __forceinline__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-    return now;
-}
-
-__device__ __forceinline__ u64 cycles() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
-    return now;
-}
+#include "ptx/ordered.cuh"
+#include "ptx/special.cuh"
 
 // Waits until the global timer ticks. Returns it, and the clock right before the reading.
 __device__ __forceinline__ u64 next_tick(u64& clock, int rounds) {
-    const u64 before = nanoseconds();
+    const u64 before = ptx::nanoseconds();
 #pragma unroll 1
     for (int i = 0; i < rounds; ++i) {
-        clock = cycles();
-        const u64 now = nanoseconds();
+        clock = ptx::cycles();
+        const u64 now = ptx::nanoseconds();
         if (now != before) return now;
     }
     return 0;
@@ -55,19 +44,18 @@ extern "C" __global__ void trace_ticks(u64* found, u64 span, int rounds) {
 extern "C" __global__ void trace_meet(u64* mine, u64* theirs, u64* times, int meetings, int caller, int rounds) {
 #pragma unroll 1
     for (u64 r = 1; r <= u64(meetings); ++r) {
-        const u64 called = nanoseconds();
-        if (caller) asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
+        const u64 called = ptx::nanoseconds();
+        if (caller) ptx::store_relaxed_sys(theirs, r);
         u64 seen = 0;
 #pragma unroll 1
-        for (int i = 0; i < rounds && seen < r; ++i)
-            asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(mine) : "memory");
+        for (int i = 0; i < rounds && seen < r; ++i) seen = ptx::load_relaxed_sys(mine);
         if (seen < r) return;
-        const u64 now = nanoseconds();
+        const u64 now = ptx::nanoseconds();
         if (caller) {
             times[2 * r - 2] = called;
             times[2 * r - 1] = now;
         } else {
-            asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(r) : "memory");
+            ptx::store_relaxed_sys(theirs, r);
             times[r - 1] = now;
         }
     }

@@ -141,8 +141,7 @@ class Prepared(Generic[R]):
         return str(self.note)
 
     def __repr__(self) -> str:
-        arrays = ", ".join(repr(arrays[0].array) for arrays in self._reads)
-        return f"<Prepared {self.op}{self.algo and ' ' + self.algo} on {self._turns!r} of {arrays}>"
+        return f"<Prepared {self.describe()}>"
 
     def launch(self, streams: Streams = None, *, rank: int | None = None, stream: StreamArgument = None) -> R:
         """Queue the call and return its results, which are valid in the order of the streams.

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,32 +12,18 @@ from ...errors import Unsupported
 from ...runtime.device import Device
 from ...runtime.driver import Driver
 from ...runtime.kernel import Kernel, Module
+from . import faults
 
 CU = Path(__file__).parents[2] / "cu"
 FP8_CAPABILITY = (8, 9)
 Defines = tuple[tuple[str, str | int], ...]
-_sources: ContextVar[Path] = ContextVar("drvfuse_kernel_sources", default=CU)
-
-
-def sources() -> Path:
-    """The folder of the `.cu` files of kernels that are made now: `CU`, or that of `sources_from`."""
-    return _sources.get()
-
-
-@contextlib.contextmanager
-def sources_from(folder: Path) -> Iterator[None]:
-    """Calls prepared in a `with` block get kernels from `folder`, an edited copy of `CU`: to try what an edit does."""
-    token = _sources.set(folder)
-    try:
-        yield
-    finally:
-        _sources.reset(token)
 
 
 @dataclass(frozen=True)
 class Specialisation:
     """The file `room`/`name`.cu, its kernel (of the same name, unless `kernel` is given), its definitions, the least
-    compute capability and what it is needed for, text that comes before the file, and the folder of the rooms."""
+    compute capability and what it is needed for, text that comes before the file, and the fault that is planted in it
+    (`faults`)."""
 
     room: str
     name: str
@@ -48,23 +32,22 @@ class Specialisation:
     capability: tuple[int, int] = (0, 0)
     needs: str = "FP8"
     text: str = ""
-    sources: Path = field(default_factory=sources)
+    fault: str = field(default_factory=faults.planted)
 
     @property
     def symbol(self) -> str:
         """The kernel's name in the compiled module."""
         return self.kernel or self.name
 
-    def compile(self, arch: str, options: Sequence[str] = (), after: str = "", cubin: bool = True) -> Image:
-        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further options of the compiler,
-        and text after the file."""
+    def compile(self, arch: str, options: Sequence[str] = (), cubin: bool = True) -> Image:
+        """The kernel compiled for an architecture, to PTX alone without `cubin`, with further compiler options."""
         return compile_source(
-            f'{self.text}#include "{self.room}/{self.name}.cu"\n{after}',
+            f'{self.text}#include "{self.room}/{self.name}.cu"\n',
             name=f"{self.symbol}_kernel.cu",  # not the included file's own name
             arch=arch,
-            defines=dict(self.defines),
+            defines=dict(self.defines) | faults.defines(self.fault),
             options=("--fmad=false", *options),
-            include=(str(self.sources),),
+            include=(str(CU),),
             cubin=cubin,
         )
 

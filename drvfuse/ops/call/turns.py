@@ -91,9 +91,6 @@ class GroupTurns:
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         self.group.captured(position, graph, call)
 
-    def __repr__(self) -> str:
-        return repr(self.group)
-
 
 class DeviceTurns:
     """An op on one device that needs no workspace."""
@@ -127,9 +124,6 @@ class DeviceTurns:
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         pass
-
-    def __repr__(self) -> str:
-        return repr(self.device)
 
 
 class WorkspaceTurns(DeviceTurns):

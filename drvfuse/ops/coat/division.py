@@ -15,13 +15,14 @@ from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, resident
 from ..call.prepared import Prepared, on_device, op
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Specialisation, sources
+from ..call.specialisation import FP8_CAPABILITY, Specialisation
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.turns import DeviceTurns, WorkspaceTurns
 from .quantised import Outputs, matrix_shape
@@ -153,7 +154,7 @@ def _divide(
         )
 
     types = xs.dtype, target, scale.dtype, s_y is None, straight, turned
-    ready = device.part(PlanCache).get(("division", count, columns, types, run, aligned, level, sources()), plan).take()
+    ready = device.part(PlanCache).get(("division", count, columns, types, run, aligned, level, planted()), plan).take()
     parameters = ready.parameters
     parameters.x, parameters.x_stride, parameters.scale = xs.ptr, xs.stride, scale.ptr
     parameters.y, parameters.y_t = y.ptr if y is not None else 0, y_t.ptr if y_t is not None else 0

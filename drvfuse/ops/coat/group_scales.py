@@ -27,13 +27,14 @@ from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands, results
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, limits, resident
 from ..call.prepared import Prepared, on_device, op
 from ..call.results import Wanted
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, sources
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.turns import DeviceTurns
 from .quantised import (
@@ -232,7 +233,7 @@ def _prepare(
             pdl=level,
         )
 
-    key = ("groups", name, rows, columns, QB, fp8, weight_type, aligned, level, sources())
+    key = ("groups", name, rows, columns, QB, fp8, weight_type, aligned, level, planted())
     ready = device.part(PlanCache).get(key, plan).take()
     parameters = ready.parameters
     for field, operand in (*inputs.items(), *zip(wanted, written, strict=True)):

@@ -21,13 +21,14 @@ from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, limits, resident
 from ..call.prepared import Prepared, on_device, op
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Specialisation, sources
+from ..call.specialisation import FP8_CAPABILITY, Specialisation
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.turns import WorkspaceTurns
 from .quantised import COAT_WARPS, WEIGHTS, Outputs, quantised_rows, require_columns, transposed_shape
@@ -256,7 +257,7 @@ def _forward(
         )
 
     types = xs.dtype, weight_type, QB, bool(affines), aligned
-    key = ("layernorm", count, columns, batch_rows, types, address, level, sources())
+    key = ("layernorm", count, columns, batch_rows, types, address, level, planted())
     ready = device.part(PlanCache).get(key, plan).take()
     parameters = ready.parameters
     parameters.x, parameters.scales = xs.ptr, scales.ptr

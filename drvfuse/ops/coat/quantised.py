@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ... import dtypes
 from ...errors import ArgumentError
 from ...runtime.driver import Driver
@@ -22,7 +24,7 @@ COAT_WARPS = 8  # what COAT returns of its launches
 
 def group_size(QB: Any) -> int:
     """`QB`, or ArgumentError."""
-    if isinstance(QB, bool) or QB not in GROUPS:
+    if isinstance(QB, bool) or not isinstance(QB, (int, float, np.integer)) or QB not in GROUPS:
         raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, GROUPS)))
     return int(QB)
 

@@ -18,13 +18,14 @@ from ...runtime.device import Device
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, limits
 from ..call.prepared import Prepared, on_device, op
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, sources
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.turns import DeviceTurns, WorkspaceTurns
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns
@@ -198,7 +199,7 @@ class _Call:
         self.scales_aligned = inputs.scales.rows_aligned
         sizes = self.rows, self.columns, QB, self.gradients, sums
         kinds = self.centred, self.weighted, self.aligned, self.scales_aligned
-        self.key = ("backward", sizes, kinds, self.dtypes, level, sources())
+        self.key = ("backward", sizes, kinds, self.dtypes, level, planted())
 
     def plan(self) -> tuple[BackwardPlan, Planned]:
         """How rows and columns are shared out, and the kernel with what it takes of that."""

@@ -18,12 +18,13 @@ from ...plans.scratch import WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, results, scratch
+from ..call.faults import planted
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, limits
 from ..call.prepared import Prepared, on_device, op
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, sources
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.turns import WorkspaceTurns
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, transposed_shape
@@ -118,7 +119,7 @@ def fp8_rmsnorm_forward(
         smem = plan.shared_bytes
         return Planned(device, spec, plan.grid, plan.threads, template, smem=smem, waits=True, pdl=level)
 
-    key = ("rmsnorm_forward", count, columns, batch_rows, types, address, level, sources())
+    key = ("rmsnorm_forward", count, columns, batch_rows, types, address, level, planted())
     ready = device.part(PlanCache).get(key, plan).take()
     parameters = ready.parameters
     parameters.x, parameters.scales, parameters.weight = xs.ptr, scales.ptr, weight.ptr

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ... import dtypes
 from ...comm import workspace
@@ -13,7 +12,8 @@ from ...dtypes import DType
 from ...errors import ArgumentError
 from ...plans.collectives import Work
 from ...trace import layout
-from ..call.specialisation import FP8_CAPABILITY, Specialisation, sources
+from ..call import faults
+from ..call.specialisation import FP8_CAPABILITY, Specialisation
 
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 ALGOS = ("one_stage", "two_stage")
@@ -33,8 +33,8 @@ class CollectiveKernel:
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
     type.
-    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `sources`: the
-    folder of the `.cu` files.
+    `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
+    planted in it (`ops.call.faults`).
     """
 
     op: str
@@ -51,7 +51,7 @@ class CollectiveKernel:
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
     traced: int = 0
-    sources: Path = field(default_factory=sources)
+    fault: str = field(default_factory=faults.planted)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
@@ -107,7 +107,7 @@ class CollectiveKernel:
         capability = FP8_CAPABILITY if self.out_dtype.name in dtypes.FP8 else (8, 0)
         needs = f"{self.out_dtype} output"
         fixed = tuple(defines.items())
-        return Specialisation("collectives", self.op, fixed, self.name, capability, needs, text, self.sources)
+        return Specialisation("collectives", self.op, fixed, self.name, capability, needs, text, self.fault)
 
 
 def _check(argument: str, got: object, allowed: tuple[str, ...] | range) -> None:

@@ -12,10 +12,10 @@ from ... import config
 from ...errors import Unsupported
 from ...plans.collectives import LaunchShape, barriers, trace_counts
 from ...runtime import interop
+from ..call import faults
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
-from ..call.specialisation import sources
 from ..call.tracing import CallTrace
 from .kernels import Call, CollectiveKernel
 
@@ -38,7 +38,7 @@ def take(
     of rank i's kernel. The bound of its waits is written; addresses are not."""
     behind: list[list[Any]] = [[structure] for structure in more] or [[] for _ in group.ranks]
     if trace is None:
-        planned = group.part(PlanCache).get((key, pdl.value, sources()), lambda: _planned(group, *plan(), pdl))
+        planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, *plan(), pdl))
     else:
         spec, shape, items, chunk, shared = plan()
         name = f"{spec.op}_naive" if spec.local else spec.name

@@ -19,6 +19,7 @@ from ...runtime.interop import ArrayLike
 from ...runtime.stream import Stream
 from ...trace import layout
 from ..call import operands
+from ..call.faults import planted
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
@@ -26,7 +27,7 @@ from ..call.planned import PlanCache, Planned, limits
 from ..call.prepared import Prepared, on_device, op
 from ..call.results import refuse_capture
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, load, sources
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, load
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.tracing import CallTrace
 from ..call.turns import DeviceTurns, WorkspaceTurns
@@ -267,7 +268,7 @@ class _Call:
         shapes = m, self.n, self.k, n_normed
         alignment = self.access, self.act_aligned, self.norm_aligned
         types = tuple(dtype.name for dtype in self.dtypes)
-        self.key = ("gemv", shapes, types, alignment, self.scales, level.value, sources())
+        self.key = ("gemv", shapes, types, alignment, self.scales, level.value, planted())
 
     def plan(self, trace: CallTrace | None = None) -> tuple[Plan, Planned]:
         """How the work is shared out, and the kernel with what it takes of that. A trace gets a section."""

@@ -9,35 +9,15 @@ from fp8_support import case, check_backward, check_forward, place, same
 
 import drvfuse as df
 from drvfuse import config
-from drvfuse.check.edits import SourceEdit, applied
 from drvfuse.errors import BarrierTimeout, CaptureError, GridTimeout
+from drvfuse.ops.call import faults
 from drvfuse.ops.call.scratch import Scratch
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.plans import scratch as plan
 from drvfuse.reference import coat_rmsnorm
-from drvfuse.runtime import calls
 
 SHAPE = (33, 96)
-NO_SLOT = SourceEdit(
-    "sync/grid_barrier.cuh",
-    "    if (threadIdx.x == 0) {\n        u64 word",
-    "    if (threadIdx.x == 0 && blockIdx.x != 1) {\n        u64 word",
-)
-NO_MAXIMUM = SourceEdit(
-    "coat/forward.cuh",
-    "if (gridDim.x > 1 && threadIdx.x == 0) leave_word(words->maxima",
-    "if (blockIdx.x != 1 && threadIdx.x == 0) leave_word(words->maxima",
-)
-NO_SUMS = SourceEdit(
-    "coat/fp8_rmsnorm_forward_rows.cu",
-    "if (word < p.rows * all_segments) leave_word",
-    "if (word < p.rows * all_segments && blockIdx.x != 1) leave_word",
-)
-NO_WORDS = SourceEdit(
-    "coat/fp8_rmsnorm_backward.cu",
-    "if constexpr (WEIGHTED) {\n            u32* words",
-    "if (WEIGHTED && blockIdx.x != 1) {\n            u32* words",
-)
+ABSENT, NO_SUMS = "block-1-absent", "block-1-leaves-no-sums"
 
 
 def test_the_host_knows_how_large_what_the_kernels_share_is(device):
@@ -76,7 +56,6 @@ class Op:
         self.v = device.array(self.rstd)
         self.tall_host = np.tile(values.g, (16, 1))
         self.tall = device.array(self.tall_host)
-        self.edit = {"forward": NO_MAXIMUM, "backward": NO_WORDS, "division": NO_SLOT}[name]
 
     def run(self, **options):
         if self.name == "forward":
@@ -87,7 +66,7 @@ class Op:
 
     def give_up(self, **options):
         """A launch of which a block does not do its part; it ends."""
-        with config.override(spin_timeout=0.05), applied([self.edit]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
             self.run(**options)
         self.device.synchronize()
 
@@ -130,7 +109,7 @@ def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
     with df.emu.Machine(devices=1, sm_count=4) as machine:
         device = df.device(0, driver=machine)
         x, s_x, w, _ = place(device, values)
-        with config.override(spin_timeout=0.05), applied([NO_SUMS]):
+        with config.override(spin_timeout=0.05), faults.in_kernels(NO_SUMS):
             for _ in range(2):
                 df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5)
         device.synchronize()
@@ -172,7 +151,7 @@ def test_check_device_says_so_without_a_call(backward, device, space):
 
 def test_launches_after_the_time_out_wait_for_nothing(backward, space):
     backward.run(workspace=space)
-    with config.override(spin_timeout=0.05), applied([backward.edit]):
+    with config.override(spin_timeout=0.05), faults.in_kernels(ABSENT):
         for _ in range(3):  # queued before anybody knows
             _, dw = backward.run(workspace=space)
         backward.device.synchronize()
@@ -234,18 +213,18 @@ def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
     assert found == [(True, True)]
 
 
-def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device):
+def test_a_new_stream_with_an_old_handle_waits_for_the_work_of_the_one_before(backward, device, counted_calls):
     """Workspaces go by handle, and a driver may give a destroyed stream's to a new one."""
     earlier = df.Stream(device)
     backward.run(stream=earlier)
     earlier.close()
+    outputs = device.empty(backward.values.g.shape, "bfloat16"), device.empty(SHAPE[1], "bfloat16")
     own = device.part(Scratch).own
     own[device.stream.handle, ""] = own.pop((earlier.handle, ""))
     for waits in (1, 0):
-        calls.ring.clear()
-        results = backward.run()
-        assert [entry[0] for entry in calls.ring][-2:].count("cuStreamWaitEvent") == waits
-        backward.check(results)
+        made = counted_calls(device.driver, lambda: backward.run(outputs=outputs))
+        assert made.count("cuStreamWaitEvent") == waits
+        backward.check(outputs)
 
 
 def test_own_workspaces_are_kept_for_the_streams_that_called_last(backward, device):

@@ -163,6 +163,15 @@ def test_unknown_names(group, xs, refused):
     refused(lambda: df.allreduce(group, xs, streams="mine"), "streams", "current")
 
 
+@pytest.mark.parametrize("wrong", [("a", "b"), ["float8_e4m3fn"], {}, np.zeros(2), ("float32", (2,)), object()])
+def test_values_that_are_no_names(group, xs, refused, wrong):
+    refused(lambda: fused(group, xs, out_dtype=wrong), "out_dtype", "float8_e5m2")
+    refused(lambda: fused(group, xs, scales_dtype=wrong), "scales_dtype", "bfloat16")
+    refused(lambda: fused(group, xs, algo=wrong), "algo", "one_stage")
+    refused(lambda: df.allreduce(group, xs, pdl_level=wrong), "pdl_level", "PDLLevel.OFF")
+    refused(lambda: df.allreduce(group, xs, max_num_blocks=wrong), "max_num_blocks", "1 to 4")
+
+
 def test_columns_out_of_range(group, refused):
     for shape in ((), (3, 0), (1, 16385)):
         arrays = [rank.zeros(shape, "bfloat16") for rank in group]

@@ -9,7 +9,7 @@ from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_in
 
 import drvfuse as df
 from drvfuse import reference
-from drvfuse.check.edits import SourceEdit, applied
+from drvfuse.ops.call import faults
 
 
 def _check(op: str, algo: str, seed: int) -> None:
@@ -49,16 +49,8 @@ def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("st.release.sys.global", "st.relaxed.sys.global"),
-        ("st.release.sys.global", "st.release.gpu.global"),
-        ("if (publish) __syncthreads();", ""),
-    ],
-    ids=["relaxed flag", "flag at .gpu", "no block barrier before the release"],
-)
-def test_a_weaker_flag_shows_as_a_wrong_result(old: str, new: str) -> None:
-    with applied([SourceEdit("sync/barrier.cuh", old, new)]), pytest.raises(AssertionError):
+@pytest.mark.parametrize("fault", ["relaxed-flag-store", "gpu-scope-release", "no-block-barrier-before-release"])
+def test_a_weaker_flag_shows_as_a_wrong_result(fault: str) -> None:
+    with faults.in_kernels(fault), pytest.raises(AssertionError):
         for seed in range(20):
             _check("allreduce", "two_stage", seed)

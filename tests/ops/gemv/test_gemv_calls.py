@@ -10,8 +10,10 @@ import pytest
 from gemv_support import EPS, Case, case, check, expected, numbers, run
 
 import drvfuse as df
-from drvfuse.check.edits import SourceEdit, applied
-from drvfuse.errors import ArgumentError, CaptureError, GridTimeout, Unsupported
+from drvfuse import coat
+from drvfuse.errors import ArgumentError, CaptureError, DriverUnavailable, GridTimeout, Unsupported
+from drvfuse.ops.call import faults, operands
+from drvfuse.ops.call.planned import PlanCache
 from drvfuse.ops.call.scratch import Scratch, check_device
 from drvfuse.plans import gemv as gemv_plan
 from drvfuse.reference import bits
@@ -191,8 +193,7 @@ def test_a_wait_without_an_end_is_reported(rng, values):
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
         device = df.device(0, driver=machine)
         arrays = tuple(device.array(array) for array in values[:3])
-        edit = "tag = next_epoch(epoch)"
-        with applied([SourceEdit("gemv/pipeline.cuh", edit, f"{edit} + (blockIdx.x == 3)")]):
+        with faults.in_kernels("block-3-of-another-launch"):
             call(arrays)
             device.synchronize()
         with pytest.raises(GridTimeout, match="block 5 of a kernel gave up waiting for block 3 "):
@@ -340,6 +341,60 @@ def test_no_normed_columns_need_no_gamma(device, rng):
     results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, stream=df.Stream(device))
     check(results, expected(values))
     check(results, expected(values._replace(gamma=values.gamma[:0])))
+
+
+def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
+    values = case(rng, M, 9, K, 0)
+    act, weight = (device.array(array) for array in values[:2])
+    unnormed = device.empty((M, 9), "bfloat16")
+    prepared = df.gemv_partial_norm.prepare(act, weight, None, n_normed=0, eps=EPS, unnormed_output=unnormed)
+    with df.Graph.capture(device.stream) as graph:
+        results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, unnormed_output=unnormed)
+        prepared.launch()
+    assert results[0].shape == (M, 0) and results[1] is unnormed
+    graph.launch(device.stream)
+    check(results, expected(values))
+
+
+def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, arrays):
+    """Each stream has words of its own; what is changed between launches is seen."""
+    prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, eps=EPS)
+    other = df.Stream(device)
+    for stream in (None, other, other.handle, "current", None):
+        again = case(rng, M, N, K, NORMED)
+        for array, host in zip(arrays, again, strict=False):
+            array.copy_from(host)
+        results = prepared.launch(stream=stream)
+        device.synchronize()
+        check(results, expected(again))
+    with pytest.raises(ArgumentError, match="use stream="):
+        prepared.launch(rank=0)
+    with pytest.raises(ArgumentError, match="use stream="):
+        prepared.launch([other])
+
+
+@pytest.mark.emu
+def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
+    plans = device.part(PlanCache)
+    for _ in range(3):
+        run(device, case(rng, M, N, K, NORMED))
+    assert len(plans) == 1
+    run(device, case(rng, M, N, K, NORMED - 1))
+    assert len(plans) == 2
+
+
+def test_host_memory_is_called_that_where_the_driver_of_the_setting_cannot_be_had(refused, monkeypatch):
+    """Of numpy alone no array names a driver."""
+
+    def unavailable(spec):
+        raise DriverUnavailable("no driver")
+
+    monkeypatch.setattr(operands, "get_driver", unavailable)
+    host = np.zeros((4, 8), np.float32)
+    refused(lambda: df.gemv_partial_norm(host, host, host[0], n_normed=4, eps=EPS), "act", "host memory (ndarray)")
+    refused(lambda: coat.fp8_division(host, 16, "E4M3"), "x", "host memory (ndarray)")
+    with pytest.raises(DriverUnavailable):
+        df.gemv_partial_norm(object(), object(), None, n_normed=0, eps=EPS)
 
 
 def test_no_rows_of_the_weight(device):

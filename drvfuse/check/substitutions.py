@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the host: a method of the library is exchanged for one that does something else, for a `with` block.
+
+The methods are all in this file, and none knows more of the library than it is called with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..comm.group import Group
+from ..comm.ordering import RankOrder
+from ..runtime.kernel import Kernel, Launch
+from ..runtime.stream import Stream
+
+_Method = Callable[..., Any]
+_COLLECTIVES = "allreduce"  # what the names of their kernels begin with
+_FLAG_BYTES = 4096  # of a workspace, from its start: more than the counter and the flags of a few blocks
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """`owner.name` becomes `by(the original)`."""
+
+    owner: Any
+    name: str
+    by: Callable[[_Method], _Method]
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        original = vars(self.owner)[self.name]
+        setattr(self.owner, self.name, self.by(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.name, original)
+
+
+def nothing(original: _Method) -> _Method:
+    """The method does nothing."""
+    return lambda *args, **kwargs: None
+
+
+def _on_other_grid(prepare: _Method) -> _Method:
+    def prepared(kernel: Kernel, grid: int, *args: Any, **options: Any) -> Launch:
+        if kernel.info.name.startswith(_COLLECTIVES):
+            grid = max(1, grid - options["device"].index % 2)
+        return prepare(kernel, grid, *args, **options)
+
+    return prepared
+
+
+def _not_on_first_device(call: _Method) -> _Method:
+    def called(launch: Launch, stream: Stream) -> None:
+        if launch.device.index != 0 or not launch.kernel.info.name.startswith(_COLLECTIVES):
+            call(launch, stream)
+
+    return called
+
+
+def _with_cleared_flags(admit: _Method) -> _Method:
+    def admitted(group: Group, streams: Sequence[Stream]) -> None:
+        admit(group, streams)
+        for rank, pointer in zip(group, group.workspace.pointers, strict=True):
+            for stream in streams:
+                if stream.device is rank.device:
+                    with rank.device.use():
+                        group.driver.cuMemsetD8Async(pointer, 0, _FLAG_BYTES, stream.handle)
+
+    return admitted
+
+
+OTHER_GRID = Substitution(Kernel, "prepare", _on_other_grid)
+NO_ORDER = Substitution(RankOrder, "admit", nothing)
+NOT_LAUNCHED = Substitution(Launch, "__call__", _not_on_first_device)
+CLEARED_FLAGS = Substitution(Group, "admit", _with_cleared_flags)

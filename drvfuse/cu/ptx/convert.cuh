@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Conversions between fp32 and the narrower floating-point types. Those to fp32 and f16 are exact; the others round to
+// nearest even, and FP8 saturates. The first of several elements is in the low bits.
+#pragma once
+#include "common/types.cuh"
+
+namespace ptx {
+
+// cvt.f32.f16
+__device__ __forceinline__ float float_of_f16(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// cvt.f32.f16 of both halves of a word
+__device__ __forceinline__ void floats_of_f16x2(u32 word, float* v) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+        : "=f"(v[0]), "=f"(v[1])
+        : "r"(word));
+}
+
+// cvt.rn.f16x2.f32
+__device__ __forceinline__ u32 f16x2(float high, float low) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+// cvt.rn.bf16x2.f32
+__device__ __forceinline__ u32 bf16x2(float high, float low) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+// For e4m3 and e5m2: cvt.rn.f16x2.e4m3x2 of two elements, and of the four of a word; cvt.rn.satfinite.e4m3x2.f32 twice,
+// in one piece, so that the second conversion merges with the first.
+#define DRVFUSE_FP8(TYPE)                                                                                             \
+    __device__ __forceinline__ u32 f16x2_of_##TYPE##x2(u16 bits) {                                                    \
+        u32 halves;                                                                                                   \
+        asm("cvt.rn.f16x2." #TYPE "x2 %0, %1;" : "=r"(halves) : "h"(bits));                                           \
+        return halves;                                                                                                \
+    }                                                                                                                 \
+    __device__ __forceinline__ void f16x2s_of_##TYPE##x4(u32 word, u32& low, u32& high) {                             \
+        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2." #TYPE "x2 %0, a; cvt.rn.f16x2." #TYPE "x2 %1, b; }" \
+            : "=r"(low), "=r"(high)                                                                                   \
+            : "r"(word));                                                                                             \
+    }                                                                                                                 \
+    __device__ __forceinline__ u32 TYPE##x4(const float* v) {                                                         \
+        u32 word;                                                                                                     \
+        asm("{ .reg .b16 low, high; cvt.rn.satfinite." #TYPE "x2.f32 low, %2, %1; cvt.rn.satfinite." #TYPE            \
+            "x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"                                                         \
+            : "=r"(word)                                                                                              \
+            : "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]));                                                            \
+        return word;                                                                                                  \
+    }
+DRVFUSE_FP8(e4m3)
+DRVFUSE_FP8(e5m2)
+#undef DRVFUSE_FP8
+
+}  // namespace ptx

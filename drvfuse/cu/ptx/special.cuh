@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Special registers, programmatic dependent launch, and what the compiler must not know.
+#pragma once
+#include "common/types.cuh"
+
+namespace ptx {
+
+// %globaltimer, in ns
+__device__ __forceinline__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+// %clock64, of this SM
+__device__ __forceinline__ u64 cycles() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+    return now;
+}
+
+// %clock64, predicated; `now` stays as it is where it is not wanted
+__device__ __forceinline__ void cycles_if(bool wanted, u64& now) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mov.u64 %0, %%clock64; }"
+                 : "+l"(now)
+                 : "r"(u32(wanted))
+                 : "memory");
+}
+
+// %smid
+__device__ __forceinline__ u32 sm_index() {
+    u32 index;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(index));
+    return index;
+}
+
+// %ctaid.x, read here and not where the kernel has read it before
+__device__ __forceinline__ u32 block_x() {
+    u32 x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
+// %ctaid.y likewise
+__device__ __forceinline__ u32 block_y() {
+    u32 y;
+    asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+    return y;
+}
+
+// griddepcontrol.wait; nothing before sm_90
+__device__ __forceinline__ void wait_for_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// griddepcontrol.launch_dependents; nothing before sm_90
+__device__ __forceinline__ void launch_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// No instruction: the compiler takes `value` from here on as unknown, so it neither keeps nor moves what it has computed
+// from it.
+template <typename T>
+__device__ __forceinline__ void forget(T& value) {
+    static_assert(sizeof(T) == 4, "a register");
+    asm volatile("" : "+r"(value));
+}
+
+}  // namespace ptx

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the threads of a block or warp do together, beyond the compiler's own functions.
+#pragma once
+#include "common/types.cuh"
+
+namespace ptx {
+
+// bar.sync of `threads` threads, a multiple of 32, at barrier `number` of the block; __syncthreads() is number 0
+__device__ __forceinline__ void bar_sync(u32 number, u32 threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// The same at barrier 1.
+__device__ __forceinline__ void bar_sync_1(u32 threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
+// bar.red.or.pred: whether `own` is true for one of the threads
+__device__ __forceinline__ bool bar_any(u32 number, u32 threads, bool own) {
+    u32 result;
+    asm volatile(
+        "{ .reg .pred in, out; setp.ne.u32 in, %3, 0; bar.red.or.pred out, %1, %2, in; selp.u32 %0, 1, 0, out; }"
+        : "=r"(result)
+        : "r"(number), "r"(threads), "r"(u32(own))
+        : "memory");
+    return result;
+}
+
+// redux.sync.max.u32 over the whole warp
+__device__ __forceinline__ u32 warp_max(u32 value) {
+    u32 result;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+    return result;
+}
+
+}  // namespace ptx

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host and the kernels share in memory has one layout on both sides: offset and size of each field."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse.check.protocols import Peers
+from drvfuse.comm import workspace
+from drvfuse.errors import CompileError
+from drvfuse.ops.call import scratch
+from drvfuse.ops.call.specialisation import CU
+from drvfuse.ops.coat.division import DivisionParams
+from drvfuse.ops.coat.group_scales import GroupParams
+from drvfuse.ops.coat.layernorm import LayerNormParams
+from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
+from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
+from drvfuse.ops.collectives.kernels import AllreduceParams, Call, FusedParams
+from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
+from drvfuse.trace import layout
+
+pytestmark = pytest.mark.emu
+
+
+class Block(NamedTuple):
+    """A structure of the host and what it is in C++, with the definitions that the header needs."""
+
+    host: type[ctypes.Structure] | np.dtype[Any]
+    header: str
+    cxx: str
+    defines: dict[str, str | int]
+
+
+def _defines(**values: str | int) -> dict[str, str | int]:
+    return {f"DRVFUSE_{name}": value for name, value in values.items()}
+
+
+_TEAMS = _defines(TEAM_WARPS=1, TEAMS=1, PACKS=1, ALIGNED=1, GROUP=16)
+_FP8 = _defines(DTYPE="e4m3", WEIGHT_DTYPE="bf16")
+_COLLECTIVE = {
+    **workspace.defines(),
+    **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, DTYPE="bf16", OUT_DTYPE="bf16"),
+}
+_FUSED = {**_COLLECTIVE, **_defines(RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
+_DIVISION = _defines(
+    DTYPE="bf16",
+    OUT_DTYPE="e4m3",
+    SCALE_DTYPE="bf16",
+    WARPS=8,
+    RUN=1,
+    ALIGNED=1,
+    FIND_SCALE=1,
+    ROWS_OUT=1,
+    COLUMNS_OUT=0,
+)
+_FORWARD = {
+    **_FP8,
+    **_defines(GROUP=16, WARPS=8, BATCH=4, BLOCK_ROWS=4, TILE_ROWS=4, TILE_COLUMNS=8, ROW_LANES=8, RUN=1, ALIGNED=1),
+    **_defines(WHOLE=0),
+}
+_BACKWARD = {**_FP8, **_TEAMS, **_defines(GRADIENTS=1, CENTRED=0, WEIGHTED=1, FULL=0)}
+_LAYERNORM = {**_FP8, **_TEAMS, **_defines(PARAMETERS=1, RUN=1, TILE_ROWS=4, ROW_LANES=8)}
+_GROUPS = {**_FP8, **_TEAMS, **_defines(ADD=1, NORM=1)}
+_GEMV = {
+    **_defines(
+        ACT_DTYPE="bf16", WEIGHT_DTYPE="bf16", GAMMA_DTYPE="bf16", OUT_DTYPE="bf16", M=1, WARPS_A_ROW=1, TEAMS=2
+    ),
+    **_defines(PACKS=1, STEP=1, NORM_WARPS=1, SUM_LANES=1, ACCESS=16, STAGES=2, SLOTS=4, SUM_WARPS=1, COPIED=1),
+    **_defines(CHUNKED=0, WHOLE=1, DEPENDENT=0, ACT_ALIGNED=1, NORM_ALIGNED=1, SCALES="none"),
+}
+
+BLOCKS = [
+    Block(AllreduceParams, "collectives/allreduce.cu", "AllreduceParams", _COLLECTIVE),
+    Block(FusedParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED),
+    Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
+    Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
+    Block(BackwardParams, "coat/backward_rows.cuh", "BackwardParams", _BACKWARD),
+    Block(LayerNormParams, "coat/fp8_layernorm_forward.cu", "LayerNormParams", _LAYERNORM),
+    Block(DivisionParams, "coat/fp8_division.cu", "DivisionParams", _DIVISION),
+    Block(GroupParams, "coat/fp8_group_scales.cu", "GroupParams", _GROUPS),
+    Block(GemvParams, "gemv/params.cuh", "GemvParams", _GEMV),
+    Block(scratch.ScratchParams, "sync/scratch.cuh", "Scratch", {}),
+    Block(scratch._REPORT, "sync/scratch.cuh", "ScratchReport", {}),
+    Block(layout.TraceParams, "trace/trace.cuh", "TraceParams", layout.defines()),
+    Block(Peers, "../check/cu/slots.cu", "Peers", {}),
+]
+
+
+def of_host(block: Block) -> dict[str, tuple[int, int]]:
+    """Offset and size of each field; of a ctypes structure, "" has those of the whole."""
+    if isinstance(block.host, np.dtype):
+        assert block.host.fields is not None
+        return {name: (offset, kind.itemsize) for name, (kind, offset, *_) in block.host.fields.items()}
+    fields = {name: getattr(block.host, name) for name, *_ in block.host._fields_}
+    return {"": (0, ctypes.sizeof(block.host))} | {name: (field.offset, field.size) for name, field in fields.items()}
+
+
+def source_of(block: Block, names: list[str]) -> str:
+    """A kernel that stores offset and size of each field, or of the whole where the name is "".
+
+    NVRTC has no <cstddef>, but its front end folds the spelling of offsetof below. The binding does not compile where
+    the structure has another number of fields.
+    """
+    fields = [name for name in names if name]
+    lines = [f'#include "{block.header}"', f'extern "C" __global__ void layout({block.cxx}* null, u32* out) {{']
+    if not isinstance(block.host, np.dtype):
+        lines.append(f"auto& [{', '.join(f'field_{name}' for name in fields)}] = *null;")
+    for i, name in enumerate(names):
+        offset = f"__INTADDR__(&((({block.cxx}*)0)->{name}))" if name else "0"
+        size = f"sizeof((({block.cxx}*)0)->{name})" if name else f"sizeof({block.cxx})"
+        lines.append(f"out[{2 * i}] = u32({offset}), out[{2 * i + 1}] = u32({size});")
+    return "\n".join([*lines, "}"])
+
+
+def in_kernel(block: Block, names: list[str]) -> dict[str, tuple[int, int]]:
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        source = source_of(block, names)
+        module = df.compile(source, driver=machine, include=[CU], defines=block.defines)
+        out = device.zeros(2 * len(names), "uint32")
+        module["layout"].prepare(1, 1, 0, out, device=device)(device.stream)
+        device.synchronize()
+        values = out.numpy().tolist()
+    return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.cxx)
+def test_every_field_has_the_offset_and_size_that_the_kernel_sees(block):
+    expected = of_host(block)
+    assert in_kernel(block, list(expected)) == expected
+
+
+def test_a_field_that_the_host_lacks_does_not_compile():
+    block = BLOCKS[0]
+    names = list(of_host(block))
+    with pytest.raises(CompileError, match="more elements than there are binding names"):
+        in_kernel(block, names[:-1])
