@@ -26,7 +26,7 @@ def refuse_capture(streams: Sequence[Stream], argument: str) -> None:
 
 
 class Results:
-    """One result array a local rank, in `operands`: those that the caller gave, or new ones.
+    """One result array per local rank, in `operands`: those that the caller gave, or new ones.
 
     Raises CaptureError if new ones are needed during a capture.
     """

@@ -34,8 +34,8 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch a local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second argument
-    of rank i's kernel. The bound of its waits is written; addresses are not."""
+    """A launch per local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second
+    argument of rank i's kernel. The bound of its waits is written; addresses are not."""
     behind: list[list[Any]] = [[structure] for structure in more] or [[] for _ in group.ranks]
     if trace is None:
         planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, *plan(), pdl))
