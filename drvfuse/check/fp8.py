@@ -161,9 +161,9 @@ def _launch_layernorm_gradient(
     x: Array, scales: Array, first: Array, second: Array, *rest: Any, workspace: Array, **options: Any
 ) -> None:
     weight, bias, mean, rstd, out = rest
-    affine, plain = {"outputs": _of(out, ("dx", "dw", "db")), "workspace": workspace}, (out["dx without parameters"],)
-    both = [first, second]
-    fp8_layernorm_param_backward(x, scales, both, GROUP, weight, bias, mean, rstd, **affine, **options)
+    affine, plain = _of(out, ("dx", "dw", "db")), (out["dx without parameters"],)
+    read = (x, scales, [first, second], GROUP, weight, bias, mean, rstd)
+    fp8_layernorm_param_backward(*read, outputs=affine, workspace=workspace, **options)
     fp8_layernorm_noparam_backward(x, scales, first, GROUP, mean, rstd, outputs=plain, **options)
 
 
