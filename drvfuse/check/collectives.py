@@ -30,8 +30,8 @@ from ..ops.collectives.epilogue import Epilogue, float32
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
-from ..runtime.memory import SymmetricBuffer
 from ..runtime.stream import Stream
+from ..runtime.vmm import SymmetricBuffer
 from .run import Run
 
 Host = npt.NDArray[Any]

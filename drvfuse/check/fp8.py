@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,14 @@ SHARED_SHAPE, SHARED_MULTIPROCESSORS = (141, 656), 4  # two teams of blocks shar
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
+def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...]:
+    return tuple(out[name + suffix] for name in names)
+
+
 def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
     """x, its scales and weights."""
     rows, columns = shape
-    scales = np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
+    scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
     return random(number, shape, E4M3, 64), scales, random(number, (columns,), "bfloat16")
 
 
@@ -69,10 +73,8 @@ def _launch_tall(
 
 
 def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
-    forward = tuple(out[name] for name in coat_rmsnorm.Forward._fields)
-    fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=forward, **options)
-    backward = (out["dx"], out["dw"])
-    fp8_rmsnorm_backward(x, scales, gradient, weight, out["rstd"], GROUP, outputs=backward, **options)
+    _launch_shared(x, scales, weight, out, **options)
+    _launch_tall(x, scales, weight, gradient, out["rstd"], out, **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
@@ -83,7 +85,7 @@ def _shared(number: int) -> Step:
 
 
 def _launch_shared(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
-    outputs = tuple(out[name] for name in coat_rmsnorm.Forward._fields)
+    outputs = _of(out, coat_rmsnorm.Forward._fields)
     fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=outputs, **options)
 
 
@@ -99,10 +101,9 @@ def _division(number: int) -> Step:
 def _launch_division(x: Array, out: Arrays, **options: Any) -> None:
     s_y = out["s_y"]
     fp8_division(x, GROUP, E4M3, outputs=(out["y"], s_y), **options)
-    both = tuple(out[name] for name in ("y of both", "s_y of both", "y_t of both"))
+    both = _of(out, ("y", "s_y", "y_t"), " of both")
     fp8_division_transpose(x, GROUP, E4M3, outputs=both, **options)
-    alone = (out["y_t alone"],)
-    fp8_division_transpose(x, GROUP, E4M3, s_y, only_transposed=True, outputs=alone, **options)
+    fp8_division_transpose(x, GROUP, E4M3, s_y, only_transposed=True, outputs=(out["y_t alone"],), **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
@@ -117,19 +118,16 @@ def _groups(number: int) -> Step:
 
 def _launch_groups(x1: Array, x2: Array, weight: Array, out: Arrays, **options: Any) -> None:
     add, norm = coat_groups.Sum._fields, coat_groups.Normalised._fields
-    x, s_x = out["x"], out["s_x"]
-    fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, E4M3, GROUP, outputs=tuple(out[name] for name in add), **options)
-    outputs = tuple(out[name] for name in norm)
-    fp8_rmsnorm_pg2pg_forward(x, s_x, weight, GROUP, EPSILON, outputs=outputs, **options)
-    both = tuple(out[f"{name} of both"] for name in (*add, *norm))
+    fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, E4M3, GROUP, outputs=_of(out, add), **options)
+    fp8_rmsnorm_pg2pg_forward(out["x"], out["s_x"], weight, GROUP, EPSILON, outputs=_of(out, norm), **options)
+    both = _of(out, (*add, *norm), " of both")
     fp8_add_rmsnorm_pg2pg_forward(x1, x2, E4M3, weight, GROUP, EPSILON, outputs=both, **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _layernorm(number: int) -> Step:
-    rows, columns = NORM_SHAPE
-    x, scales = random(number, NORM_SHAPE, E4M3, 64), np.abs(random(number, (rows, columns // GROUP), "bfloat16"))
-    weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
+    x, scales, _ = _operands(number, NORM_SHAPE)
+    weight, bias = (random(2 * number + i, NORM_SHAPE[1:], "bfloat16") for i in range(2))
     affine = coat_layernorm.fp8_layernorm_forward(x, scales, weight, bias, GROUP, EPSILON)
     plain = coat_layernorm.fp8_layernorm_forward(x, scales, None, None, GROUP, EPSILON)
     without = {f"{name} without parameters": value for name, value in plain._asdict().items()}
@@ -138,19 +136,16 @@ def _layernorm(number: int) -> Step:
 
 def _launch_layernorm(x: Array, scales: Array, weight: Array, bias: Array, out: Arrays, **options: Any) -> None:
     names = coat_layernorm.Forward._fields
-    affine = tuple(out[name] for name in names)
+    affine, plain = _of(out, names), _of(out, names, " without parameters")
     fp8_layernorm_param_forward(x, scales, weight, bias, GROUP, EPSILON, outputs=affine, **options)
-    plain = tuple(out[f"{name} without parameters"] for name in names)
     fp8_layernorm_noparam_forward(x, scales, GROUP, EPSILON, outputs=plain, **options)
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _layernorm_gradient(number: int) -> Step:
-    rows, columns = ODD_SHAPE
-    x = random(number, ODD_SHAPE, E4M3, 64)
-    scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
+    x, scales, _ = _operands(number, ODD_SHAPE)
     gradients = [random(2 * number + i, ODD_SHAPE, "bfloat16") for i in range(2)]
-    weight, bias = (random(2 * number + i, (columns,), "bfloat16") for i in range(2))
+    weight, bias = (random(2 * number + i, ODD_SHAPE[1:], "bfloat16") for i in range(2))
     mean = coat_layernorm.row_mean(x, scales, GROUP)
     rstd = coat_layernorm.row_rstd(x, scales, GROUP, EPSILON, mean)
 
@@ -166,21 +161,9 @@ def _launch_layernorm_gradient(
     x: Array, scales: Array, first: Array, second: Array, *rest: Any, workspace: Array, **options: Any
 ) -> None:
     weight, bias, mean, rstd, out = rest
-    affine = tuple(out[name] for name in ("dx", "dw", "db"))
-    fp8_layernorm_param_backward(
-        x,
-        scales,
-        [first, second],
-        GROUP,
-        weight,
-        bias,
-        mean,
-        rstd,
-        outputs=affine,
-        workspace=workspace,
-        **options,
-    )
-    plain = (out["dx without parameters"],)
+    affine, plain = _of(out, ("dx", "dw", "db")), (out["dx without parameters"],)
+    read = (x, scales, [first, second], GROUP, weight, bias, mean, rstd)
+    fp8_layernorm_param_backward(*read, outputs=affine, workspace=workspace, **options)
     fp8_layernorm_noparam_backward(x, scales, first, GROUP, mean, rstd, outputs=plain, **options)
 
 

@@ -67,8 +67,7 @@ def _with_cleared_flags(admit: _Method) -> _Method:
         for rank, pointer in zip(group, group.workspace.pointers, strict=True):
             for stream in streams:
                 if stream.device is rank.device:
-                    with rank.device.use():
-                        group.driver.cuMemsetD8Async(pointer, 0, _FLAG_BYTES, stream.handle)
+                    stream.fill(pointer, 0, _FLAG_BYTES)
 
     return admitted
 

@@ -13,7 +13,7 @@ from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
-from ..runtime.memory import SymmetricBuffer
+from ..runtime.vmm import SymmetricBuffer
 from .budget import BlockBudget
 from .history import History, Noted
 from .partial import PartialCalls

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ..runtime.memory import SymmetricBuffer
+from ..runtime.vmm import SymmetricBuffer
 
 if TYPE_CHECKING:
     from ..runtime.device import Device

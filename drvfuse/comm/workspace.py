@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..runtime.memory import PinnedBuffer
+from ..runtime.pinned import PinnedBuffer
 from .transport import LocalTransport
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class Workspace:
 
     def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
         self.payload_bytes = payload_bytes
-        self._devices = transport.devices
+        devices = transport.devices
         self._memory = transport.allocate(PAYLOAD_OFFSET + payload_bytes)
         self.pointers: tuple[int, ...] = self._memory.ptrs
         try:
-            driver = self._devices[0].driver
-            self._pinned = PinnedBuffer(driver, REPORT_STRIDE * len(self._devices))
+            driver = devices[0].driver
+            self._pinned = PinnedBuffer(driver, REPORT_STRIDE * len(devices))
         except BaseException:
             self._memory.close()
             raise
@@ -85,7 +85,7 @@ class Workspace:
         self._magic = self.reports["magic"]
         self._magic[:] = 0
         self._magics = self._magic.data  # quicker to read one by one than by numpy
-        self.report_pointers = tuple(self._pinned.ptr + REPORT_STRIDE * i for i in range(len(self._devices)))
+        self.report_pointers = tuple(self._pinned.ptr + REPORT_STRIDE * i for i in range(len(devices)))
 
     def reported(self) -> bool:
         """Whether any rank has given up waiting. Reads host memory only."""
@@ -102,9 +102,8 @@ class Workspace:
         No kernel of the group may be running.
         """
         self.reports["magic"] = 0
-        for device, pointer, stream in zip(self._devices, self.pointers, streams, strict=True):
-            with device.use():
-                device.driver.cuMemsetD8Async(pointer, 0, STATE_BYTES, stream.handle)
+        for pointer, stream in zip(self.pointers, streams, strict=True):
+            stream.fill(pointer, 0, STATE_BYTES)
         for stream in streams:
             stream.synchronize()
 

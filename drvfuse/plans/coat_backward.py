@@ -24,6 +24,11 @@ def workspace_bytes(columns: int) -> int:
     return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)  # at least `team_columns`, twice for 2 * N
 
 
+def few_rows(rows: int, columns: int) -> bool:
+    """Whether no sums are exchanged between blocks: rows are read twice instead."""
+    return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
+
+
 class BackwardShape(NamedTuple):
     """How the kernel shares out its work; `packs` to `strands` order the sums, as the kernels' files say.
 
@@ -42,7 +47,7 @@ class BackwardShape(NamedTuple):
     def of(cls, rows: int, columns: int) -> BackwardShape:
         row_packs = -(-columns // 8)
         packs = 2 if row_packs <= 2 * 640 else -(-row_packs // 512)
-        few = rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
+        few = few_rows(rows, columns)
         if few and rows <= 2 * DW_SEGMENTS and row_packs >= 512:
             packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))

@@ -5,29 +5,15 @@ The collectives are here by name; `gemv`, `coat_rmsnorm`, `coat_layernorm` and `
 It imports the ground floor and `plans` alone, and needs no driver.
 """
 
-from . import coat_groups, coat_layernorm, coat_rmsnorm, gemv
-from .collectives import (
-    Normalised,
-    allreduce,
-    allreduce_rmsnorm_fp8,
-    bits,
-    quantisation,
-    round_to,
-    row_sum_of_squares,
-    sum_ranks,
-)
-
-__all__ = [
-    "Normalised",
-    "allreduce",
-    "allreduce_rmsnorm_fp8",
-    "bits",
-    "coat_groups",
-    "coat_layernorm",
-    "coat_rmsnorm",
-    "gemv",
-    "quantisation",
-    "round_to",
-    "row_sum_of_squares",
-    "sum_ranks",
-]
+from . import coat_groups as coat_groups
+from . import coat_layernorm as coat_layernorm
+from . import coat_rmsnorm as coat_rmsnorm
+from . import gemv as gemv
+from .arithmetic import bits as bits
+from .arithmetic import round_to as round_to
+from .collectives import Normalised as Normalised
+from .collectives import allreduce as allreduce
+from .collectives import allreduce_rmsnorm_fp8 as allreduce_rmsnorm_fp8
+from .collectives import quantisation as quantisation
+from .collectives import row_sum_of_squares as row_sum_of_squares
+from .collectives import sum_ranks as sum_ranks

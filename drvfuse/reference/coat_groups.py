@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
+from .arithmetic import Floats, round_to
 from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
-from .collectives import Floats, round_to
 
 
 class Arithmetic(NamedTuple):

@@ -13,20 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plans.coat_backward import BackwardShape
+from .arithmetic import Floats, fma, in_order, round_to
 from .coat_rmsnorm import (
     add_gradients,
     backward_mean,
     column_sums,
     dequantise,
-    fused,
     pack_scales,
     packs_of,
     quantise,
-    scale_of,
     segment_tree,
+    tensor_scale,
     transpose,
 )
-from .collectives import Floats, round_to
 
 
 class Forward(NamedTuple):
@@ -45,7 +44,7 @@ def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        return segment_tree(_in_order(packs) * scales) / np.float32(columns)
+        return segment_tree(in_order(packs) * scales) / np.float32(columns)
 
 
 def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, mean: Floats) -> Floats:
@@ -53,15 +52,8 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, me
     values = dequantise(x, s_x, QB)
     with np.errstate(all="ignore"):
         away = values - mean[:, None]
-        variance = segment_tree(_in_order(packs_of(away * away))) / np.float32(values.shape[1])
+        variance = segment_tree(in_order(packs_of(away * away))) / np.float32(values.shape[1])
         return (np.float32(1) / np.sqrt(variance + np.float32(eps))).astype(np.float32)
-
-
-def _in_order(packs: Floats) -> Floats:
-    sums = np.zeros(packs.shape[:-1], np.float32)
-    for k in range(packs.shape[-1]):
-        sums += packs[..., k]
-    return sums
 
 
 def fp8_layernorm_forward(
@@ -85,10 +77,7 @@ def fp8_layernorm_forward(
         y = (values - mean[:, None]) * rstd[:, None]
         if w is not None and b is not None:
             y = y * np.asarray(w).astype(np.float32) + np.asarray(b).astype(np.float32)
-        empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
-        numbers = np.abs(y[~np.isnan(y)])
-        maximum = np.float32(np.nan) if empty else numbers.max(initial=np.float32(0))
-        s_y = scale_of(maximum, x.dtype)
+        s_y = tensor_scale(y, x.dtype)
         qy = quantise(y, s_y, x.dtype, reciprocal).reshape(x.shape)
     return Forward(qy, s_y, transpose(qy, transpose_output_2d), mean, rstd)
 
@@ -112,7 +101,7 @@ def fp8_layernorm_backward(
         xhat = (values - mean) * rstd
         wdy = gradient if w is None else np.asarray(w).astype(np.float32) * gradient
         c1, c2 = (np.broadcast_to(backward_mean(terms, shape), xhat.shape) for terms in (xhat * wdy, wdy))
-        dx = round_to((wdy - fused(xhat, c1, c2)) * rstd, "bfloat16").reshape(x.shape)
+        dx = round_to((wdy - fma(xhat, c1, c2)) * rstd, "bfloat16").reshape(x.shape)
     if w is None:
         return (dx,)
     ones = np.ones_like(gradient)

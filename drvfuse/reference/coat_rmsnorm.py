@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import DTypeLike
 from ..plans.coat_backward import BackwardShape
-from .collectives import Floats, _butterfly, bits, round_to
+from .arithmetic import Floats, butterfly, fma, in_order, round_to
 
 PACK = 16
 SEGMENT = 32 * PACK
@@ -63,11 +63,7 @@ def pack_scales(s_x: npt.NDArray[Any], QB: int, columns: int, packs: int) -> Flo
 
 def segment_tree(packs: Floats) -> Floats:
     """The sum of each row of pack sums [rows, packs]: a butterfly over each segment of 32, the segments in order."""
-    segments = _butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32))
-    total = np.zeros(len(packs), np.float32)
-    for k in range(segments.shape[1]):
-        total += segments[:, k]
-    return total
+    return in_order(butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32)))
 
 
 def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
@@ -76,9 +72,7 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
     scales = pack_scales(s_x, QB, columns, packs.shape[1])
     with np.errstate(all="ignore"):
-        squares = np.zeros(packs.shape[:2], np.float32)
-        for k in range(PACK):
-            squares += packs[..., k] * packs[..., k]  # exact products: the same as the kernel's fma
+        squares = in_order(packs * packs)  # exact products: the same as the kernel's fma
         mean = segment_tree((squares * scales) * scales) / np.float32(columns) + np.float32(eps)
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
@@ -87,6 +81,13 @@ def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> npt.NDArray[Any]:
     """bf16((maximum + 1e-10) / fp8_max), 0-d."""
     limit = np.float32(dtypes.get(fp8).fp8_max or 0)
     return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
+
+
+def tensor_scale(y: Floats, fp8: DTypeLike) -> npt.NDArray[Any]:
+    """The scale of fp32 rows: NaN if all of some row are NaN; other NaN do not enter it."""
+    empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
+    numbers = np.abs(y[~np.isnan(y)])
+    return scale_of(np.float32(np.nan) if empty else numbers.max(initial=np.float32(0)), fp8)
 
 
 def quantise(
@@ -122,26 +123,9 @@ def fp8_rmsnorm_forward(
         rstd = row_rstd(x, s_x, QB, eps)
     with np.errstate(all="ignore"):
         y = (values * rstd[:, None]) * np.asarray(w).astype(np.float32)
-        empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
-        numbers = np.abs(y[~np.isnan(y)])
-        maximum = np.float32(np.nan) if empty else numbers.max(initial=np.float32(0))
-        s_y = scale_of(maximum, x.dtype)
+        s_y = tensor_scale(y, x.dtype)
         qy = quantise(round_to(y, "bfloat16").astype(np.float32), s_y, x.dtype, reciprocal).reshape(x.shape)
     return Forward(qy, s_y, transpose(qy, transpose_output_2d), rstd)
-
-
-def fused(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c in fp32, rounded once."""
-    with np.errstate(all="ignore"):
-        product = a.astype(np.float64) * b.astype(np.float64)  # exact
-        addend = c.astype(np.float64)
-        total = product + addend
-        back = total - product
-        lost = (product - (total - back)) + (addend - back)
-        # Rounded to odd, so that the rounding to fp32 is that of the exact sum.
-        even = (total.view(np.int64) & 1) == 0
-        odd = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
-        return np.where((lost != 0) & even & np.isfinite(total), odd, total).astype(np.float32)
 
 
 def add_gradients(gradients: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -178,7 +162,7 @@ def fp8_rmsnorm_backward(
         xhat = values * rstd
         wdy = np.asarray(w).astype(np.float32) * gradient
         c1 = backward_mean(xhat * wdy, shape)
-        dx = round_to(fused(-xhat, np.broadcast_to(c1, xhat.shape), wdy) * rstd, "bfloat16")
+        dx = round_to(fma(-xhat, np.broadcast_to(c1, xhat.shape), wdy) * rstd, "bfloat16")
     return dx.reshape(x.shape), round_to(column_sums(gradient, xhat, shape), w.dtype)
 
 
@@ -191,17 +175,9 @@ def column_sums(a: Floats, b: Floats, shape: BackwardShape) -> Floats:
         for place in range(-(-rows // segments) if rows else 0):
             some = slice(place * segments, min((place + 1) * segments, rows))
             taken = some.stop - some.start
-            sums[:taken, place % teams] = fused(a[some], b[some], sums[:taken, place % teams])
-        partials = sums[:, 0].copy()
-        for team in range(1, teams):
-            partials += sums[:, team]
-        total = np.zeros(columns, np.float32)
-        for strand in range(strands):
-            own = np.zeros(columns, np.float32)
-            for segment in range(strand, segments, strands):
-                own += partials[segment]
-            total += own
-    return total
+            sums[:taken, place % teams] = fma(a[some], b[some], sums[:taken, place % teams])
+        partials = in_order(sums, axis=1)
+        return in_order(np.array([in_order(partials[strand::strands], axis=0) for strand in range(strands)]), axis=0)
 
 
 def backward_mean(products: Floats, shape: BackwardShape) -> Floats:
@@ -218,19 +194,9 @@ def _row_sum(products: Floats, team_warps: int) -> Floats:
     padded = np.zeros((rows, packs * span), np.float32)
     padded[:, :columns] = products
     elements = padded.reshape(rows, packs, team_warps * 32, width)
-    own = np.zeros(elements.shape[:3], np.float32)
-    for k in range(width):
-        own += elements[..., k]
-    threads = np.zeros((rows, team_warps * 32), np.float32)
-    for pack in range(packs):
-        threads += own[:, pack]
-    warps = _butterfly(threads.reshape(rows, team_warps, 32))
-    if team_warps == 1:
-        return warps[:, 0]
-    total = np.zeros(rows, np.float32)
-    for warp in range(team_warps):
-        total += warps[:, warp]
-    return total
+    threads = in_order(in_order(elements), axis=1)
+    warps = butterfly(threads.reshape(rows, team_warps, 32))
+    return warps[:, 0] if team_warps == 1 else in_order(warps)
 
 
 def fp8_division(
@@ -248,24 +214,3 @@ def fp8_division(
             floored = round_to(maximum + SCALE_FLOOR, x.dtype).astype(np.float32)
             s_y = round_to(floored / limit, x.dtype).reshape(())
         return round_to(values / s_y.astype(np.float32).reshape(()), target), s_y
-
-
-__all__ = [
-    "Forward",
-    "add_gradients",
-    "backward_mean",
-    "bits",
-    "column_sums",
-    "dequantise",
-    "fp8_division",
-    "fp8_rmsnorm_backward",
-    "fp8_rmsnorm_forward",
-    "fused",
-    "pack_scales",
-    "packs_of",
-    "quantise",
-    "row_rstd",
-    "scale_of",
-    "segment_tree",
-    "transpose",
-]

@@ -17,16 +17,8 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
+from .arithmetic import Floats, butterfly, in_order, round_to
 
-Floats = npt.NDArray[np.float32]
-
-_CANONICAL_NAN = {
-    "float32": 0x7FFFFFFF,
-    "float16": 0x7FFF,
-    "bfloat16": 0x7FFF,
-    "float8_e4m3fn": 0x7F,
-    "float8_e5m2": 0x7F,
-}
 _PACK_BYTES = 16
 _GROUP = 32
 _LANES = 32
@@ -38,28 +30,6 @@ class Normalised(NamedTuple):
     output: npt.NDArray[Any]
     scales: npt.NDArray[Any] | None
     residual: npt.NDArray[Any] | None
-
-
-def bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`values` viewed as unsigned integers of their size, for comparing bit for bit."""
-    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
-
-
-def round_to(values: npt.NDArray[Any], dtype: DTypeLike) -> npt.NDArray[Any]:
-    """float32 `values` rounded once to `dtype`, to nearest even, with canonical NaNs; FP8 saturates."""
-    target = dtypes.get(dtype)
-    values = np.asarray(values, np.float32, order="C")
-    nan = np.isnan(values)
-    with np.errstate(all="ignore"):
-        if target.fp8_max is not None:
-            result = np.where(nan, np.float32(0), np.clip(values, -target.fp8_max, target.fp8_max)).astype(target.numpy)
-        elif target.name == "float32":
-            result = values.copy()
-        else:
-            result = values.astype(target.numpy)
-    if nan.any():
-        bits(result)[nan] = _CANONICAL_NAN[target.name]
-    return result
 
 
 def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
@@ -96,15 +66,6 @@ def allreduce(
     return round_to(total, inputs[0].dtype if dtype is None else dtype)
 
 
-def _butterfly(values: Floats) -> Floats:
-    """The sum over the last axis, of 32 values, as a warp computes it by xor 16, 8, 4, 2, 1."""
-    width = values.shape[-1]
-    while width > 1:
-        width //= 2
-        values = values[..., :width] + values[..., width : 2 * width]
-    return values[..., 0]
-
-
 def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
     """The sum of squares of each row of `rows` [rows, columns], in the order that the kernels define.
 
@@ -122,14 +83,8 @@ def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
     with np.errstate(all="ignore"):
         padded *= padded
         elements = padded.reshape(count, packs_of_row, width)
-        packs = np.zeros(elements.shape[:2], np.float32)
-        for k in range(width):
-            packs += elements[..., k]
-        group_sums = _butterfly(packs.reshape(count, rounds * _LANES, _GROUP)).reshape(count, rounds, _LANES)
-        lanes = np.zeros((count, _LANES), np.float32)
-        for k in range(rounds):
-            lanes += group_sums[:, k]
-        return _butterfly(lanes)
+        groups_of_packs = in_order(elements).reshape(count, rounds * _LANES, _GROUP)
+        return butterfly(in_order(butterfly(groups_of_packs).reshape(count, rounds, _LANES), axis=1))
 
 
 def quantisation(

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
-from .collectives import Floats, _butterfly, round_to, row_sum_of_squares
+from .arithmetic import Floats, butterfly, fma, round_to
+from .collectives import row_sum_of_squares
 
 PACK_BYTES = 16
 GROUP = 32
@@ -22,22 +23,6 @@ class Normed(NamedTuple):
 
     normed: npt.NDArray[Any]
     unnormed: npt.NDArray[Any]
-
-
-def fma(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c with one rounding, of float32 values.
-
-    The float64 product is exact; the float64 sum is rounded to odd, after which rounding to float32 is right.
-    """
-    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-    with np.errstate(all="ignore"):
-        total = product + addend
-        high = total - addend
-        error = (product - high) + (addend - (total - high))
-        even = (total.view(np.int64) & 1) == 0
-        away = np.where((error > 0) == (total > 0), 1, -1)
-        odd = (total.view(np.int64) + np.where(even & (error != 0) & np.isfinite(total), away, 0)).view(np.float64)
-        return odd.astype(np.float32)
 
 
 def row_products(
@@ -75,12 +60,12 @@ def row_products(
                 repeated = np.repeat(weight_scales, SCALE_GROUP // width, axis=1)[:, :count]
                 of_pack[:, : repeated.shape[1]] = repeated
                 sums = sums * of_pack
-            of_group = _butterfly(sums.reshape(n, groups, GROUP))
+            of_group = butterfly(sums.reshape(n, groups, GROUP))
             lanes = np.zeros((n, GROUP), np.float32)
             for first in range(0, groups, GROUP):
                 turn = of_group[:, first : first + GROUP]
                 lanes[:, : turn.shape[1]] += turn
-            total = _butterfly(lanes)
+            total = butterfly(lanes)
             if weight_scales is not None and weight_scales.ndim < 2:
                 total = total * weight_scales.astype(np.float32)
             result[m] = total

@@ -252,9 +252,7 @@ def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike
 def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.zeros`."""
     array = empty(device, shape, dtype, stream)
-    if array.nbytes:
-        with device.use():
-            device.driver.cuMemsetD8Async(array.ptr, 0, array.nbytes, array.stream.handle)
+    array.stream.fill(array.ptr, 0, array.nbytes)
     return array
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class LaunchAttribute:
-    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix."""
+    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix, `member` what it sets."""
 
     suffix: str
+    member: str
 
     def build(self, types: Any) -> Any:
         """The CUlaunchAttribute of the bindings."""
@@ -28,43 +29,44 @@ class LaunchAttribute:
         return attribute
 
     def fill(self, types: Any, value: Any) -> None:
-        raise NotImplementedError
+        """Write a CUlaunchAttributeValue."""
+        setattr(value, self.member, self.setting(types))
+
+    def setting(self, types: Any) -> Any:
+        """What the member becomes: a flag's 1, unless the attribute has a value."""
+        return 1
 
 
 @dataclass(frozen=True)
 class Cooperative(LaunchAttribute):
     """All blocks run at once, so that a grid-wide barrier cannot hang; refused by the driver if they do not fit."""
 
-    suffix = "COOPERATIVE"
-
-    def fill(self, types: Any, value: Any) -> None:
-        value.cooperative = 1
+    suffix, member = "COOPERATIVE", "cooperative"
 
 
 @dataclass(frozen=True)
-class Cluster(LaunchAttribute):
+class _Blocks(LaunchAttribute):
+    x: int
+    y: int = 1
+    z: int = 1
+
+    def fill(self, types: Any, value: Any) -> None:
+        dimensions = getattr(value, self.member)
+        dimensions.x, dimensions.y, dimensions.z = self.x, self.y, self.z
+
+
+@dataclass(frozen=True)
+class Cluster(_Blocks):
     """Blocks of a thread block cluster, in x, y and z."""
 
-    x: int
-    y: int = 1
-    z: int = 1
-    suffix = "CLUSTER_DIMENSION"
-
-    def fill(self, types: Any, value: Any) -> None:
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self.x, self.y, self.z
+    suffix, member = "CLUSTER_DIMENSION", "clusterDim"
 
 
 @dataclass(frozen=True)
-class PreferredCluster(LaunchAttribute):
+class PreferredCluster(_Blocks):
     """A larger cluster, a multiple of the launch's, that the device uses where it can."""
 
-    x: int
-    y: int = 1
-    z: int = 1
-    suffix = "PREFERRED_CLUSTER_DIMENSION"
-
-    def fill(self, types: Any, value: Any) -> None:
-        value.preferredClusterDim.x, value.preferredClusterDim.y, value.preferredClusterDim.z = self.x, self.y, self.z
+    suffix, member = "PREFERRED_CLUSTER_DIMENSION", "preferredClusterDim"
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,17 @@ class ClusterScheduling(LaunchAttribute):
     """How clusters are spread: "DEFAULT", "SPREAD" or "LOAD_BALANCING"."""
 
     policy: str
-    suffix = "CLUSTER_SCHEDULING_POLICY_PREFERENCE"
+    suffix, member = "CLUSTER_SCHEDULING_POLICY_PREFERENCE", "clusterSchedulingPolicyPreference"
 
-    def fill(self, types: Any, value: Any) -> None:
-        name = f"CU_CLUSTER_SCHEDULING_POLICY_{self.policy}"
-        value.clusterSchedulingPolicyPreference = enum_value(types, "CUclusterSchedulingPolicy", name)
+    def setting(self, types: Any) -> Any:
+        return enum_value(types, "CUclusterSchedulingPolicy", f"CU_CLUSTER_SCHEDULING_POLICY_{self.policy}")
 
 
 @dataclass(frozen=True)
 class ProgrammaticStreamSerialization(LaunchAttribute):
     """PDL: the kernel may start when all blocks of the one before it in the stream have triggered or exited."""
 
-    suffix = "PROGRAMMATIC_STREAM_SERIALIZATION"
-
-    def fill(self, types: Any, value: Any) -> None:
-        value.programmaticStreamSerializationAllowed = 1
+    suffix, member = "PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed"
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,10 @@ class Priority(LaunchAttribute):
     """Priority of the kernel; a lower number runs first."""
 
     value: int
-    suffix = "PRIORITY"
+    suffix, member = "PRIORITY", "priority"
 
-    def fill(self, types: Any, value: Any) -> None:
-        value.priority = self.value
+    def setting(self, types: Any) -> int:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -133,11 +131,10 @@ class MemSyncDomain(LaunchAttribute):
     """The kernel's memory synchronisation domain: "DEFAULT" or "REMOTE"."""
 
     domain: str
-    suffix = "MEM_SYNC_DOMAIN"
+    suffix, member = "MEM_SYNC_DOMAIN", "memSyncDomain"
 
-    def fill(self, types: Any, value: Any) -> None:
-        name = f"CU_LAUNCH_MEM_SYNC_DOMAIN_{self.domain}"
-        value.memSyncDomain = enum_value(types, "CUlaunchMemSyncDomain", name)
+    def setting(self, types: Any) -> Any:
+        return enum_value(types, "CUlaunchMemSyncDomain", f"CU_LAUNCH_MEM_SYNC_DOMAIN_{self.domain}")
 
 
 @dataclass(frozen=True)
@@ -175,10 +172,10 @@ class SynchronizationPolicy(LaunchAttribute):
     """How a host thread waits for the kernel: "AUTO", "SPIN", "YIELD" or "BLOCKING_SYNC"."""
 
     policy: str
-    suffix = "SYNCHRONIZATION_POLICY"
+    suffix, member = "SYNCHRONIZATION_POLICY", "syncPolicy"
 
-    def fill(self, types: Any, value: Any) -> None:
-        value.syncPolicy = enum_value(types, "CUsynchronizationPolicy", f"CU_SYNC_POLICY_{self.policy}")
+    def setting(self, types: Any) -> Any:
+        return enum_value(types, "CUsynchronizationPolicy", f"CU_SYNC_POLICY_{self.policy}")
 
 
 @dataclass(frozen=True)
@@ -186,17 +183,14 @@ class SharedMemoryCarveout(LaunchAttribute):
     """Share of the on-chip memory preferred as shared memory, in percent; -1 leaves it to the driver."""
 
     percent: int
-    suffix = "PREFERRED_SHARED_MEMORY_CARVEOUT"
+    suffix, member = "PREFERRED_SHARED_MEMORY_CARVEOUT", "sharedMemCarveout"
 
-    def fill(self, types: Any, value: Any) -> None:
-        value.sharedMemCarveout = self.percent
+    def setting(self, types: Any) -> int:
+        return self.percent
 
 
 @dataclass(frozen=True)
 class NvlinkCentricScheduling(LaunchAttribute):
     """Schedule blocks for NVLink use (CUDA 13)."""
 
-    suffix = "NVLINK_UTIL_CENTRIC_SCHEDULING"
-
-    def fill(self, types: Any, value: Any) -> None:
-        value.nvlinkUtilCentricScheduling = 1
+    suffix, member = "NVLINK_UTIL_CENTRIC_SCHEDULING", "nvlinkUtilCentricScheduling"

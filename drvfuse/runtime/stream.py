@@ -167,6 +167,12 @@ class Stream(Owned):
         with self.device.use():
             return _ready(self.device, "cuStreamQuery", self.handle)
 
+    def fill(self, ptr: int, value: int, nbytes: int) -> None:
+        """Set `nbytes` bytes at `ptr` to `value`, in the order of the stream; does not wait."""
+        if nbytes:
+            with self.device.use():
+                self.device.driver.cuMemsetD8Async(ptr, value, nbytes, self.handle)
+
     def wait(self, event: Event) -> None:
         """Work queued from now on starts after `event` (of any device of this driver)."""
         self._check_open()

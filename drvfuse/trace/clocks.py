@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import DrvfuseError
 from ..runtime.kernel import Kernel, Module, compile
-from ..runtime.memory import launch_group
+from ..runtime.lifetime import launch_group
 
 if TYPE_CHECKING:
     from ..runtime.device import Device

@@ -13,7 +13,6 @@ import pytest
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError
 from drvfuse.runtime.graph import capturing
-from drvfuse.runtime.memory import fill
 from drvfuse.runtime.stream import Stream
 
 
@@ -24,7 +23,7 @@ def test_replay_runs_the_work_of_every_stream(driver: str) -> None:
     arrays = [device.zeros((64,), "uint8", stream=stream) for device, stream in zip(devices, streams, strict=True)]
     with df.Graph.capture(streams) as graph:
         for device, stream, array in zip(devices, streams, arrays, strict=True):
-            fill(device, array.ptr, 3 + device.index, 64, stream)
+            stream.fill(array.ptr, 3 + device.index, 64)
     for array in arrays:
         assert not array.numpy().any()
     for _ in range(2):
@@ -46,7 +45,7 @@ def test_exception_inside_drops_the_capture_and_frees_the_streams(driver: str) -
     array = devices[1].zeros((8,), "uint8", stream=streams[1])
     streams[1].synchronize()
     with pytest.raises(KeyError, match="mine"), df.Graph.capture(streams) as graph:
-        fill(devices[1], array.ptr, 7, 8, streams[1])
+        streams[1].fill(array.ptr, 7, 8)
         raise KeyError("mine")
     with pytest.raises(CaptureError):
         graph.launch(streams[0])
@@ -72,7 +71,7 @@ def test_kept_objects_live_as_long_as_the_graph(driver: str) -> None:
     array = device.zeros((8,), "uint8")
     weak = weakref.ref(array)
     with Stream(device) as stream, df.Graph.capture(stream) as graph:
-        fill(device, array.ptr, 7, 8, stream)
+        stream.fill(array.ptr, 7, 8)
         graph.keep(array)
     del array
     gc.collect()
@@ -126,8 +125,8 @@ def test_a_graph_says_what_it_is(driver: str) -> None:
     array = device.zeros(4, "float32")
     with df.Graph.capture(device.stream) as graph:
         assert repr(graph) == f"<Graph on devices [0] of driver {driver!r}, being captured>"
-        fill(device, array.ptr, 0, array.nbytes, device.stream)
-        fill(device, array.ptr, 1, array.nbytes, device.stream)
+        device.stream.fill(array.ptr, 0, array.nbytes)
+        device.stream.fill(array.ptr, 1, array.nbytes)
     assert repr(graph) == f"<Graph on devices [0] of driver {driver!r}, 2 nodes>"
     graph.close()
     assert repr(graph).endswith(", closed>")

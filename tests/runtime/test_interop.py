@@ -314,7 +314,7 @@ def test_wrong_device_is_refused(driver: str) -> None:
 
 @pytest.mark.gpus(2)
 def test_three_regimes_of_readability(driver: str) -> None:
-    from drvfuse.runtime.memory import AddressRange, Mapping, PhysicalMemory, granularity
+    from drvfuse.runtime.vmm import AddressRange, Mapping, PhysicalMemory, granularity
 
     spec: Any = df.emu.Machine(devices=2) if driver == "emu" else driver
     a, b = df.device(0, driver=spec), df.device(1, driver=spec)

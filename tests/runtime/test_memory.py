@@ -14,18 +14,10 @@ from drvfuse import dtypes
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError
 from drvfuse.runtime import calls
 from drvfuse.runtime.driver import get_driver, last_calls
-from drvfuse.runtime.memory import (
-    AddressRange,
-    Mapping,
-    PhysicalMemory,
-    PinnedBuffer,
-    SymmetricBuffer,
-    Undo,
-    fill,
-    granularity,
-    launch_group,
-)
+from drvfuse.runtime.lifetime import launch_group
+from drvfuse.runtime.pinned import PinnedBuffer
 from drvfuse.runtime.stream import Stream
+from drvfuse.runtime.vmm import AddressRange, Mapping, PhysicalMemory, SymmetricBuffer, Undo, granularity
 
 SLOW_COPY = r"""
 extern "C" __global__ void slow_copy(const int* from, int* to, int count) {
@@ -301,7 +293,7 @@ def test_symmetric_buffer_is_reached_by_every_device(driver: str, rng: np.random
     assert buffer.nbytes >= 100_000 and len(set(buffer.ptrs)) == 2 and buffer.multicast_ptr is None
     values = rng.integers(0, 1 << 30, 64).astype(np.int32)
     for home, ptr in zip(devices, buffer.ptrs, strict=True):
-        fill(home, ptr, 0, buffer.nbytes, home.stream)
+        home.stream.fill(ptr, 0, buffer.nbytes)
         assert not df.view(ptr, (buffer.nbytes,), "uint8", home).numpy().any()
         for user in devices:
             assert readable_by(ptr, buffer.nbytes, user)
@@ -332,7 +324,7 @@ def test_two_mappings_alias_one_memory(driver: str) -> None:
     memory = PhysicalMemory(device, unit)
     addresses = AddressRange(device.driver, 2 * unit)
     low, high = Mapping(addresses, memory, [device]), Mapping(addresses, memory, [device], unit)
-    fill(device, low.ptr, 0xAB, 256, device.stream)
+    device.stream.fill(low.ptr, 0xAB, 256)
     assert (df.view(high.ptr, (256,), "uint8", device).numpy() == 0xAB).all()
     with pytest.raises(ArgumentError, match="offset"):
         Mapping(addresses, memory, [device], 2 * unit)

@@ -13,7 +13,7 @@ from ...comm.history import CallNote
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
 from ...runtime.graph import capturing
-from ...runtime.memory import launch_group
+from ...runtime.lifetime import launch_group
 from .operands import Operand, no_overlap
 from .order import Route
 from .planned import Ready

@@ -14,24 +14,21 @@ from ...plans.coat_rows import Division, column_run
 from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
-from ..call import operands, results, scratch
-from ..call.faults import planted
-from ..call.operands import Operand
+from ..call import operands
 from ..call.options import PDLLevel
-from ..call.options import pdl_level as checked_level
-from ..call.planned import PlanCache, Planned, resident
-from ..call.prepared import Prepared, on_device, op
-from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Specialisation
-from ..call.streams import StreamArgument, resolve_stream
-from ..call.turns import DeviceTurns, WorkspaceTurns
+from ..call.planned import Planned, resident
+from ..call.prepared import Prepared, op
+from ..call.results import Wanted
+from ..call.scratch import ScratchParams
+from ..call.streams import StreamArgument
+from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import Outputs, matrix_shape
 
 _INPUTS = ("bfloat16", "float32")
 _SCALES = ("bfloat16", "float32", "float16")
 
 
-class DivisionParams(ctypes.Structure):
+class DivisionParams(Fp8Params):
     """`struct DivisionParams` of cu/coat/fp8_division.cu."""
 
     _fields_ = (
@@ -67,7 +64,9 @@ def fp8_division_transpose(
     `outputs` is (y, y_t), or (y_t,), and with them s_y in front of y_t if it is not given: (y, s_y, y_t), (y_t, s_y).
     The rest as in `fp8_rmsnorm_forward`.
     """
-    return _divide(x, QB, fp8type, s_y, stochastic, not only_transposed, True, outputs, workspace, stream, pdl_level)
+    given = Options.of(outputs, stream, pdl_level, workspace)
+    names = ("y_t", "s_y") if only_transposed else ("y", "s_y", "y_t")
+    return _divide("fp8_division_transpose", given, names, x, QB, fp8type, s_y, stochastic)
 
 
 @op
@@ -84,23 +83,14 @@ def fp8_division(
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, ...]]:
     """`(y, s_y)`: as `fp8_division_transpose`, without the transpose. `outputs` is (y,) or (y, s_y)."""
-    return _divide(x, QB, fp8type, s_y, stochastic, True, False, outputs, workspace, stream, pdl_level)
+    given = Options.of(outputs, stream, pdl_level, workspace)
+    return _divide("fp8_division", given, ("y", "s_y"), x, QB, fp8type, s_y, stochastic)
 
 
 def _divide(
-    x: Any,
-    QB: Any,
-    fp8type: Any,
-    s_y: Any,
-    stochastic: Any,
-    straight: bool,
-    turned: bool,
-    outputs: Any,
-    workspace: Any,
-    stream: Any,
-    pdl_level: Any,
+    op: str, given: Options, names: tuple[str, ...], x: Any, QB: Any, fp8type: Any, s_y: Any, stochastic: Any
 ) -> Prepared[tuple[Array, ...]]:
-    level = checked_level(pdl_level)
+    """The call of `op`, which returns the results of these names, in this order."""
     if stochastic:
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:
@@ -109,64 +99,45 @@ def _divide(
     driver = operands.driver_of(x=x, s_y=s_y)
     xs = operands.rows("x", x, driver, _INPUTS)
     shape = matrix_shape(xs)
-    columns, count = shape[-1], math.prod(shape[:-1])
-    read: list[Operand] = [xs]
-    if s_y is not None:
-        given = operands.whole("s_y", s_y, driver, _SCALES)
-        if given.array.size != 1:
-            raise ArgumentError("s_y", f"of shape {given.shape}", "an array of one element")
-        read.append(given)
-    device = operands.one_device(read)
-    queue = resolve_stream(device, stream, xs)
-    made_scale = [("s_y", (), xs.dtype)] if s_y is None else []
-    rows_out = [("y", shape, target)] if straight else []
-    columns_out = [("y_t", (columns, count), target)] if turned else []
-    order = [*rows_out, *made_scale, *columns_out] if straight else [*columns_out, *made_scale]
-    written, values = results.outputs(device, queue, order, outputs)
-    own = scratch.checked(workspace, driver, device, GRID_BYTES)
-    operands.no_overlap(read, [*written, *own])
-    by_name = {name: operand for (name, _, _), operand in zip(order, written, strict=True)}
-    scale, y, y_t = by_name["s_y"] if s_y is None else read[1], by_name.get("y"), by_name.get("y_t")
-    aligned = columns % 16 == 0 and xs.rows_aligned and (y is None or y.rows_aligned)
-    run = 1 if y_t is None else column_run(16, count, y_t.ptr)
+    columns, rows = shape[-1], math.prod(shape[:-1])
+    read, find_scale = {"x": xs}, s_y is None
+    if not find_scale:
+        read["scale"] = operands.whole("s_y", s_y, driver, _SCALES)
+        if read["scale"].array.size != 1:
+            raise ArgumentError("s_y", f"of shape {read['scale'].shape}", "an array of one element")
+    possible: dict[str, Wanted] = {
+        "y": ("y", shape, target),
+        "s_y": ("s_y", (), xs.dtype),
+        "y_t": ("y_t", (columns, rows), target),
+    }
+    made = [name for name in names if name != "s_y" or find_scale]
+    wanted = {"scale" if name == "s_y" else name: possible[name] for name in made}
+    call = Fp8Call(op, given, read, wanted, GRID_BYTES)
+    scale, y_t, straight = call.arrays["scale"].dtype, call.arrays.get("y_t"), "y" in names
+    aligned, run = call.aligned("x", "y"), 1 if y_t is None else column_run(16, rows, y_t.ptr)
 
     def plan() -> Planned:
         defines = (
             ("DRVFUSE_DTYPE", xs.dtype.cxx),
             ("DRVFUSE_OUT_DTYPE", target.cxx),
-            ("DRVFUSE_SCALE_DTYPE", scale.dtype.cxx),
+            ("DRVFUSE_SCALE_DTYPE", scale.cxx),
             ("DRVFUSE_WARPS", Division.warps),
             ("DRVFUSE_RUN", run),
             ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_FIND_SCALE", int(s_y is None)),
+            ("DRVFUSE_FIND_SCALE", int(find_scale)),
             ("DRVFUSE_ROWS_OUT", int(straight)),
-            ("DRVFUSE_COLUMNS_OUT", int(turned)),
+            ("DRVFUSE_COLUMNS_OUT", int(y_t is not None)),
         )
-        early = int(level is PDLLevel.OVERLAP_AT_BEGINNING)
-        return Planned(
-            device,
-            Specialisation("coat", "fp8_division", defines, capability=FP8_CAPABILITY),
-            lambda kernel: Division.grid(count, columns, resident(kernel, device, Division.threads)),
+        return call.planned(
+            "fp8_division",
+            defines,
+            lambda kernel: Division.grid(rows, columns, resident(kernel, call.device, Division.threads)),
             Division.threads,
-            DivisionParams(rows=count, batch_rows=count, columns=columns, early_trigger=early),
-            waits=s_y is None,
-            pdl=level,
+            DivisionParams(rows=rows, batch_rows=rows),
+            waits=find_scale,
         )
 
-    types = xs.dtype, target, scale.dtype, s_y is None, straight, turned
-    ready = device.part(PlanCache).get(("division", count, columns, types, run, aligned, level, planted()), plan).take()
-    parameters = ready.parameters
-    parameters.x, parameters.x_stride, parameters.scale = xs.ptr, xs.stride, scale.ptr
-    parameters.y, parameters.y_t = y.ptr if y is not None else 0, y_t.ptr if y_t is not None else 0
-
-    def bind(space: Workspace) -> None:
-        parameters.scratch = space.params
-
-    turns = DeviceTurns(device)
-    if s_y is None:
-        turns = WorkspaceTurns(device, queue, own[0].array if own else None, GRID_BYTES, bind)
-    found = dict(zip((name for name, _, _ in order), values, strict=True))
-    found.setdefault("s_y", s_y)
-    names = ("y_t", "s_y") if not straight else ("y", "s_y", "y_t") if turned else ("y", "s_y")
-    name = "fp8_division_transpose" if turned else "fp8_division"
-    return on_device(name, turns, queue, tuple(found[name] for name in names), read, written, ready)
+    types = xs.dtype, target, scale, find_scale, straight, y_t is not None
+    ready = call.ready(("division", types, run, aligned), plan)
+    found = {"s_y": s_y, **dict(zip(made, call.values, strict=True))}
+    return call.prepared(ready, tuple(found[name] for name in names), workspace=find_scale)

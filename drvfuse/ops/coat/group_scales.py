@@ -16,7 +16,6 @@ ArgumentError for arguments that do not fit, before any launch.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,17 +25,15 @@ from ...plans.coat_rows import MAX_COLUMNS, RowPlan
 from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
-from ..call import operands, results
-from ..call.faults import planted
+from ..call import operands
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
-from ..call.options import pdl_level as checked_level
-from ..call.planned import PlanCache, Planned, limits, resident
-from ..call.prepared import Prepared, on_device, op
+from ..call.planned import Planned, limits, resident
+from ..call.prepared import Prepared, op
 from ..call.results import Wanted
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
-from ..call.streams import StreamArgument, resolve_stream
-from ..call.turns import DeviceTurns
+from ..call.specialisation import Defines
+from ..call.streams import StreamArgument
+from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import (
     COAT_WARPS,
     Outputs,
@@ -45,12 +42,14 @@ from .quantised import (
     matrix_shape,
     quantised_rows,
     require_columns,
+    row_outputs,
+    weight_type,
 )
 
 R = TypeVar("R")
 
 
-class GroupParams(ctypes.Structure):
+class GroupParams(Fp8Params):
     """`struct GroupParams` of cu/coat/fp8_group_scales.cu."""
 
     _fields_ = (
@@ -83,19 +82,12 @@ def fp8_rmsnorm_pg2pg_forward(
     `fp8_rmsnorm_forward`, bit for bit. y = (x * s_x * rstd) * w in fp32, its groups quantised as this module says.
     `transpose_output_2d` has no effect: there is no transpose. `outputs` is (qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
+    given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    weight = column_weights(driver, w, shape[-1])
-    return _prepare(
-        "fp8_rmsnorm_pg2pg_forward",
-        {"x": xs, "scales": scales, "weight": weight},
-        _norm_outputs(shape, xs.dtype, QB),
-        outputs,
-        (QB, xs.dtype, real("eps", eps, least=0.0)),
-        stream,
-        level,
-        lambda qy, s_y, rstd: (qy, s_y, (w, rstd, COAT_WARPS)),
-    )
+    read = {"x": xs, "scales": scales, **column_weights(driver, shape[-1], {"w": w})}
+    wanted, epsilon = _norm_outputs(shape, xs.dtype, QB), real("eps", eps, least=0.0)
+    call = _call("fp8_rmsnorm_pg2pg_forward", given, read, wanted)
+    return _prepared(call, QB, xs.dtype, epsilon, lambda qy, s_y, rstd: (qy, s_y, (w, rstd, COAT_WARPS)))
 
 
 @op
@@ -115,19 +107,11 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
     N at most 32768. sum and x have the inputs' shape, s_x is [..., ceil(N / QB)]. x and s_x are of the fp32 sum, not of
     the rounded one. `outputs` is (sum, x, s_x).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x1=x1, x2=x2)
-    first, second, shape = _addends(driver, x1, x2, QB)
+    given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2)
+    read, shape = _addends(driver, x1, x2, QB)
     target = dtypes.fp8(fp8type, "fp8type")
-    return _prepare(
-        "fp8_add_Ifp_Ifp_Ofp_Og16",
-        {"a": first, "b": second},
-        _add_outputs(shape, target, QB),
-        outputs,
-        (QB, target, 0.0),
-        stream,
-        level,
-        lambda total, x, s_x: (total, (x, s_x)),
-    )
+    call = _call("fp8_add_Ifp_Ifp_Ofp_Og16", given, read, _add_outputs(shape, target, QB))
+    return _prepared(call, QB, target, 0.0, lambda total, x, s_x: (total, (x, s_x)))
 
 
 @op
@@ -148,28 +132,24 @@ def fp8_add_rmsnorm_pg2pg_forward(
     Bit for bit `fp8_add_Ifp_Ifp_Ofp_Og16(x1, x2, fp8type, QB)` and then `fp8_rmsnorm_pg2pg_forward(x, s_x, w, QB,
     eps)`, whose arguments these are, without reading x again. `outputs` is (sum, x, s_x, qy, s_y, rstd).
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x1=x1, x2=x2, w=w)
-    first, second, shape = _addends(driver, x1, x2, QB)
+    given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2, w=w)
+    read, shape = _addends(driver, x1, x2, QB)
     target = dtypes.fp8(fp8type, "fp8type")
-    weight = column_weights(driver, w, shape[-1])
-    return _prepare(
-        "fp8_add_rmsnorm_pg2pg_forward",
-        {"a": first, "b": second, "weight": weight},
-        _add_outputs(shape, target, QB) | _norm_outputs(shape, target, QB),
-        outputs,
-        (QB, target, real("eps", eps, least=0.0)),
-        stream,
-        level,
-        lambda total, x, s_x, qy, s_y, rstd: (total, (x, s_x), (qy, s_y, (w, rstd, COAT_WARPS))),
-    )
+    read |= column_weights(driver, shape[-1], {"w": w})
+    wanted, epsilon = _add_outputs(shape, target, QB) | _norm_outputs(shape, target, QB), real("eps", eps, least=0.0)
+
+    def result(total: Any, x: Any, s_x: Any, qy: Any, s_y: Any, rstd: Any) -> Any:
+        return total, (x, s_x), (qy, s_y, (w, rstd, COAT_WARPS))
+
+    return _prepared(_call("fp8_add_rmsnorm_pg2pg_forward", given, read, wanted), QB, target, epsilon, result)
 
 
-def _addends(driver: Driver, x1: Any, x2: Any, QB: Any) -> tuple[Operand, Operand, tuple[int, ...]]:
+def _addends(driver: Driver, x1: Any, x2: Any, QB: Any) -> tuple[dict[str, Operand], tuple[int, ...]]:
     group_size(QB)
     first, second = (operands.rows(name, value, driver, ["bfloat16"]) for name, value in (("x1", x1), ("x2", x2)))
     shape = matrix_shape(first)
     operands.require_shape(second, shape, "that of x1")
-    return first, second, shape
+    return {"a": first, "b": second}, shape
 
 
 def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
@@ -183,65 +163,39 @@ def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wa
 
 
 def _norm_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
-    bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
-    rstd = "rstd", (math.prod(shape[:-1]),), f32
-    return {"qy": ("qy", shape, target), "out_scales": ("s_y", _groups(shape, QB), bf16), "rstd": rstd}
+    scales = "s_y", _groups(shape, QB), dtypes.get("bfloat16")
+    return {"qy": ("qy", shape, target), "out_scales": scales, **row_outputs(shape, "rstd")}
 
 
-def _prepare(
-    name: str,
-    inputs: dict[str, Operand],
-    wanted: dict[str, Wanted],
-    given: Any,
-    numbers: tuple[int, DType, float],
-    stream: Any,
-    level: PDLLevel,
-    result: Callable[..., R],
-) -> Prepared[R]:
-    """The call of the op `name`: arrays by the names of the parameters that take them, (QB, FP8 type, epsilon), and
-    what it returns for its outputs."""
-    QB, fp8, epsilon = numbers
-    read = list(inputs.values())
-    first, weight, shape = read[0], inputs.get("weight"), read[0].shape
-    device = operands.one_device(read)
-    require_columns(first, MAX_COLUMNS)
-    queue = resolve_stream(device, stream, first)
-    written, values = results.outputs(device, queue, list(wanted.values()), given)
-    operands.no_overlap(read, written)
-    rows, columns, add = math.prod(shape[:-1]), shape[-1], "a" in inputs
-    wide = [o for o in (*read, *written) if o.shape == shape]  # the scales, weights and rstd are read by the element
-    aligned = columns % 16 == 0 and all(o.rows_aligned for o in wide) and (weight is None or weight.ptr % 16 == 0)
-    weight_type = dtypes.get("bfloat16") if weight is None else weight.dtype
+def _call(name: str, given: Options, read: dict[str, Operand], wanted: dict[str, Wanted]) -> Fp8Call:
+    require_columns(next(iter(read.values())), MAX_COLUMNS)
+    return Fp8Call(name, given, read, wanted)
+
+
+def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callable[..., R]) -> Prepared[R]:
+    """The call with its launch, which returns `result` of its outputs."""
+    add, norm, weight = "a" in call.arrays, "weight" in call.arrays, weight_type(call.arrays)
+    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # scales and rstd are accessed by the element
 
     def plan() -> Planned:
-        plan = RowPlan.of(limits(device), rows, columns, 1 if add else 2)
+        plan = RowPlan.of(limits(call.device), call.rows, call.columns, 1 if add else 2)
         defines: Defines = (
             ("DRVFUSE_DTYPE", fp8.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight_type.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_ADD", int(add)),
-            ("DRVFUSE_NORM", int(weight is not None)),
+            ("DRVFUSE_NORM", int(norm)),
             ("DRVFUSE_ALIGNED", int(aligned)),
             *plan.defines,
         )
-        return Planned(
-            device,
-            Specialisation("coat", "fp8_group_scales", defines, capability=FP8_CAPABILITY),
-            lambda kernel: plan.grid(rows, resident(kernel, device, plan.threads)),
+        return call.planned(
+            "fp8_group_scales",
+            defines,
+            lambda kernel: plan.grid(call.rows, resident(kernel, call.device, plan.threads)),
             plan.threads,
-            GroupParams(rows=rows, columns=columns, early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING)),
-            pdl=level,
+            GroupParams(rows=call.rows),
         )
 
-    key = ("groups", name, rows, columns, QB, fp8, weight_type, aligned, level, planted())
-    ready = device.part(PlanCache).get(key, plan).take()
-    parameters = ready.parameters
-    for field, operand in (*inputs.items(), *zip(wanted, written, strict=True)):
-        setattr(parameters, field, operand.ptr)
-        if field in _STRIDES and operand in read:
-            setattr(parameters, _STRIDES[field], operand.stride)
-    parameters.epsilon = epsilon
-    return on_device(name, DeviceTurns(device), queue, result(*values), read, written, ready)
-
-
-_STRIDES = {"a": "a_stride", "b": "b_stride", "x": "x_stride", "scales": "scale_stride"}
+    ready = call.ready(("groups", add, norm, QB, fp8, weight, aligned), plan)
+    ready.parameters.epsilon = epsilon
+    return call.prepared(ready, result(*call.values), workspace=False)

@@ -9,35 +9,38 @@ rows of every length, powers of two or not, are right.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ... import dtypes
-from ...errors import ArgumentError, Unsupported
+from ...errors import Unsupported
 from ...plans.coat_rows import MAX_COLUMNS, LayerNormTiles, RowPlan, column_run
 from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
-from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
-from ..call import operands, results, scratch
-from ..call.faults import planted
-from ..call.operands import Operand
+from ..call import operands
 from ..call.options import PDLLevel, real
-from ..call.options import pdl_level as checked_level
-from ..call.planned import PlanCache, Planned, limits, resident
-from ..call.prepared import Prepared, on_device, op
-from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Specialisation
-from ..call.streams import StreamArgument, resolve_stream
-from ..call.turns import WorkspaceTurns
-from .quantised import COAT_WARPS, WEIGHTS, Outputs, quantised_rows, require_columns, transposed_shape
-from .rmsnorm_backward import Gradients, Inputs, gradient, gradient_operands, named, row_values
+from ..call.planned import Planned, limits, resident
+from ..call.prepared import Prepared, op
+from ..call.scratch import ScratchParams
+from ..call.streams import StreamArgument
+from .fp8_call import Fp8Call, Fp8Params, Options
+from .quantised import (
+    COAT_WARPS,
+    Outputs,
+    column_weights,
+    quantised_outputs,
+    quantised_rows,
+    require_columns,
+    row_outputs,
+    transposed_shape,
+    weight_type,
+)
+from .rmsnorm_backward import Gradients, gradient
 
 R = TypeVar("R")
 
 
-class LayerNormParams(ctypes.Structure):
+class LayerNormParams(Fp8Params):
     """`struct LayerNormParams` of cu/coat/fp8_layernorm_forward.cu."""
 
     _fields_ = (
@@ -80,16 +83,8 @@ def fp8_layernorm_param_forward(
     """
     return _forward(
         "fp8_layernorm_param_forward",
-        x,
-        s_x,
-        (w, b),
-        QB,
-        eps,
-        transpose_output_2d,
-        outputs,
-        workspace,
-        stream,
-        pdl_level,
+        Options.of(outputs, stream, pdl_level, workspace),
+        *(x, s_x, {"w": w, "b": b}, QB, eps, transpose_output_2d),
         lambda qy, s_y, qy_t, mean, rstd: (qy, s_y, qy_t, (w, b, mean, rstd, COAT_WARPS)),
     )
 
@@ -110,16 +105,8 @@ def fp8_layernorm_noparam_forward(
     """`(qy, s_y, qy_t, (mean, rstd, num_warps))`: `fp8_layernorm_param_forward` without w and b."""
     return _forward(
         "fp8_layernorm_noparam_forward",
-        x,
-        s_x,
-        None,
-        QB,
-        eps,
-        transpose_output_2d,
-        outputs,
-        workspace,
-        stream,
-        pdl_level,
+        Options.of(outputs, stream, pdl_level, workspace),
+        *(x, s_x, {}, QB, eps, transpose_output_2d),
         lambda qy, s_y, qy_t, mean, rstd: (qy, s_y, qy_t, (mean, rstd, COAT_WARPS)),
     )
 
@@ -151,9 +138,9 @@ def fp8_layernorm_param_backward(
 
     `outputs` is (dx, dw, db). `workspace` needs `fp8_workspace_bytes(2 * N)`. Time-outs as of `fp8_rmsnorm_backward`.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **named(g), w=w, b=b, m=m, v=v)
-    inputs, name = _gradient_inputs(driver, x, s_x, g, QB, (w, b), m, v), "fp8_layernorm_param_backward"
-    return gradient(name, inputs, QB, outputs, workspace, stream, level, lambda dx, dw, db: (dx, dw, db))
+    given, affine, saved = Options.of(outputs, stream, pdl_level, workspace), {"w": w, "b": b}, {"m": m, "v": v}
+    name = "fp8_layernorm_param_backward"
+    return gradient(name, given, x, s_x, g, QB, affine, saved, lambda dx, dw, db: (dx, dw, db))
 
 
 @op
@@ -177,109 +164,55 @@ def fp8_layernorm_noparam_backward(
     """
     if stochastic:
         raise Unsupported("stochastic=True: the gradient is bfloat16, rounded to nearest; pass False")
-    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **named(g), m=m, v=v)
-    inputs, name = _gradient_inputs(driver, x, s_x, g, QB, None, m, v), "fp8_layernorm_noparam_backward"
-    return gradient(name, inputs, QB, outputs, None, stream, level, lambda dx: dx)
-
-
-def _gradient_inputs(
-    driver: Driver, x: Any, s_x: Any, g: Any, QB: Any, affine: tuple[Any, Any] | None, m: Any, v: Any
-) -> Inputs:
-    xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    gradients = gradient_operands(driver, g, shape)
-    affines = _affine(driver, affine, shape[-1])
-    mean, rstd = (row_values(name, value, driver, shape) for name, value in (("m", m), ("v", v)))
-    return Inputs(xs, scales, gradients, affines[0] if affines else None, rstd, mean)
+    given, name = Options.of(outputs, stream, pdl_level), "fp8_layernorm_noparam_backward"
+    return gradient(name, given, x, s_x, g, QB, {}, {"m": m, "v": v}, lambda dx: dx)
 
 
 def _forward(
     name: str,
+    given: Options,
     x: Any,
     s_x: Any,
-    affine: tuple[Any, Any] | None,
+    affine: dict[str, Any],
     QB: Any,
     eps: Any,
     transpose_output_2d: Any,
-    outputs: Any,
-    workspace: Any,
-    stream: Any,
-    pdl_level: Any,
     result: Callable[..., R],
 ) -> Prepared[R]:
-    given = {} if affine is None else dict(zip("wb", affine, strict=True))
-    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, **given)
+    """The call of the op `name`, with w and b in `affine` or nothing, which returns `result` of its outputs."""
+    driver = operands.driver_of(x=x, s_x=s_x, **affine)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
-    columns, count = shape[-1], math.prod(shape[:-1])
-    affines = _affine(driver, affine, columns)
+    weights = column_weights(driver, shape[-1], affine)
     epsilon = real("eps", eps, least=0.0)
     turned, batch_rows = transposed_shape(shape, transpose_output_2d)
-    read = [xs, scales, *affines]
-    device = operands.one_device(read)
-    queue = resolve_stream(device, stream, xs)
-    bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
-    wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype)]
-    wanted += [("mean", (count,), f32), ("rstd", (count,), f32)]
-    written, values = results.outputs(device, queue, wanted, outputs)
-    qy, s_y, qy_t, mean, rstd = written
-    own = scratch.checked(workspace, driver, device, GRID_BYTES)
-    operands.no_overlap(read, [*written, *own])
-    aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and all(o.ptr % 16 == 0 for o in affines)
-    weight_type, address = affines[0].dtype if affines else bf16, qy_t.ptr % 16  # of which runs are multiples
+    wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
+    call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, GRID_BYTES)
+    rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
+    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # of which runs are multiples
 
     def plan() -> Planned:
-        plan, tiles = RowPlan.of(limits(device), count, columns, 2), LayerNormTiles.of(count * columns)
+        plan, tiles = RowPlan.of(limits(call.device), rows, columns, 2), LayerNormTiles.of(rows * columns)
         defines = (
             ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight_type.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
             ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_PARAMETERS", int(bool(affines))),
+            ("DRVFUSE_PARAMETERS", int(bool(weights))),
             ("DRVFUSE_ALIGNED", int(aligned)),
             ("DRVFUSE_RUN", column_run(tiles.rows, batch_rows, address)),
             ("DRVFUSE_TILE_ROWS", tiles.rows),
             ("DRVFUSE_ROW_LANES", tiles.lanes),
             *plan.defines,
         )
-        template = LayerNormParams(
-            rows=count,
-            batch_rows=max(batch_rows, 1),
-            columns=columns,
-            early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
-        )
-        return Planned(
-            device,
-            Specialisation("coat", "fp8_layernorm_forward", defines, capability=FP8_CAPABILITY),
-            lambda kernel: tiles.grid(plan, count, columns, resident(kernel, device, plan.threads)),
+        return call.planned(
+            "fp8_layernorm_forward",
+            defines,
+            lambda kernel: tiles.grid(plan, rows, columns, resident(kernel, call.device, plan.threads)),
             plan.threads,
-            template,
+            LayerNormParams(rows=rows, batch_rows=max(batch_rows, 1)),
             waits=True,
-            pdl=level,
         )
 
-    types = xs.dtype, weight_type, QB, bool(affines), aligned
-    key = ("layernorm", count, columns, batch_rows, types, address, level, planted())
-    ready = device.part(PlanCache).get(key, plan).take()
-    parameters = ready.parameters
-    parameters.x, parameters.scales = xs.ptr, scales.ptr
-    parameters.x_stride, parameters.scale_stride = xs.stride, scales.stride
-    parameters.weight, parameters.bias = (operand.ptr for operand in affines) if affines else (0, 0)
-    parameters.qy, parameters.qy_t, parameters.scale = qy.ptr, qy_t.ptr, s_y.ptr
-    parameters.mean, parameters.rstd, parameters.epsilon = mean.ptr, rstd.ptr, epsilon
-
-    def bind(space: Workspace) -> None:
-        parameters.scratch = space.params
-
-    turns = WorkspaceTurns(device, queue, own[0].array if own else None, GRID_BYTES, bind)
-    return on_device(name, turns, queue, result(*values), read, written, ready)
-
-
-def _affine(driver: Driver, affine: tuple[Any, Any] | None, columns: int) -> list[Operand]:
-    """w and b, checked, or neither."""
-    if affine is None:
-        return []
-    weight, bias = (operands.whole(name, value, driver, WEIGHTS) for name, value in zip("wb", affine, strict=True))
-    for operand in (weight, bias):
-        operands.require_shape(operand, (columns,), "one for each column of x")
-    if bias.dtype is not weight.dtype:
-        raise ArgumentError("b.dtype", str(bias.dtype), f"{weight.dtype}, as that of w")
-    return [weight, bias]
+    ready = call.ready(("layernorm", batch_rows, xs.dtype, weight, QB, bool(weights), aligned, address), plan)
+    ready.parameters.epsilon = epsilon
+    return call.prepared(ready, result(*call.values), workspace=True)

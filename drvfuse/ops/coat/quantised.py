@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes
+from ...dtypes import DType
 from ...errors import ArgumentError
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands
 from ..call.operands import Operand
+from ..call.results import Wanted
 
 Outputs = Sequence[ArrayLike] | None
 WEIGHTS = ("bfloat16", "float32")
@@ -49,11 +51,20 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
     return xs, scales, shape
 
 
-def column_weights(driver: Driver, w: Any, columns: int) -> Operand:
-    """w, one for each column of what is normalised."""
-    weight = operands.whole("w", w, driver, WEIGHTS)
-    operands.require_shape(weight, (columns,), "one for each column of x")
-    return weight
+def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> dict[str, Operand]:
+    """w, or w and b of one dtype, as far as given: one for each column, by the parameters that take them."""
+    fields = {"w": "weight", "b": "bias"}
+    found = {fields[name]: operands.whole(name, value, driver, WEIGHTS) for name, value in given.items()}
+    for operand in found.values():
+        operands.require_shape(operand, (columns,), "one for each column of x")
+        if operand.dtype is not found["weight"].dtype:
+            raise ArgumentError("b.dtype", str(operand.dtype), f"{found['weight'].dtype}, as that of w")
+    return found
+
+
+def weight_type(read: Mapping[str, Operand]) -> DType:
+    """The dtype of the weights, or what kernels without weights are compiled with."""
+    return read["weight"].dtype if "weight" in read else dtypes.get("bfloat16")
 
 
 def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[tuple[int, ...], int]:
@@ -64,6 +75,17 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
     if len(shape) == 3 and not transpose_output_2d:
         return (shape[0], columns, shape[1]), shape[1]
     return (columns, count), count
+
+
+def quantised_outputs(shape: tuple[int, ...], fp8: DType, turned: tuple[int, ...]) -> dict[str, Wanted]:
+    """A quantised tensor, its scale and its transpose, by the parameters that take them."""
+    return {"qy": ("qy", shape, fp8), "scale": ("s_y", (), dtypes.get("bfloat16")), "qy_t": ("qy_t", turned, fp8)}
+
+
+def row_outputs(shape: tuple[int, ...], *names: str) -> dict[str, Wanted]:
+    """A float32 number for each row, under each of these names."""
+    rows = (math.prod(shape[:-1]),)
+    return {name: (name, rows, dtypes.get("float32")) for name in names}
 
 
 def require_columns(x: Operand, most: int) -> None:

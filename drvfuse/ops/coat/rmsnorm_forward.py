@@ -9,28 +9,34 @@ of wider arrays. The rounding rules are those of `drvfuse.reference.coat_rmsnorm
 from __future__ import annotations
 
 import ctypes
-import math
 
-from ... import dtypes
 from ...plans.coat_forward import MAX_COLUMNS, forward_plan
 from ...plans.coat_rows import column_run
 from ...plans.scratch import WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
-from ..call import operands, results, scratch
-from ..call.faults import planted
+from ..call import operands
 from ..call.options import PDLLevel, real
-from ..call.options import pdl_level as checked_level
-from ..call.planned import PlanCache, Planned, limits
-from ..call.prepared import Prepared, on_device, op
-from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
-from ..call.streams import StreamArgument, resolve_stream
-from ..call.turns import WorkspaceTurns
-from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, transposed_shape
+from ..call.planned import Planned, limits
+from ..call.prepared import Prepared, op
+from ..call.scratch import ScratchParams
+from ..call.specialisation import Defines
+from ..call.streams import StreamArgument
+from .fp8_call import Fp8Call, Fp8Params, Options
+from .quantised import (
+    COAT_WARPS,
+    Outputs,
+    column_weights,
+    quantised_outputs,
+    quantised_rows,
+    require_columns,
+    row_outputs,
+    transposed_shape,
+    weight_type,
+)
 
 
-class ForwardParams(ctypes.Structure):
+class ForwardParams(Fp8Params):
     """`struct ForwardParams` of cu/coat/forward.cuh."""
 
     _fields_ = (
@@ -75,61 +81,40 @@ def fp8_rmsnorm_forward(
     Waits between blocks are bounded by `spin_timeout`: then the outputs are undefined, and the next call with that
     workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit, before any launch.
     """
-    level, driver = checked_level(pdl_level), operands.driver_of(x=x, s_x=s_x, w=w)
+    given, driver = Options.of(outputs, stream, pdl_level, workspace), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
-    weight = column_weights(driver, w, shape[-1])
+    weights = column_weights(driver, shape[-1], {"w": w})
     epsilon = real("eps", eps, least=0.0)
-    read = [xs, scales, weight]
     turned, batch_rows = transposed_shape(shape, transpose_output_2d)
-    device = operands.one_device(read)
     require_columns(xs, MAX_COLUMNS)
-    columns, count = shape[-1], math.prod(shape[:-1])
-    queue = resolve_stream(device, stream, xs)
-    bf16, f32 = dtypes.get("bfloat16"), dtypes.get("float32")
-    wanted = [("qy", shape, xs.dtype), ("s_y", (), bf16), ("qy_t", turned, xs.dtype), ("rstd", (count,), f32)]
-    written, values = results.outputs(device, queue, wanted, outputs)
-    qy, s_y, qy_t, rstd = written
-    own = scratch.checked(workspace, driver, device, WORDS_BYTES)
-    operands.no_overlap(read, [*written, *own])
-    aligned = columns % 16 == 0 and xs.rows_aligned and qy.rows_aligned and weight.ptr % 16 == 0
-    types, address = (xs.dtype, weight.dtype, QB, aligned), qy_t.ptr % 16  # of which runs are multiples
+    read = {"x": xs, "scales": scales, **weights}
+    wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "rstd")
+    call = Fp8Call("fp8_rmsnorm_forward", given, read, wanted, WORDS_BYTES)
+    aligned = call.aligned("x", "qy", "weight")
+    address = call.arrays["qy_t"].ptr % 16  # of which runs are multiples
 
     def plan() -> Planned:
-        plan = forward_plan(limits(device), count, columns, QB)
+        plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
         defines: Defines = (
             ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight.dtype.cxx),
+            ("DRVFUSE_WEIGHT_DTYPE", weight_type(read).cxx),
             ("DRVFUSE_GROUP", QB),
             ("DRVFUSE_ALIGNED", int(aligned)),
             *plan.defines(aligned),
             ("DRVFUSE_RUN", column_run(plan.tile_rows, batch_rows, address)),
         )
         template = ForwardParams(
-            rows=count,
+            rows=call.rows,
             batch_rows=max(batch_rows, 1),
-            columns=columns,
             groups=plan.groups,
             longer=plan.longer,
             part_columns=plan.part_columns,
             resident_columns=plan.resident_columns,
             chunk_rows=plan.chunk_rows,
-            early_trigger=int(level is PDLLevel.OVERLAP_AT_BEGINNING),
         )
-        spec = Specialisation("coat", plan.kernel, defines, capability=FP8_CAPABILITY)
-        smem = plan.shared_bytes
-        return Planned(device, spec, plan.grid, plan.threads, template, smem=smem, waits=True, pdl=level)
+        return call.planned(plan.kernel, defines, plan.grid, plan.threads, template, smem=plan.shared_bytes, waits=True)
 
-    key = ("rmsnorm_forward", count, columns, batch_rows, types, address, level, planted())
-    ready = device.part(PlanCache).get(key, plan).take()
-    parameters = ready.parameters
-    parameters.x, parameters.scales, parameters.weight = xs.ptr, scales.ptr, weight.ptr
-    parameters.x_stride, parameters.scale_stride = xs.stride, scales.stride
-    parameters.qy, parameters.qy_t, parameters.scale, parameters.rstd = qy.ptr, qy_t.ptr, s_y.ptr, rstd.ptr
-    parameters.epsilon = epsilon
-
-    def bind(space: Workspace) -> None:
-        parameters.scratch = space.params
-
-    turns = WorkspaceTurns(device, queue, own[0].array if own else None, WORDS_BYTES, bind)
-    result = values[0], values[1], values[2], (w, values[3], COAT_WARPS)
-    return on_device("fp8_rmsnorm_forward", turns, queue, result, read, written, ready)
+    ready = call.ready(("rmsnorm_forward", batch_rows, xs.dtype, weight_type(read), QB, aligned, address), plan)
+    ready.parameters.epsilon = epsilon
+    qy, s_y, qy_t, rstd = call.values
+    return call.prepared(ready, (qy, s_y, qy_t, (w, rstd, COAT_WARPS)), workspace=True)

@@ -9,8 +9,7 @@ import numpy as np
 
 import drvfuse as df
 from drvfuse import dtypes
-from drvfuse.reference import coat_rmsnorm
-from drvfuse.reference.coat_rmsnorm import bits
+from drvfuse.reference import bits, coat_rmsnorm
 
 BF16 = dtypes.get("bfloat16").numpy
 GUARD = 0xA5

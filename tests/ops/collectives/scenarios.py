@@ -18,7 +18,7 @@ import drvfuse as df
 from drvfuse import config, dtypes, reference
 from drvfuse.comm import workspace
 from drvfuse.errors import DriverError
-from drvfuse.runtime.memory import PinnedBuffer
+from drvfuse.runtime.pinned import PinnedBuffer
 
 BF16 = dtypes.get("bfloat16").numpy
 GARBAGE = np.full(2, 0xA5, np.uint8).view(BF16)[0]

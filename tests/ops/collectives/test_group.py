@@ -16,7 +16,7 @@ import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError, Unsupported
 from drvfuse.runtime import calls
-from drvfuse.runtime.memory import PinnedBuffer
+from drvfuse.runtime.pinned import PinnedBuffer
 
 
 @pytest.mark.gpus(3)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every FP8 op does once its inputs are checked: results, workspace, plan, parameters and the launch."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ...runtime.kernel import Kernel
+from ..call import operands, options, results, scratch
+from ..call.faults import planted
+from ..call.operands import Operand
+from ..call.options import PDLLevel
+from ..call.planned import PlanCache, Planned, Ready
+from ..call.prepared import Prepared, on_device
+from ..call.results import Wanted
+from ..call.scratch import Workspace
+from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation
+from ..call.streams import resolve_stream
+from ..call.turns import DeviceTurns, WorkspaceTurns
+
+R = TypeVar("R")
+_STRIDES = {"x": "x_stride", "scales": "scale_stride", "a": "a_stride", "b": "b_stride"}
+
+
+class Fp8Params(ctypes.Structure):
+    """Parameters of a kernel. An array's address is in the field of its name, a row's stride in that of `_STRIDES`."""
+
+    def bind(self, space: Workspace) -> None:
+        """Write the workspace."""
+        self.scratch = space.params
+
+
+class Options(NamedTuple):
+    """What ops take by keyword."""
+
+    outputs: Any
+    stream: Any
+    level: PDLLevel
+    workspace: Any
+
+    @classmethod
+    def of(cls, outputs: Any, stream: Any, pdl_level: Any, workspace: Any = None) -> Options:
+        """ArgumentError for a wrong `pdl_level`; the others are checked with the arrays of the call."""
+        return cls(outputs, stream, options.pdl_level(pdl_level), workspace)
+
+
+class Fp8Call:
+    """A call of the op `name` for a matrix of `rows` and `columns`, its arrays by the fields of the parameters.
+
+    `read` are inputs, the matrix first, and `others` further ones that the op itself writes to the parameters.
+    `wanted` are the results; `values` are what the caller gets for them. `own` is the workspace that he brought.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        given: Options,
+        read: Mapping[str, Operand],
+        wanted: Mapping[str, Wanted],
+        workspace_bytes: int = 0,
+        others: Sequence[Operand] = (),
+    ) -> None:
+        self.name, self.level = name, given.level
+        self._strides = {_STRIDES[field]: operand for field, operand in read.items() if field in _STRIDES}
+        self._read = [*read.values(), *others]
+        x = self._read[0]
+        self.rows, self.columns = math.prod(x.shape[:-1]), x.shape[-1]
+        self.device = operands.one_device(self._read)
+        self._queue = resolve_stream(self.device, given.stream, x)
+        self._written, self.values = results.outputs(self.device, self._queue, list(wanted.values()), given.outputs)
+        self._workspace_bytes = workspace_bytes
+        self.own = scratch.checked(given.workspace, self.device.driver, self.device, workspace_bytes)
+        operands.no_overlap(self._read, [*self._written, *self.own])
+        self.arrays = {**read, **dict(zip(wanted, self._written, strict=True))}
+
+    def aligned(self, *fields: str) -> bool:
+        """Whether the rows of all these arrays, of those that the call has, begin and end at multiples of 16 bytes."""
+        return self.columns % 16 == 0 and all(self.arrays[one].rows_aligned for one in fields if one in self.arrays)
+
+    def planned(
+        self,
+        kernel: str,
+        defines: Defines,
+        grid: Callable[[Kernel], int] | int,
+        threads: int,
+        template: ctypes.Structure,
+        *,
+        smem: int = 0,
+        waits: bool = False,
+    ) -> Planned:
+        """`Planned` of the file and kernel of that name. Columns and early triggers are written to the template."""
+        template.columns = self.columns
+        template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
+        spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)
+        return Planned(self.device, spec, grid, threads, template, smem=smem, waits=waits, pdl=self.level)
+
+    def ready(self, key: tuple[Hashable, ...], plan: Callable[[], Planned]) -> Ready:
+        """A launch of the plan for `key` and the size of the matrix, with the addresses and strides of the arrays."""
+        key = (*key, self.rows, self.columns, self.level, planted())
+        ready = self.device.part(PlanCache).get(key, plan).take()
+        for field, operand in self.arrays.items():
+            setattr(ready.parameters, field, operand.ptr)
+        for field, operand in self._strides.items():
+            setattr(ready.parameters, field, operand.stride)
+        return ready
+
+    def prepared(self, ready: Ready, result: R, *, workspace: bool) -> Prepared[R]:
+        """The call that launches it; with a workspace, which is the caller's or the one of the stream."""
+        turns = DeviceTurns(self.device)
+        if workspace:
+            own = self.own[0].array if self.own else None
+            turns = WorkspaceTurns(self.device, self._queue, own, self._workspace_bytes, ready.parameters.bind)
+        return on_device(self.name, turns, self._queue, result, self._read, self._written, ready)
