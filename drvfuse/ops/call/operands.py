@@ -151,7 +151,11 @@ def of_ranks(
     values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
     found = []
     for rank, name, item in zip(ranks, names, values, strict=True):
-        operand = whole(name, item, driver, None, writable)
+        if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
+            item.require_open()
+            operand = Operand(name, item, item.shape, 1, item.stream, False)
+        else:
+            operand = whole(name, item, driver, None, writable)
         array = operand.array
         if operand.ptr % alignment and array.size:
             raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")

@@ -49,7 +49,12 @@ class Direct:
     """One kernel a rank; the kernels meet on the device, in any order of launch."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
-        self.launches = [[launch] for launch in launches]
+        self._launches = launches
+
+    @property
+    def launches(self) -> Sequence[Sequence[Launch]]:
+        """One of each local rank."""
+        return [[launch] for launch in self._launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
@@ -64,11 +69,11 @@ class Direct:
             )
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
-        for (launch,), stream in zip(self.launches, streams, strict=True):
+        for launch, stream in zip(self._launches, streams, strict=True):
             launch(stream)
 
     def launch_one(self, position: int, stream: Stream) -> None:
-        self.launches[position][0](stream)
+        self._launches[position](stream)
 
 
 class Replaceable(Protocol):

@@ -117,7 +117,7 @@ def allreduce(
         read = [[*of_rank, *more] for of_rank, more in zip(read, bound.operands, strict=True)]
     return Prepared(
         "allreduce",
-        group.part(GroupTurns),
+        GroupTurns(group),
         values[0] if operands.is_bare(group, inputs) else values,
         read,
         [[operand] for operand in written],

@@ -167,7 +167,7 @@ def allreduce_rmsnorm_fp8(
         moved = call.traffic
     return Prepared(
         "allreduce_rmsnorm_fp8",
-        group.part(GroupTurns),
+        GroupTurns(group),
         NormResult(returned["outputs"], returned.get("scales"), returned.get("residual_outputs")),
         list(map(list, zip(sources, weights, added) if added else zip(sources, weights))),
         list(map(list, zip(*written.values()))),
