@@ -79,6 +79,7 @@ def whole(
     name: str, value: Any, driver: Driver, dtypes: Sequence[str] | None = None, writable: bool = False
 ) -> Operand:
     """A C-contiguous input or output of one of `dtypes`."""
+    producer: Stream | None
     if isinstance(value, Array) and value.device.driver is driver:
         value.require_open()
         array, producer = value, value.stream

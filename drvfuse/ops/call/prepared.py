@@ -49,12 +49,7 @@ class Direct:
     """One kernel a rank; the kernels meet on the device, in any order of launch."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
-        self._launches = launches
-
-    @property
-    def launches(self) -> Sequence[Sequence[Launch]]:
-        """One of each local rank."""
-        return [[launch] for launch in self._launches]
+        self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
@@ -69,11 +64,11 @@ class Direct:
             )
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
-        for launch, stream in zip(self._launches, streams, strict=True):
+        for (launch,), stream in zip(self.launches, streams, strict=True):
             launch(stream)
 
     def launch_one(self, position: int, stream: Stream) -> None:
-        self._launches[position](stream)
+        self.launches[position][0](stream)
 
 
 class Replaceable(Protocol):
@@ -114,8 +109,8 @@ class Prepared(Generic[R]):
         trace: CallTrace | None = None,
     ) -> None:
         """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first, in lists
-        that the call keeps; no schedule means no work. `streams` are those on which it is launched unless told otherwise. `ready` are its launches that
-        another call may have after it."""
+        that the call keeps; no schedule means no work. `streams` are those on which it is launched unless told
+        otherwise. `ready` are its launches that another call may have after it."""
         self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
         self._reads, self._writes = reads, writes

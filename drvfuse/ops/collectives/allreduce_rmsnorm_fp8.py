@@ -169,8 +169,8 @@ def allreduce_rmsnorm_fp8(
         "allreduce_rmsnorm_fp8",
         GroupTurns(group),
         NormResult(returned["outputs"], returned.get("scales"), returned.get("residual_outputs")),
-        list(map(list, zip(sources, weights, added) if added else zip(sources, weights))),
-        list(map(list, zip(*written.values()))),
+        _by_rank(sources, weights, *([added] if added else [])),
+        _by_rank(*written.values()),
         schedule,
         queues,
         ready,
@@ -178,6 +178,10 @@ def allreduce_rmsnorm_fp8(
         traffic=moved,
         trace=traced,
     )
+
+
+def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
+    return list(map(list, zip(*arguments, strict=True)))
 
 
 _WRITTEN = ("residual_outputs", "outputs", "scales")
