@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seeds", type=_positive, default=None, help="schedules of each case (default: 20)")
     check.add_argument("--seed", type=_natural, default=None, help="the first seed; alone, the only one")
     check.add_argument("--only", action="append", metavar="NAME", help="a case or fault, or a pattern; may be repeated")
-    check.add_argument("--jobs", type=_positive, default=None, help="processes (default: one a CPU)")
+    check.add_argument("--jobs", type=_positive, default=None, help="processes (default: one per CPU)")
     check.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
 
     bench = commands.add_parser(

@@ -69,6 +69,12 @@ def kind_of(value: object) -> str:
     return f"{'an' if sounds else 'a'} {name}"
 
 
+def require_kind(argument: str, value: object, kind: type, expected: str) -> None:
+    """Raise ArgumentError unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        raise ArgumentError(argument, kind_of(value), expected)
+
+
 class LaunchError(DrvfuseError):
     """A kernel cannot be launched as asked (grid, block, attribute, concurrent use)."""
 

@@ -57,7 +57,7 @@ class Problem:
 
 
 class Solution(NamedTuple):
-    """`hosts`: one input a rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
+    """`hosts`: one input per rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
     `outputs`: what every rank must get."""
 
     hosts: list[Host]
@@ -192,7 +192,7 @@ def repeated(
     alone: bool | None = None,
     side: bool | None = None,
 ) -> None:
-    """Two calls of 64 KiB a rank on 4 GPUs, with options as drawn by the seed where they are None.
+    """Two calls of 64 KiB per rank on 4 GPUs, with options as drawn by the seed where they are None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.

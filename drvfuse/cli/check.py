@@ -113,7 +113,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         _print(outcomes, verdicts, failures)
         caught = sum(verdict.caught for verdict in verdicts)
         print(
-            f"\n{'FAILED' if failures else 'nothing found'} in {len(outcomes)} schedules; "
+            f"\n{'FAILED' if failures else 'nothing found'} in {len(outcomes)} schedule{'s' * (len(outcomes) != 1)}; "
             f"{caught} of {len(verdicts)} planted faults found; {seconds:.1f} s"
         )
     return 1 if failures else 0

@@ -182,9 +182,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
     driver, gpus, line = choose_driver(arguments.driver, arguments.gpus)
     if not arguments.json:
         print(line)
-        print(
-            f"{arguments.rows} x {arguments.cols} bfloat16 a rank; outputs compared bit for bit with numpy", flush=True
-        )
+        shape = f"{arguments.rows} x {arguments.cols}"
+        print(f"{shape} bfloat16 per rank; outputs compared bit for bit with numpy", flush=True)
     timed = driver == "cuda"
     blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence takes from the rest
     with (

@@ -270,9 +270,9 @@ def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget
     workspace.close()
 
 
-def _integer(argument: str, value: Any, least: int) -> int:
+def _integer(argument: str, value: Any, least: int, expected: str = "") -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ArgumentError(argument, repr(value), f"an integer, at least {least}")
+        raise ArgumentError(argument, repr(value), expected or f"an integer, at least {least}")
     return int(value.__index__())
 
 
@@ -289,7 +289,9 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
         ids = tuple(d.index if isinstance(d, Device) else _integer("devices", d, 0) for d in devices)
     else:
-        ids = tuple(range(_integer("devices", devices, 0)))
+        ids = tuple(
+            range(_integer("devices", devices, 0, f"an integer from 1 to {MAX_RANKS}, or a list of device ids"))
+        )
     if not 1 <= len(ids) <= MAX_RANKS:
         raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):

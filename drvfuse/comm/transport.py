@@ -37,7 +37,7 @@ class LocalTransport:
             device.allow_peers(readers)
 
     def allocate(self, nbytes: int) -> Memory:
-        """`nbytes` a rank: one symmetric buffer where memory is shared, else a buffer a rank that only it reaches."""
+        """`nbytes` per rank: one symmetric buffer where memory is shared, else a buffer of its own for each."""
         if self.shared:
             return Memory([SymmetricBuffer(self.devices, nbytes)])
         buffers: list[SymmetricBuffer] = []

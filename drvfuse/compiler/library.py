@@ -91,15 +91,8 @@ class Library:
         program = ctypes.c_void_p()
         array = ctypes.c_char_p * len(headers)
         texts, called = array(*map(str.encode, headers.values())), array(*map(str.encode, headers))
-        self._call(
-            "nvrtcCreateProgram",
-            ctypes.byref(program),
-            source.encode(),
-            name.encode(),
-            len(headers),
-            texts,
-            called,
-        )
+        made = ctypes.byref(program), source.encode(), name.encode(), len(headers), texts, called
+        self._call("nvrtcCreateProgram", *made)
         try:
             for expression in names:
                 self._call("nvrtcAddNameExpression", program, expression.encode())

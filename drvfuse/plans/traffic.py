@@ -25,7 +25,7 @@ NONE = Traffic(0, 0)
 
 
 def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
-    """The sums of `nbytes` of input a rank: reading every source, and filling the staging area where there is one."""
+    """The sums of `nbytes` of input per rank: reading every source, and filling the staging area where there is one."""
     if algo == "naive":
         return Traffic(ranks * (2 * ranks - 1) * nbytes, ranks * (ranks - 1) * nbytes)
     staging = Traffic(2 * ranks * nbytes if staged else 0, 0)

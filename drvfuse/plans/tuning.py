@@ -28,7 +28,7 @@ FUSED_TWO_STAGE_BYTES = {
 
 
 def allreduce_algorithm(ranks: int, nbytes: int) -> str:
-    """Algorithm for an all-reduce of `nbytes` a rank, where every rank can read its peers' memory."""
+    """Algorithm for an all-reduce of `nbytes` per rank, where every rank can read its peers' memory."""
     return "one_stage" if nbytes <= ALLREDUCE_ONE_STAGE_BYTES.get(ranks, 512 << 10) else "two_stage"
 
 

@@ -8,6 +8,7 @@ What an opcode means is not known here; an unknown one is refused by the transla
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from bisect import bisect_right
@@ -200,12 +201,8 @@ class _Parser:
             self.module.functions[fn.name] = fn
 
     def parameters(self, text: str, start: int) -> tuple[Var, ...]:
-        out = []
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            if part.startswith(".reg"):
-                part = ".param" + part[4:]
-            out.append(self.variable(part, start))
-        return tuple(out)
+        parts = (re.sub(r"^\.reg", ".param", part.strip()) for part in text.split(","))
+        return tuple(self.variable(part, start) for part in parts if part)
 
     def variable(self, text: str, start: int) -> Var:
         m = _VARIABLE.match(_POINTEE.sub("", text.strip()))
@@ -215,9 +212,7 @@ class _Parser:
         spaces = [x for x in mods if x in ("global", "const", "shared", "local", "param")]
         element = TYPE_BYTES[m["type"]] * (int(m["vec"][1]) if m["vec"] else 1)
         dims = re.findall(r"\[\s*(\w*)\s*\]", m["dims"])
-        count = 1
-        for d in dims:
-            count *= int(d, 0) if d else 0
+        count = math.prod(int(d, 0) if d else 0 for d in dims)
         align = int(m["align"] or element)
         var = Var(m["name"], spaces[0] if spaces else "param", m["type"], element * count, align)
         var.extern = "extern" in mods
@@ -404,14 +399,12 @@ class _Parser:
         m = _INSTRUCTION.match(text)
         if m is None:
             raise PtxError(line, text, "unreadable statement")
-        guard = None
         ins = Instruction(m[3], (), None, line, loc, text)
         if m[2]:
             reg = self.operand(m[2], ins)
             if not isinstance(reg, Reg) or reg.type != "pred":
                 raise ins.error(f"guard {m[2]!r} is not a predicate register")
-            guard = (reg, m[1] == "!")
-        ins.guard = guard
+            ins.guard = (reg, m[1] == "!")
         rest = m[4]
         if rest:
             cache = self.operands
@@ -424,11 +417,8 @@ class _Parser:
                     cache[part] = op
                 ops.append(op)
             ins.operands = tuple(ops)
-        base = ins.opcode.split(".", 1)[0]
-        if base == "bra":
-            self._pend(ins, 0)
-        elif base == "brx":
-            self._pend(ins, 1)
+        if ins.base in ("bra", "brx"):
+            self._pend(ins, int(ins.base == "brx"))
         return ins
 
     def _pend(self, ins: Instruction, index: int) -> None:

@@ -70,7 +70,7 @@ def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
 def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
     """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape."""
     if not len(inputs):
-        raise ArgumentError("inputs", "empty", "one array a rank")
+        raise ArgumentError("inputs", "empty", "one array per rank")
     for position, values in enumerate(inputs):
         _require_shape(f"inputs[{position}]", values, np.shape(inputs[0]))
     total = np.zeros(np.shape(inputs[0]), np.float32)
@@ -85,7 +85,7 @@ def allreduce(
     dtype: DTypeLike | None = None,
     epilogue: Callable[[Floats], npt.NDArray[Any]] | None = None,
 ) -> npt.NDArray[Any]:
-    """The sum of one array a rank, in `dtype` (default: the inputs').
+    """The sum of one array per rank, in `dtype` (default: the inputs').
 
     `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
     """

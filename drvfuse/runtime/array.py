@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
-from ..errors import ArgumentError, CaptureError, kind_of
+from ..errors import ArgumentError, CaptureError, kind_of, require_kind
 from .device import Device
 from .lifetime import Owned
 from .pool import Block
@@ -235,6 +235,7 @@ def _integers(shape: ShapeLike) -> tuple[int, ...]:
 
 def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.empty`."""
+    require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
     nbytes = element_count(dimensions) * element.itemsize
@@ -261,6 +262,8 @@ def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None 
     """See `Device.array`."""
     import numpy as np
 
+    if isinstance(values, Array):
+        raise ArgumentError("values", repr(values), "host data; copy a device array with empty(...).copy_from(...)")
     values = np.asarray(values)
     array = empty(device, values.shape, dtypes.get(values.dtype, "values.dtype"), stream)
     array.copy_from(values)
@@ -280,6 +283,7 @@ def view(
 
     `stream` (default: the device's own) is the one whose order its contents follow.
     """
+    require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
     address = operator.index(ptr)

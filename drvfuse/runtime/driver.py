@@ -145,6 +145,7 @@ class Driver(Owner):
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
+        self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
         self.abandoned: list[Any] = []  # what could not be freed safely; it goes with the driver
         self.lost = False  # an error that says that a context is lost was raised

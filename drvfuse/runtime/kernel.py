@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.nvrtc import Image, KernelInfo, compile_source
-from ..errors import ArgumentError, LaunchError, Unsupported, kind_of
+from ..errors import ArgumentError, LaunchError, Unsupported, kind_of, require_kind
 from . import calls
 from .array import Array, mark_used
 from .device import Device
@@ -362,11 +362,12 @@ class Launch:
 
 def _device_of(args: Sequence[object], device: Device | None) -> Device:
     if device is not None:
+        require_kind("device", device, Device, "a drvfuse.Device")
         return device
     for value in args:
         if isinstance(value, Array):
             return value.device
-    raise ArgumentError("device", "None", "given, since no argument is an Array")
+    raise ArgumentError("device", "None", "given, since no argument is a drvfuse Array")
 
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:

@@ -2,8 +2,9 @@
 """Closing and finalizers of objects that own driver handles.
 
 `close()` frees now and is idempotent. A collected object frees its handle too, but nothing happens at interpreter
-exit, in a forked child, or once the driver itself is gone. Finalizers hold the driver weakly: the driver owns devices
-and they own streams, so a strong reference from the finalizer registry would keep an emulated machine for ever.
+exit, in a forked child, or once the driver itself is gone. Finalizers hold the driver weakly and keep what a free needs
+in `Driver.owned`: that may be streams and devices, which hold the driver, so a strong reference from the registry of
+finalizers would keep an emulated machine for ever.
 
 A finalizer makes no driver call: it queues what is to be freed (`retire`). A free can make the driver wait for kernels
 that run, and the collector runs at any time; between the launches of the ranks of one collective that would be for
@@ -92,7 +93,9 @@ class Owned:
 
         `args` must not hold self.
         """
-        self._finalizer = weakref.finalize(self, _collect, weakref.ref(driver), free, args)
+        key = object()
+        driver.owned[key] = free, args
+        self._finalizer = weakref.finalize(self, _collect, weakref.ref(driver), key)
         self._finalizer.atexit = False
 
     @property
@@ -104,9 +107,12 @@ class Owned:
         if self._finalizer is None or (state := self._finalizer.detach()) is None:
             return
         self._closed = True
-        weak, free, args = state[2]
+        weak, key = state[2]
         driver = weak()
-        if driver is not None and not forked() and not driver.closed:
+        if driver is None:
+            return
+        free, args = driver.owned.pop(key)
+        if not forked() and not driver.closed:
             free(driver, *args)
 
     def _check_open(self) -> None:
@@ -120,7 +126,8 @@ class Owned:
         self.close()
 
 
-def _collect(weak: weakref.ref[Driver], free: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _collect(weak: weakref.ref[Driver], key: object) -> None:
     driver = weak()
     if driver is not None and not forked() and not sys.is_finalizing():
+        free, args = driver.owned.pop(key)
         retire(driver, free, *args)

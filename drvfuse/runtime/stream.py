@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Protocol, SupportsInt
 
-from ..errors import ArgumentError, CaptureError, DriverError, kind_of
+from ..errors import ArgumentError, CaptureError, DriverError, kind_of, require_kind
 from .device import Device
 from .driver import Driver
 from .lifetime import Owned, flush
@@ -49,6 +49,7 @@ class Event(Owned):
     """A point in a stream. Created on `device`, which must be the device of every stream that records it."""
 
     def __init__(self, device: Device, *, timing: bool = False) -> None:
+        require_kind("device", device, Device, "a drvfuse.Device")
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuEventCreate(0 if timing else _DISABLE_TIMING))
@@ -92,6 +93,7 @@ class Stream(Owned):
     """Whether this wraps a stream of somebody else, who may destroy it at any time."""
 
     def __init__(self, device: Device, *, priority: int = 0) -> None:
+        require_kind("device", device, Device, "a drvfuse.Device")
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))

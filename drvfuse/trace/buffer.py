@@ -127,18 +127,9 @@ class Trace:
             )
         wanted = blocks * words * layout.WORD_BYTES
         offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
+        launch = self._launches, kernel, blocks, phases, rounds, peers
         found = [
-            Section(
-                self.ranks[position],
-                self._launches,
-                kernel,
-                blocks,
-                phases,
-                rounds,
-                peers,
-                offset,
-                self._arrays[position],
-            )
+            Section(self.ranks[position], *launch, offset, self._arrays[position])
             for position, offset in zip(positions, offsets, strict=True)
         ]
         self._launches += 1

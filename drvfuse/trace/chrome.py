@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records as a Chrome trace: the JSON that chrome://tracing and ui.perfetto.dev open.
 
-One process a rank, one thread a block, both numbered from 1: Perfetto has its own use for 0. The slices of a block
+One process per rank, one thread per block, both numbered from 1: Perfetto has its own use for 0. The slices of a block
 nest: the block, its phases, and in the phase "barrier" the waits for each peer. Times are in microseconds since the
 first entry, rounded to whole nanoseconds as Perfetto does, so that slices that touch do not overlap there.
 """

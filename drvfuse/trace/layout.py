@@ -6,21 +6,8 @@ from __future__ import annotations
 import ctypes
 
 ROLES = (
-    "producer",
-    "stage",
-    "push",
-    "sync",
-    "wait",
-    "barrier",
-    "load",
-    "multiply",
-    "reduce",
-    "store",
-    "gather",
-    "apply_load",
-    "apply_reduce",
-    "apply_store",
-    "finish",
+    *("producer", "stage", "push", "sync", "wait", "barrier", "load", "multiply", "reduce", "store", "gather"),
+    *("apply_load", "apply_reduce", "apply_store", "finish"),
 )
 """Names of `enum class TraceRole`, in its order."""
 

@@ -45,7 +45,7 @@ def show(console: Console, records: Records, clocks: Mapping[int, Clock]) -> Non
 
 def _show_kernel(console: Console, kernel: str, records: Records) -> None:
     launches, blocks = (len(set(records[name].tolist())) for name in ("launch", "block"))
-    title = f"{kernel}: {launches} launch{'es' * (launches > 1)}, {blocks} block{'s' * (blocks > 1)} a rank"
+    title = f"{kernel}: {launches} launch{'es' * (launches > 1)}, {blocks} block{'s' * (blocks > 1)} per rank"
     phases = statistics.phases(records)
     ranks = sorted({phase.rank for phase in phases})
     rows = []
@@ -55,7 +55,7 @@ def _show_kernel(console: Console, kernel: str, records: Records) -> None:
         share = sum(phase.share for phase in of_role.values()) / len(ranks)
         means = [f"{of_role[rank].mean:.2f}" if rank in of_role else "" for rank in ranks]
         rows.append([role, f"{share:.0%}", *means, f"{longest.longest:.2f}", f"r{longest.rank} b{longest.block}"])
-    _table(console, title, ["us a block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
+    _table(console, title, ["us per block", "share", *(f"r{rank}" for rank in ranks), "most", "where"], rows)
     skews = statistics.skews(records)
     over = f", medians of {launches} launches" if launches > 1 else ""
     _table(

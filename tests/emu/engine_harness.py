@@ -104,7 +104,8 @@ class Rig:
                 self.window.view(blob + v.offset, max(len(v.init), 1))[: len(v.init)] = np.frombuffer(v.init, np.uint8)
                 for at, target in v.relocations:
                     self.window.view(blob + v.offset + at, 8).view(np.uint64)[:] = blob + target
-        return self.engine.launch(
+        return EngineLaunch(
+            self.engine,
             module,
             kernel,
             device=device,

@@ -198,3 +198,15 @@ def test_streams_and_events_say_what_they_are(driver: str) -> None:
     assert repr(stream).endswith("of device 0, closed>") and repr(timed).endswith(", with timing, closed>")
     assert repr(Stream.wrap(device, 0)) == "<Stream legacy default of device 0>"
     assert repr(Stream.wrap(device, 2)) == "<Stream per-thread default of device 0>"
+
+
+@pytest.mark.parametrize("wrong", [None, 0, "emu"])
+def test_what_is_no_device(refused, wrong):
+    for call in (Stream, Event, df.check_device):
+        refused(lambda call=call: call(wrong), "device", "must be a drvfuse.Device")
+    refused(lambda: df.view(16, (4,), "float32", wrong), "device", "must be a drvfuse.Device")
+
+
+def test_a_device_array_is_no_host_data(driver, refused):
+    device = df.device(0, driver=driver)
+    refused(lambda: device.array(device.zeros(4, "float32")), "values", "copy_from")

@@ -366,6 +366,21 @@ def test_finalizer_does_not_keep_the_driver() -> None:
     assert weak() is None
 
 
+def test_what_a_free_needs_does_not_keep_the_driver() -> None:
+    import weakref
+
+    class Holder(Owned):
+        def __init__(self, driver: Driver) -> None:
+            self._owns(driver, lambda driver, held: None, driver)
+
+    driver = gate(cuFree=lambda h: (OK,))
+    driver.holder = Holder(driver)  # type: ignore[attr-defined]  # as a group's ranks hold devices
+    weak = weakref.ref(driver)
+    del driver
+    gc.collect()
+    assert weak() is None
+
+
 def test_nothing_happens_at_interpreter_exit() -> None:
     code = """
         import drvfuse as df

@@ -247,7 +247,7 @@ def test_files_of_a_real_trace(group, rng, tmp_path):
 def test_tables_name_phases_ranks_and_who_was_waited_for():
     pytest.importorskip("rich")
     text = summary(SAMPLE, {0: EXACT, 1: Clock(32.0, 1.98, 5.0, 310.0)})
-    assert "kernel: 1 launch, 2 blocks a rank" in text
+    assert "kernel: 1 launch, 2 blocks per rank" in text
     (load,) = [line.split() for line in text.splitlines() if line.strip().startswith("load")]
     assert load == ["load", "36%", "0.54", "0.58", "r0", "b0"]
     assert "0 (SM 7)" in text and "who waited for whom" in text

@@ -9,7 +9,7 @@ the thread's own in global and in shared memory), and `%lane`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -33,6 +33,11 @@ def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "ex
     kinds = tuple(sources.split())
     body = body or f"{opcode} {', '.join(['r', *'xyzw'[: len(kinds)]])};"
     return Form(f"{opcode} {note}".strip(), body, kinds, result, rule)
+
+
+def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") -> Iterator[Form]:
+    """Forms on `count` operands of a kind, with a result of that kind; an opcode's last part is the kind."""
+    return (form(f"{opcode}.{kind}", " ".join([kind] * count), kind, rule=rule) for opcode in opcodes)
 
 
 @functools.cache

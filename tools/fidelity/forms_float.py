@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .forms import Form, form, product
+from .forms import Form, alike, form, product
 
 DIRECTED = (".rn", ".rz", ".rm", ".rp")
+FTZ, SAT, NAN = ("", ".ftz"), ("", ".sat"), ("", ".NaN")
 
 
 def forms() -> Iterator[Form]:
@@ -22,76 +23,41 @@ def forms() -> Iterator[Form]:
 
 
 def _single() -> Iterator[Form]:
-    for op in ("add", "sub", "mul"):
-        for modifiers in product(("", *DIRECTED), ("", ".ftz"), ("", ".sat")):
-            yield form(f"{op}{modifiers}.f32", "f32 f32", "f32")
-    for op in ("fma", "mad"):
-        for modifiers in product(DIRECTED, ("", ".ftz"), ("", ".sat")):
-            yield form(f"{op}{modifiers}.f32", "f32 f32 f32", "f32")
-    for modifiers in product(DIRECTED, ("", ".ftz")):
-        yield form(f"div{modifiers}.f32", "f32 f32", "f32")
-        yield form(f"rcp{modifiers}.f32", "f32", "f32")
-        yield form(f"sqrt{modifiers}.f32", "f32", "f32")
-    for ftz in ("", ".ftz"):
-        for op in ("neg", "abs"):
-            yield form(f"{op}{ftz}.f32", "f32", "f32")
-        for op in ("min", "max"):
-            for nan in ("", ".NaN"):
-                yield form(f"{op}{ftz}{nan}.f32", "f32 f32", "f32")
-        yield form(f"div.approx{ftz}.f32", "f32 f32", "f32", rule="div.approx")
-        yield form(f"div.full{ftz}.f32", "f32 f32", "f32", rule="div.full")
-        for op in ("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"):
-            yield form(f"{op}.approx{ftz}.f32", "f32", "f32", rule=f"{op}.approx")
-    yield form("tanh.approx.f32", "f32", "f32", rule="tanh.approx")
-    for op in ("min", "max"):
-        for nan in ("", ".NaN"):
-            yield form(f"{op}{nan}.xorsign.abs.f32", "f32 f32", "f32")
+    yield from alike(product(("add", "sub", "mul"), ("", *DIRECTED), FTZ, SAT), "f32", 2)
+    yield from alike(product(("fma", "mad"), DIRECTED, FTZ, SAT), "f32", 3)
+    yield from alike(product(("div",), DIRECTED, FTZ), "f32", 2)
+    yield from alike(product(("rcp", "sqrt"), DIRECTED, FTZ), "f32", 1)
+    yield from alike(product(("neg", "abs"), FTZ), "f32", 1)
+    yield from alike(product(("min", "max"), FTZ, NAN), "f32", 2)
+    yield from alike(product(("min", "max"), NAN, (".xorsign.abs",)), "f32", 2)
+    for op in ("div.approx", "div.full"):
+        yield from alike(product((op,), FTZ), "f32", 2, op)
+    for op in ("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos"):
+        yield from alike(product((f"{op}.approx",), FTZ), "f32", 1, f"{op}.approx")
+    yield from alike(("tanh.approx",), "f32", 1, "tanh.approx")
 
 
 def _double() -> Iterator[Form]:
-    for op in ("add", "sub"):
-        for mode in ("", *DIRECTED):
-            yield form(f"{op}{mode}.f64", "f64 f64", "f64", rule="nan")
-    for op in ("mul", "div.rn", "mul.rn"):
-        yield form(f"{op}.f64", "f64 f64", "f64", rule="nan")
-    for op in ("fma.rn", "mad.rn"):
-        yield form(f"{op}.f64", "f64 f64 f64", "f64", rule="nan")
-    for op in ("rcp.rn", "sqrt.rn"):
-        yield form(f"{op}.f64", "f64", "f64", rule="nan")
-    for op in ("neg", "abs"):
-        yield form(f"{op}.f64", "f64", "f64", rule="nan")
-    for op in ("min", "max"):
-        yield form(f"{op}.f64", "f64 f64", "f64", rule="nan")
-    yield form("rcp.approx.ftz.f64", "f64", "f64", rule="gross")
-    yield form("rsqrt.approx.ftz.f64", "f64", "f64", rule="gross")
-    yield form("rsqrt.approx.f64", "f64", "f64", rule="rsqrt.approx.f64")
+    yield from alike(product(("add", "sub"), ("", *DIRECTED)), "f64", 2, "nan")
+    yield from alike(("mul", "div.rn", "mul.rn", "min", "max"), "f64", 2, "nan")
+    yield from alike(("fma.rn", "mad.rn"), "f64", 3, "nan")
+    yield from alike(("rcp.rn", "sqrt.rn", "neg", "abs"), "f64", 1, "nan")
+    yield from alike(("rcp.approx.ftz", "rsqrt.approx.ftz"), "f64", 1, "gross")
+    yield from alike(("rsqrt.approx",), "f64", 1, "rsqrt.approx.f64")
 
 
 def _halves() -> Iterator[Form]:
     for t in ("f16", "f16x2"):
-        for op in ("add", "sub", "mul"):
-            for modifiers in product(("", ".rn"), ("", ".ftz"), ("", ".sat")):
-                yield form(f"{op}{modifiers}.{t}", f"{t} {t}", t)
-        for modifiers in product(("", ".ftz"), ("", ".sat", ".relu")):
-            yield form(f"fma.rn{modifiers}.{t}", f"{t} {t} {t}", t)
-        for ftz in ("", ".ftz"):
-            for op in ("neg", "abs"):
-                yield form(f"{op}{ftz}.{t}", t, t)
-            for op in ("min", "max"):
-                for nan in ("", ".NaN"):
-                    yield form(f"{op}{ftz}{nan}.{t}", f"{t} {t}", t)
-        yield form(f"ex2.approx.{t}", t, t, rule="ex2.half")
-        yield form(f"tanh.approx.{t}", t, t, rule="tanh.half")
+        yield from alike(product(("add", "sub", "mul"), ("", ".rn"), FTZ, SAT), t, 2)
+        yield from alike(product(("fma.rn",), FTZ, ("", ".sat", ".relu")), t, 3)
+        yield from alike(product(("neg", "abs"), FTZ), t, 1)
+        yield from alike(product(("min", "max"), FTZ, NAN), t, 2)
+        yield from alike(("ex2.approx",), t, 1, "ex2.half")
     for t in ("bf16", "bf16x2"):
-        for op in ("add", "sub", "mul"):
-            for mode in ("", ".rn"):
-                yield form(f"{op}{mode}.{t}", f"{t} {t}", t)
-        for relu in ("", ".relu"):
-            yield form(f"fma.rn{relu}.{t}", f"{t} {t} {t}", t)
-        for op in ("neg", "abs"):
-            yield form(f"{op}.{t}", t, t)
-        for op in ("min", "max"):
-            for nan in ("", ".NaN"):
-                yield form(f"{op}{nan}.{t}", f"{t} {t}", t)
-        yield form(f"ex2.approx.ftz.{t}", t, t, rule="ex2.half")
-        yield form(f"tanh.approx.{t}", t, t, rule="tanh.half")
+        yield from alike(product(("add", "sub", "mul"), ("", ".rn")), t, 2)
+        yield from alike(("fma.rn", "fma.rn.relu"), t, 3)
+        yield from alike(("neg", "abs"), t, 1)
+        yield from alike(product(("min", "max"), NAN), t, 2)
+        yield from alike(("ex2.approx.ftz",), t, 1, "ex2.half")
+    for t in ("f16", "f16x2", "bf16", "bf16x2"):
+        yield from alike(("tanh.approx",), t, 1, "tanh.half")

@@ -136,28 +136,14 @@ def _atomics() -> Iterator[Form]:
         yield _atomic(f"atom.{order}.global.add.u32", "%cell", "i32", 2)
     for order in ("relaxed.gpu", "release.sys"):
         yield _atomic(f"red.{order}.global.max.s32", "%cell", "i32", 2)
-    for op in ("atom", "red"):
-        result = "{f, g}, " if op == "atom" else ""
-        body = (
-            f"st.global.v2.f32 [%cell], {{x, y}}; {op}.global.v2.f32.add {result}[%cell], {{z, w}};"
-            " ld.global.b64 r, [%cell];"
-        )
-        yield form(f"{op}.global.v2.f32.add", "f32 f32 f32 f32", "i64", body)
-        for t in ("f16", "bf16"):
-            for verb in ("add", "min", "max"):
-                result = "{h, i}, " if op == "atom" else ""
-                body = (
-                    f"st.global.v2.b16 [%cell], {{x, y}}; {op}.global.v2.{t}.{verb}.noftz {result}[%cell], {{z, w}};"
-                    " ld.global.b32 r, [%cell];"
-                )
-                yield form(f"{op}.global.v2.{t}.{verb}.noftz", " ".join([t] * 4), "i32", body)
-        result = "{t, u}, " if op == "atom" else ""
-        for t in ("f16x2", "bf16x2"):
-            body = (
-                f"st.global.v2.b32 [%cell], {{x, y}}; {op}.global.v2.{t}.add.noftz {result}[%cell], {{z, w}};"
-                " ld.global.b64 r, [%cell];"
-            )
-            yield form(f"{op}.global.v2.{t}.add.noftz", " ".join([t] * 4), "i64", body)
+    vectors = [("f32", "add", "f32", "f, g", 64)]
+    vectors += [(t, f"{verb}.noftz", "b16", "h, i", 32) for t in ("f16", "bf16") for verb in ("add", "min", "max")]
+    vectors += [(t, "add.noftz", "b32", "t, u", 64) for t in ("f16x2", "bf16x2")]
+    for t, verb, stored, olds, n in vectors:
+        for op, result in (("atom", f"{{{olds}}}, "), ("red", "")):
+            opcode = f"{op}.global.v2.{t}.{verb}"
+            body = f"st.global.v2.{stored} [%cell], {{x, y}}; {opcode} {result}[%cell], {{z, w}};"
+            yield form(opcode, " ".join([t] * 4), f"i{n}", f"{body} ld.global.b{n} r, [%cell];")
 
 
 def _addresses() -> Iterator[Form]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,17 +36,27 @@ def answer(form: Form, words: np.ndarray) -> Answer:
 
 def judge(form: Form, stored: Stored | None, words: np.ndarray) -> Verdict:
     """A form's results against the stored ones."""
-    given = answer(form, words)
+    given, columns = answer(form, words), operands.rows(form.sources)
+    verdict, outside = _verdict(form.name, stored, given, tuple(c[: len(words)] for c in columns), form.result)
+    if verdict.status == "stale":
+        return replace(verdict, detail=("the form or its operands are not those that the GPU ran: record again",))
+    return replace(verdict, detail=tuple(_lines(form, columns, given.words, outside))) if outside else verdict
+
+
+def _verdict(
+    name: str, stored: Stored | None, given: Answer, sources: tuple[np.ndarray, ...], kind: str
+) -> tuple[Verdict, Difference | None]:
+    """The verdict, and of one that differs, what is outside the rule's bound: its detail is for the caller to say."""
     if stored is None or stored.source != given.source:
-        return Verdict(form.name, "stale", ("the form or its operands are not those that the GPU ran: record again",))
-    columns = operands.rows(form.sources)
+        return Verdict(name, "stale"), None
     difference = differing(stored, given)
     if difference is None:
-        return Verdict(form.name, "equal")
-    outside = _outside(stored, given, difference, tuple(c[: len(words)] for c in columns), form.result)
+        return Verdict(name, "equal"), None
+    outside = _outside(stored, given, difference, sources, kind)
     if outside is None:
-        return _within(form.name, difference, form.rule)
-    return Verdict(form.name, "differs", tuple(_lines(form, columns, given.words, outside)))
+        within = f"{len(difference.rows)} differ, bound {RULES[given.rule].bound}"
+        return Verdict(name, "within bound", (within,)), None
+    return Verdict(name, "differs"), outside
 
 
 def _outside(
@@ -58,10 +68,6 @@ def _outside(
         return found
     rows = np.flatnonzero(wrong(given.words, stored.words, sources, kind))
     return Difference(tuple(map(int, rows)), tuple(int(stored.words[r]) for r in rows), True) if len(rows) else None
-
-
-def _within(name: str, found: Difference, rule: str) -> Verdict:
-    return Verdict(name, "within bound", (f"{len(found.rows)} differ, bound {RULES[rule].bound}",))
 
 
 def _lines(form: Form, columns: tuple[np.ndarray, ...], words: np.ndarray, found: Difference) -> list[str]:
@@ -84,16 +90,13 @@ def judge_batch(batch: Batch, stored: dict[str, Stored], results: dict[str, np.n
 
 def judge_output(name: str, stored: Stored | None, given: Answer) -> Verdict:
     """An output of one of drvfuse's kernels against the stored one."""
-    if stored is None or stored.source != given.source:
-        return Verdict(name, "stale", ("the call is not the one that the GPU ran: record again",))
-    difference = differing(stored, given)
-    if difference is None:
-        return Verdict(name, "equal")
-    outside = _outside(stored, given, difference, (given.words,), "f32")
+    verdict, outside = _verdict(name, stored, given, (given.words,), "f32")
+    if verdict.status == "stale":
+        return replace(verdict, detail=("the call is not the one that the GPU ran: record again",))
     if outside is None:
-        return _within(name, difference, given.rule)
+        return verdict
     detail = [f"{len(outside.rows)} elements{'' if outside.sure else ' (or fewer, among these)'}"]
     for k, at in enumerate(outside.rows[:SHOWN]):
         gpu = f"{outside.gpu[k]:#x}" if outside.gpu else "?"
         detail.append(f"element {at}: gives {int(given.words[at]):#x}, GPU {gpu}")
-    return Verdict(name, "differs", tuple(detail))
+    return replace(verdict, detail=tuple(detail))

@@ -86,7 +86,6 @@ class Status(IntEnum):
     FAULT = 5  # rt_access has recorded it
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
-    CLUSTER_BARRIER = 8
 
 
 class Barrier(IntEnum):
@@ -204,16 +203,13 @@ class FaultKind(IntEnum):
 class BarrierCount(IntEnum):
     """What is wrong with the operands of a barrier."""
 
-    OTHERS_DIFFER = 0
-    NUMBER = 1
-    THREADS = 2
+    OTHERS_DIFFER, NUMBER, THREADS = range(3)
 
 
 class Endless(IntEnum):
     """What goes on without an end, if it is not a thread's plain accesses."""
 
-    ROUNDS = 0
-    RESUMES = 1
+    ROUNDS, RESUMES = range(2)
 
 
 class MbarrierError(IntEnum):
@@ -265,18 +261,14 @@ class Edge(IntEnum):
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
 RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "rt_access": (
-        "i32",
-        ("ptr", "i64", "i32", "i32", "i32"),
-    ),  # thread, addr, size, flags, site -> 0 ok, else return FAULT
+    # thread, addr, size, flags, site -> 0 ok, else return FAULT
+    "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
     # rt_access for a plain load or store of that size: thread, addr, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_loop": ("i32", ("ptr", "i32")),  # thread, site: LOOP_SLICE rounds were made -> 0 ok, else return FAULT
-    "rt_copy": (
-        "i32",
-        ("ptr", "i64", "i64", "i32", "i32", "i32"),
-    ),  # thread, target, source, size, bytes read, site -> 0 ok, else return FAULT
+    # thread, target, source, size, bytes read, site -> 0 ok, else return FAULT
+    "rt_copy": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
     "rt_copy_commit": ("i32", ("ptr",)),  # likewise
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh

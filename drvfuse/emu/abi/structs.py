@@ -57,7 +57,7 @@ def offset(structure: type[Structure], member: str, index: int = 0) -> int:
     "u64 op_value",
     "u32 op_size",
     "u32 polls",  # words of its Poll in use, and POLL_KNOWN
-    "u64 wake",  # virtual time at which a sleep ends; the cluster barrier phase that was arrived at
+    "u64 wake",  # virtual time at which a sleep ends
 )
 class Thread(Structure):
     """The header of a thread's frame."""
@@ -78,11 +78,11 @@ class Poll(Structure):
 
 
 @layout(
-    "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, cluster, asking",
+    "u32 lanes, live, ready, yielded, warpop, barrier, gdc, sleeping, asking",
     "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` came with one operation and one mask: these
     "u32 gathered",  # of `barrier`: those that wait for the rest of the warp to come there
     "u32 syncs",  # bar.warp.sync that it has completed
-    "u32 pad",
+    "u32 pad[2]",
 )
 class Warp(Structure):
     """One warp of a resident block: masks of lanes."""
@@ -108,15 +108,14 @@ class List(Structure):
 @layout(
     "u64 shared_base",
     "u32 ctaid[3], index, cluster_rank, smid",
-    "u64 cluster_shared_base, cluster_shared_stride",  # rank r's shared memory is at base + r * stride
+    "u64 cluster_shared_base",  # of rank 0; the others' follow
     "RaceBlock* race",
     "u32 reserved[2]",
     "u32 active, live, woken, triggered",
     "Warp* warps",
     "u8* frames",
     "Poll* polls",
-    "Block* leader",  # of the cluster; it holds the cluster barrier
-    "u32 cluster_arrived, cluster_live, cluster_phase, slot",
+    "u32 slot, pad",
     f"Barrier barrier[{BARRIERS}]",
     "u64 owner",  # of delayed stores: a number that no other block has had
     "List pending",  # those that are seen by this block alone

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import Unsupported
 from ..bindings import T
 from ..machine.machine import Machine, default_machine
-from . import (
+from . import (  # noqa: F401  # noqa: F401
     context,
     copy,
     device,
@@ -39,27 +39,6 @@ from . import (
 )
 from .entry import ENTRIES, invoke
 
-__all__ = [
-    "ENTRIES",
-    "EmulatedDriver",
-    "context",
-    "copy",
-    "default_machine",
-    "device",
-    "error",
-    "event",
-    "function",
-    "graph",
-    "launch",
-    "memory",
-    "module",
-    "occupancy",
-    "pointer",
-    "pool",
-    "stream",
-    "vmm",
-]
-
 
 class EmulatedDriver:
     """The functions of one machine as attributes; everything else is cuda.bindings.driver's."""
@@ -70,7 +49,7 @@ class EmulatedDriver:
     def __getattr__(self, name: str) -> Any:
         machine = self.machine
         value = _lookup(name, lambda: machine)
-        self.__dict__[name] = value
+        setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:

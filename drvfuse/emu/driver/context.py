@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..bindings import MAJOR, R, T
+from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context
 from .entry import check, entry, is_enum, number
 from .error import DRIVER_VERSION
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _LIMITS = {
     T.CUlimit.CU_LIMIT_STACK_SIZE: 1024,
@@ -28,8 +26,7 @@ def _context(m: Machine, ctx: Any) -> Context:
     """A context argument, or the current one for 0."""
     if number(ctx) == 0:
         return m.current()
-    found: Context = m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
-    return found
+    return m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
 
 
 def destroy(m: Machine, context: Context) -> None:
@@ -61,35 +58,25 @@ def report_unfinished(m: Machine, context: Context) -> None:
         m.report(Report("context", message, kernels[0], device=context.device.index))
 
 
-def _create(m: Machine, flags: int, dev: Any) -> Any:
+@entry(1, bindings=12)
+def cuCtxCreate(m: Machine, flags: int, dev: Any) -> Any:
     check(0 <= flags < 0x100)
     context = m.add(Context(m.device(dev), flags))
     m.threads.contexts.append(context)
     return T.CUcontext(context.handle)
 
 
-if MAJOR == 12:
+@entry(1, bindings=12)
+def cuCtxCreate_v3(m: Machine, paramsArray: Any, numParams: int, flags: int, dev: Any) -> Any:
+    check(numParams == 0, R.CUDA_ERROR_NOT_SUPPORTED)
+    return cuCtxCreate(m, flags, dev)
 
-    @entry(1)
-    def cuCtxCreate(m: Machine, flags: int, dev: Any) -> Any:
-        return _create(m, flags, dev)
 
-    @entry(1)
-    def cuCtxCreate_v3(m: Machine, paramsArray: Any, numParams: int, flags: int, dev: Any) -> Any:
-        check(numParams == 0, R.CUDA_ERROR_NOT_SUPPORTED)
-        return _create(m, flags, dev)
-
-    @entry(1)
-    def cuCtxCreate_v4(m: Machine, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
-        check(ctxCreateParams is None, R.CUDA_ERROR_NOT_SUPPORTED)
-        return _create(m, flags, dev)
-
-else:
-
-    @entry(1, name="cuCtxCreate")
-    def _cuCtxCreate_13(m: Machine, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
-        check(ctxCreateParams is None, R.CUDA_ERROR_NOT_SUPPORTED)
-        return _create(m, flags, dev)
+@entry(1, bindings=12)
+@entry(1, bindings=13, name="cuCtxCreate")
+def cuCtxCreate_v4(m: Machine, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
+    check(ctxCreateParams is None, R.CUDA_ERROR_NOT_SUPPORTED)
+    return cuCtxCreate(m, flags, dev)
 
 
 @entry()
@@ -106,16 +93,8 @@ def cuCtxDestroy(m: Machine, ctx: Any) -> None:
 @entry()
 def cuCtxSetCurrent(m: Machine, ctx: Any) -> None:
     """Replaces the top of the thread's stack; None pops it."""
-    stack = m.threads.contexts
-    if number(ctx) == 0:
-        if stack:
-            stack.pop()
-        return
-    context = m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
-    if stack:
-        stack[-1] = context
-    else:
-        stack.append(context)
+    top = [m.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if number(ctx) else []
+    m.threads.contexts[-1:] = top
 
 
 @entry(1)

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Stream
 from ..machine.work import Copy, Copy2D, Fill
 from .entry import check, entry, host_address, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 
 def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
@@ -43,18 +41,15 @@ def _copy_async(m: Machine, dst: int, src: int, nbytes: int, stream: Stream, kee
     """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
     _capturable(m, stream, src, dst)
     source = ctypes.string_at(src, nbytes) if _pageable(m, src) else src
-    op = m.enqueue(stream, Copy(stream.context, dst, source, nbytes, keep))
-    if op is not None and _pageable(m, dst):
+    _queue(m, stream, Copy(stream.context, dst, source, nbytes, keep), _pageable(m, dst))
+
+
+def _queue(m: Machine, stream: Stream, command: Copy | Copy2D, wait: bool) -> None:
+    """Queue a copy, and wait for it unless it goes into a graph."""
+    op = m.enqueue(stream, command)
+    if op is not None and wait:
         m.progress.wait([op])
         m.healthy(stream.context)
-
-
-def _copy(m: Machine, dst: int, src: int, nbytes: int, context: Context) -> None:
-    """Copy in the order of the legacy stream, and wait."""
-    op = m.enqueue(context.legacy, Copy(context, dst, src, nbytes))
-    assert op is not None
-    m.progress.wait([op])
-    m.healthy(context)
 
 
 def _sync(m: Machine, dst: int, src: int, nbytes: int, *, dst_device: bool = False, src_device: bool = False) -> None:
@@ -62,7 +57,7 @@ def _sync(m: Machine, dst: int, src: int, nbytes: int, *, dst_device: bool = Fal
     if nbytes:
         _range(m, "writes", dst, nbytes, dst_device, context)
         _range(m, "reads", src, nbytes, src_device, context)
-        _copy(m, dst, src, nbytes, context)
+        _queue(m, context.legacy, Copy(context, dst, src, nbytes), True)
 
 
 def _async(
@@ -144,7 +139,7 @@ def cuMemcpyPeer(m: Machine, dstDevice: Any, dstContext: Any, srcDevice: Any, sr
     context, dst, src = m.current(), number(dstDevice), number(srcDevice)
     _peer(m, dst, dstContext, src, srcContext, ByteCount)
     if ByteCount:
-        _copy(m, dst, src, ByteCount, context)
+        _queue(m, context.legacy, Copy(context, dst, src, ByteCount), True)
 
 
 @entry()
@@ -185,10 +180,7 @@ def cuMemcpy2D(m: Machine, pCopy: Any) -> None:
     context = m.current()
     command = _copy_2d(m, pCopy, context)
     if command is not None:
-        op = m.enqueue(context.legacy, command)
-        assert op is not None
-        m.progress.wait([op])
-        m.healthy(context)
+        _queue(m, context.legacy, command, True)
 
 
 @entry()
@@ -197,10 +189,7 @@ def cuMemcpy2DAsync(m: Machine, pCopy: Any, hStream: Any) -> None:
     command = _copy_2d(m, pCopy, stream.context)
     if command is not None:
         _capturable(m, stream, command.source, command.destination)
-        op = m.enqueue(stream, command)
-        if op is not None and (_pageable(m, command.destination) or _pageable(m, command.source)):
-            m.progress.wait([op])
-            m.healthy(stream.context)
+        _queue(m, stream, command, _pageable(m, command.destination) or _pageable(m, command.source))
 
 
 # Fills --------------------------------------------------------------------------------------------------------------

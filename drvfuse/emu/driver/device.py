@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Pool
 from . import context as contexts
-from .entry import check, entry, is_enum, number, text
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
+from .entry import check, entry, is_enum, number, present, text
 
 _A = T.CUdevice_attribute
 _PREFIX = "CU_DEVICE_ATTRIBUTE_"
 
+_SUPPORTED = (
+    *("GPU_OVERLAP", "CAN_MAP_HOST_MEMORY", "CONCURRENT_KERNELS", "ECC_ENABLED", "UNIFIED_ADDRESSING"),
+    *("STREAM_PRIORITIES_SUPPORTED", "GLOBAL_L1_CACHE_SUPPORTED", "LOCAL_L1_CACHE_SUPPORTED"),
+    *("COMPUTE_PREEMPTION_SUPPORTED", "COOPERATIVE_LAUNCH", "HOST_REGISTER_SUPPORTED"),
+    *("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
+)
 # The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
 _FIXED = {
     "MAX_THREADS_PER_BLOCK": 1024,
@@ -39,23 +42,9 @@ _FIXED = {
     "GLOBAL_MEMORY_BUS_WIDTH": 5120,
     "L2_CACHE_SIZE": 50 << 20,
     "TEXTURE_ALIGNMENT": 512,
-    "GPU_OVERLAP": 1,
     "ASYNC_ENGINE_COUNT": 3,
-    "CAN_MAP_HOST_MEMORY": 1,
-    "CONCURRENT_KERNELS": 1,
-    "ECC_ENABLED": 1,
-    "UNIFIED_ADDRESSING": 1,
-    "STREAM_PRIORITIES_SUPPORTED": 1,
-    "GLOBAL_L1_CACHE_SUPPORTED": 1,
-    "LOCAL_L1_CACHE_SUPPORTED": 1,
-    "COMPUTE_PREEMPTION_SUPPORTED": 1,
-    "COOPERATIVE_LAUNCH": 1,
-    "HOST_REGISTER_SUPPORTED": 1,
-    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
-    "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED": 1,
-    "MEMORY_POOLS_SUPPORTED": 1,
-    "UNIFIED_FUNCTION_POINTERS": 0,
     "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 2,
+    **dict.fromkeys(_SUPPORTED, 1),
 }
 
 
@@ -90,20 +79,12 @@ def cuDeviceGetName(m: Machine, length: int, dev: Any) -> bytes:
     return name.ljust(length, b"\0")
 
 
-def _uuid(m: Machine, dev: Any) -> Any:
+@entry(1, bindings=12, name="cuDeviceGetUuid_v2")
+@entry(1)
+def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
     uuid = T.CUuuid()
     ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([m.device(dev).index]), 16)
     return uuid
-
-
-@entry(1)
-def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
-    return _uuid(m, dev)
-
-
-@entry(1, bindings=12)
-def cuDeviceGetUuid_v2(m: Machine, dev: Any) -> Any:
-    return _uuid(m, dev)
 
 
 @entry(1)
@@ -137,14 +118,9 @@ def cuDeviceGetP2PAttribute(m: Machine, attrib: Any, srcDevice: Any, dstDevice: 
     is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
     source, target = m.device(srcDevice), m.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
-    supported = m.can_reach(source, target)
     kind = T.CUdevice_P2PAttribute
-    known = {
-        kind.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: 0,
-        kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED: int(supported),
-        kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: int(supported),
-    }
-    return known.get(attrib, 0)
+    access = kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    return int(attrib in access and m.can_reach(source, target))
 
 
 @entry(1)
@@ -156,11 +132,8 @@ def cuDeviceGetPCIBusId(m: Machine, length: int, dev: Any) -> bytes:
 @entry(1)
 def cuDeviceGetByPCIBusId(m: Machine, pciBusId: bytes) -> Any:
     asked = text(pciBusId).rstrip("\0").lower()
-    for device in m.devices:
-        full = _bus_id(device.index).lower()
-        if asked in (full, full[5:]):
-            return T.CUdevice(device.index)
-    check(False)
+    names = [_bus_id(device.index).lower() for device in m.devices]
+    return T.CUdevice(present(next((i for i, full in enumerate(names) if asked in (full, full[5:])), None)))
 
 
 def _bus_id(index: int) -> str:
@@ -172,16 +145,12 @@ def _bus_id(index: int) -> str:
 
 @entry(1)
 def cuDeviceGetDefaultMemPool(m: Machine, dev: Any) -> Any:
-    pool = m.device(dev).default_pool
-    assert pool is not None
-    return T.CUmemoryPool(pool.handle)
+    return T.CUmemoryPool(present(m.device(dev).default_pool).handle)
 
 
 @entry(1)
 def cuDeviceGetMemPool(m: Machine, dev: Any) -> Any:
-    pool = m.device(dev).pool
-    assert pool is not None
-    return T.CUmemoryPool(pool.handle)
+    return T.CUmemoryPool(present(m.device(dev).pool).handle)
 
 
 @entry()
@@ -207,11 +176,10 @@ def cuDevicePrimaryCtxRetain(m: Machine, dev: Any) -> Any:
 @entry()
 def cuDevicePrimaryCtxRelease(m: Machine, dev: Any) -> None:
     device = m.device(dev)
-    if device.primary is None:
-        raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
+    primary = present(device.primary, R.CUDA_ERROR_INVALID_CONTEXT)
     device.primary_references -= 1
     if device.primary_references == 0:
-        contexts.destroy(m, device.primary)
+        contexts.destroy(m, primary)
         device.primary = None
 
 
@@ -234,4 +202,4 @@ def cuDevicePrimaryCtxGetState(m: Machine, dev: Any) -> tuple[int, int]:
 def cuDevicePrimaryCtxSetFlags(m: Machine, dev: Any, flags: int) -> None:
     device = m.device(dev)
     check(0 <= number(flags) < 0x100)
-    device.primary_flags = flags
+    device.primary_flags = number(flags)

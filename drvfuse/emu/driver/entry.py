@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..machine.failure import Failure
 if TYPE_CHECKING:
     from ..machine.machine import Machine
 
+Value = TypeVar("Value")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -102,6 +103,12 @@ def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
     """Fail with `code` unless the condition holds."""
     if not condition:
         raise Failure(code)
+
+
+def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Value:
+    """The value; fail with `code` if it is None."""
+    check(value is not None, code)
+    return cast(Value, value)
 
 
 def is_enum(value: Any, kind: Any, argument: str) -> None:

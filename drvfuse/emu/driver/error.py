@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import MAJOR, R
+from ..machine.machine import Machine
 from .entry import check, entry, is_enum
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
 NEWEST_PTX = (8, 8) if MAJOR == 12 else (9, 99)
@@ -86,11 +84,7 @@ def cuGetErrorString(m: Machine, error: Any) -> bytes:
     return TEXTS.get(error.name, fallback).encode()
 
 
+@entry(name="cuProfilerStop")
 @entry()
 def cuProfilerStart(m: Machine) -> None:
-    m.current()
-
-
-@entry()
-def cuProfilerStop(m: Machine) -> None:
     m.current()

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Event
 from ..machine.work import Command, Record
 from .entry import check, entry
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _DISABLE_TIMING, _INTERPROCESS = 2, 4
 _RECORD_EXTERNAL = 1
@@ -37,16 +35,13 @@ def cuEventDestroy(m: Machine, hEvent: Any) -> None:
 
 @entry()
 def cuEventRecord(m: Machine, hEvent: Any, hStream: Any) -> None:
-    _record(m, hEvent, hStream, 0)
+    cuEventRecordWithFlags(m, hEvent, hStream, 0)
 
 
 @entry()
 def cuEventRecordWithFlags(m: Machine, hEvent: Any, hStream: Any, flags: int) -> None:
-    _record(m, hEvent, hStream, int(flags))
-
-
-def _record(m: Machine, hEvent: Any, hStream: Any, flags: int) -> None:
-    event: Event = m.get(hEvent, Event)
+    flags = int(flags)
+    event = m.get(hEvent, Event)
     stream = m.stream(hStream)
     check(flags in (0, _RECORD_EXTERNAL))
     check(event.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
@@ -62,7 +57,7 @@ def _record(m: Machine, hEvent: Any, hStream: Any, flags: int) -> None:
 
 
 def _recorded(m: Machine, value: Any) -> Event:
-    event: Event = m.get(value, Event)
+    event = m.get(value, Event)
     if event.captured is not None:
         event.captured[0].invalidate()
         raise Failure(R.CUDA_ERROR_CAPTURED_EVENT)
@@ -87,17 +82,9 @@ def cuEventSynchronize(m: Machine, hEvent: Any) -> None:
         m.healthy(event.context)
 
 
+@entry(1, bindings=12, name="cuEventElapsedTime_v2")
 @entry(1)
 def cuEventElapsedTime(m: Machine, hStart: Any, hEnd: Any) -> float:
-    return _elapsed(m, hStart, hEnd)
-
-
-@entry(1, bindings=12)
-def cuEventElapsedTime_v2(m: Machine, hStart: Any, hEnd: Any) -> float:
-    return _elapsed(m, hStart, hEnd)
-
-
-def _elapsed(m: Machine, hStart: Any, hEnd: Any) -> float:
     """Milliseconds of virtual time."""
     start, end = _recorded(m, hStart), _recorded(m, hEnd)
     check(start.timed and end.timed and start.op is not None and end.op is not None, R.CUDA_ERROR_INVALID_HANDLE)

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import T
 from ..machine import residency
+from ..machine.machine import Machine
 from ..machine.objects import Function
 from .entry import check, entry, is_enum
 from .module import function_of
 
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
-
 _F = T.CUfunction_attribute
+_OF_CLUSTERS = (
+    _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+    _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+)
 
 
 def max_dynamic(m: Machine, function: Function) -> int:
@@ -49,11 +51,7 @@ def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own:
     elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
         check(-1 <= value <= 100)
     else:
-        cluster = attrib in (
-            _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-            _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-        )
-        check(cluster)
+        check(attrib in _OF_CLUSTERS)
     own[int(attrib)] = value
 
 

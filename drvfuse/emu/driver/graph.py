@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..bindings import MAJOR, R, T
+from ..bindings import R, T
 from ..machine.capture import Graph, GraphExec, Node, edges
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
 from .entry import check, entry
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _N = T.CUgraphNodeType
 _TYPES = {
@@ -27,8 +25,7 @@ _INSTANTIATE_FLAGS = 1 | 2 | 8  # auto free, upload, node priority; launching fr
 
 
 def _graph(m: Machine, value: Any) -> Graph:
-    graph: Graph = m.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
-    return graph
+    return m.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
 
 
 def _list(nodes: list[Any], count: int) -> tuple[list[Any], int]:
@@ -70,11 +67,13 @@ def _edge(programmatic: bool) -> Any:
     return data
 
 
-def _edges(m: Machine, hGraph: Any, count: int) -> tuple[list[Any], list[Any], list[Any], int]:
+@entry(4, bindings=12, name="cuGraphGetEdges_v2")
+@entry(4, bindings=13, name="cuGraphGetEdges")
+def _edges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], list[Any], int]:
     found = edges(_graph(m, hGraph).nodes)
-    if count == 0:
+    if numEdges == 0:
         return [], [], [], len(found)
-    check(count >= len(found))
+    check(numEdges >= len(found))
     return (
         [T.CUgraphNode(a.handle) for a, _, _ in found],
         [T.CUgraphNode(b.handle) for _, b, _ in found],
@@ -83,70 +82,48 @@ def _edges(m: Machine, hGraph: Any, count: int) -> tuple[list[Any], list[Any], l
     )
 
 
-def _dependencies(m: Machine, hNode: Any, count: int) -> tuple[list[Any], list[Any], int]:
-    node: Node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
-    nodes, number = _list([T.CUgraphNode(d.handle) for d in node.dependencies], count)
+@entry(3, bindings=12, name="cuGraphNodeGetDependencies_v2")
+@entry(3, bindings=13, name="cuGraphNodeGetDependencies")
+def _dependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], list[Any], int]:
+    node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+    nodes, number = _list([T.CUgraphNode(d.handle) for d in node.dependencies], numDependencies)
     return nodes, [_edge(node.programmatic) for _ in nodes], number
 
 
-if MAJOR == 12:
+@entry(3, bindings=12)
+def cuGraphGetEdges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], int]:
+    check(not any(p for _, _, p in edges(_graph(m, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
+    a, b, _, number = _edges(m, hGraph, numEdges)
+    return a, b, number
 
-    @entry(3)
-    def cuGraphGetEdges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
-        check(not any(p for _, _, p in edges(_graph(m, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
-        a, b, _, number = _edges(m, hGraph, numEdges)
-        return a, b, number
 
-    @entry(4)
-    def cuGraphGetEdges_v2(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
-        return _edges(m, hGraph, numEdges)
-
-    @entry(2)
-    def cuGraphNodeGetDependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
-        nodes, _, number = _dependencies(m, hNode, numDependencies)
-        return nodes, number
-
-    @entry(3)
-    def cuGraphNodeGetDependencies_v2(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
-        return _dependencies(m, hNode, numDependencies)
-
-else:
-
-    @entry(4, name="cuGraphGetEdges")
-    def _cuGraphGetEdges_13(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[Any, ...]:
-        return _edges(m, hGraph, numEdges)
-
-    @entry(3, name="cuGraphNodeGetDependencies")
-    def _cuGraphNodeGetDependencies_13(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[Any, ...]:
-        return _dependencies(m, hNode, numDependencies)
+@entry(2, bindings=12)
+def cuGraphNodeGetDependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], int]:
+    nodes, _, number = _dependencies(m, hNode, numDependencies)
+    return nodes, number
 
 
 @entry(1)
 def cuGraphNodeGetType(m: Machine, hNode: Any) -> Any:
-    node: Node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+    node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
     return _TYPES.get(type(node.command), _N.CU_GRAPH_NODE_TYPE_EMPTY)
-
-
-@entry(1)
-def cuGraphInstantiate(m: Machine, hGraph: Any, flags: int) -> Any:
-    return _instantiate(m, hGraph, int(flags))
 
 
 @entry(1)
 def cuGraphInstantiateWithParams(m: Machine, hGraph: Any, instantiateParams: Any) -> Any:
     check(instantiateParams is not None)
-    return _instantiate(m, hGraph, int(instantiateParams.flags))
+    return cuGraphInstantiate(m, hGraph, instantiateParams.flags)
 
 
-def _instantiate(m: Machine, hGraph: Any, flags: int) -> Any:
-    graph = _graph(m, hGraph)
+@entry(1)
+def cuGraphInstantiate(m: Machine, hGraph: Any, flags: int) -> Any:
+    graph, flags = _graph(m, hGraph), int(flags)
     check(not flags & ~_INSTANTIATE_FLAGS, R.CUDA_ERROR_NOT_SUPPORTED)
     return T.CUgraphExec(m.add(GraphExec(tuple(graph.nodes), flags)).handle)
 
 
 def _exec(m: Machine, value: Any) -> GraphExec:
-    found: GraphExec = m.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
-    return found
+    return m.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
 
 
 @entry()

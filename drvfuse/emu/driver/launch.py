@@ -6,18 +6,16 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Function
 from ..machine.work import Dim, Launch
 from .entry import check, entry, host_address, pointers
 from .function import max_dynamic
 from .module import resolve
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _ID = T.CUlaunchAttributeID
 _EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2
@@ -181,8 +179,7 @@ def _launch(
     m: Machine, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
 ) -> None:
     stream = m.stream(hStream)
-    found: Function = m.get(f, Function)
-    function = resolve(m, found, stream.context)
+    function = resolve(m, m.get(f, Function), stream.context)
     assert function.module is not None
     check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
     params = _pack(function, kernelParams, extra)

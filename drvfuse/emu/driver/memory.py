@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
+from ..machine.machine import Machine
 from ..machine.memory import Allocation
-from .entry import check, entry, host_address, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
+from .entry import check, entry, host_address, number, present
 
 _HOST_PORTABLE, _HOST_DEVICEMAP, _HOST_WRITECOMBINED = 1, 2, 4
 _REGISTER_FLAGS = 0xF
@@ -64,17 +62,13 @@ def cuMemGetInfo(m: Machine) -> tuple[int, int]:
 @entry(2)
 def cuMemGetAddressRange(m: Machine, dptr: Any) -> tuple[Any, int]:
     m.current()
-    allocation = m.memory.find(number(dptr))
-    check(allocation is not None, R.CUDA_ERROR_NOT_FOUND)
-    assert allocation is not None
+    allocation = present(m.memory.find(number(dptr)), R.CUDA_ERROR_NOT_FOUND)
     return T.CUdeviceptr(allocation.base), allocation.nbytes
 
 
 @entry(1, unsafe=True)
 def cuMemAllocHost(m: Machine, bytesize: int) -> int:
-    context = m.current()
-    check(bytesize > 0)
-    return m.memory.host_alloc(context, bytesize, _HOST_DEVICEMAP).base
+    return cuMemHostAlloc(m, bytesize, 0)
 
 
 @entry(1, unsafe=True)
@@ -88,17 +82,20 @@ def cuMemHostAlloc(m: Machine, bytesize: int, Flags: int) -> int:
 def cuMemFreeHost(m: Machine, p: Any) -> None:
     """Waits for all work of the memory's context first."""
     address, _ = host_address(p)
-    allocation = m.memory.at(address)
-    check(allocation is not None and allocation.host_flags is not None and not allocation.registered)
-    assert allocation is not None and allocation.context is not None
+    allocation = present(m.memory.at(address))
+    check(allocation.host_flags is not None and not allocation.registered)
+    _free_host(m, allocation)
+
+
+def _free_host(m: Machine, allocation: Allocation) -> None:
+    assert allocation.context is not None
     m.progress.wait(m.context_ops(allocation.context))
     m.memory.free(allocation)
 
 
 def _host(m: Machine, p: Any) -> Allocation:
-    allocation = m.memory.find(host_address(p)[0])
-    check(allocation is not None and allocation.host_flags is not None)
-    assert allocation is not None
+    allocation = present(m.memory.find(host_address(p)[0]))
+    check(allocation.host_flags is not None)
     return allocation
 
 
@@ -113,9 +110,7 @@ def cuMemHostGetDevicePointer(m: Machine, p: Any, Flags: int) -> Any:
 
 @entry(1)
 def cuMemHostGetFlags(m: Machine, p: Any) -> int:
-    flags = _host(m, p).host_flags
-    assert flags is not None
-    return flags
+    return present(_host(m, p).host_flags)
 
 
 @entry(unsafe=True)
@@ -132,8 +127,6 @@ def cuMemHostRegister(m: Machine, p: Any, bytesize: int, Flags: int) -> None:
 
 @entry(unsafe=True)
 def cuMemHostUnregister(m: Machine, p: Any) -> None:
-    allocation = m.memory.at(host_address(p)[0])
-    check(allocation is not None and allocation.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
-    assert allocation is not None and allocation.context is not None
-    m.progress.wait(m.context_ops(allocation.context))
-    m.memory.free(allocation)
+    allocation = present(m.memory.at(host_address(p)[0]), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    check(allocation.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    _free_host(m, allocation)

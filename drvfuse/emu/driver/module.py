@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,12 @@ from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine import interrupts, residency
+from ..machine.engine import EngineModule
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Context, Function, Library, Module
 from .entry import check, entry, is_enum, text
 from .error import NEWEST_PTX
-
-if TYPE_CHECKING:
-    from ..machine.engine import EngineModule
-    from ..machine.machine import Machine
 
 _ELF = b"\x7fELF"
 _ELF_HEADER = 64
@@ -37,15 +35,14 @@ def _ptx(m: Machine, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
     if isinstance(image, int):
         check(image != 0)
-        head = ctypes.string_at(image, 4)
-        binary = head == _ELF or head in _FATBIN
+        binary = ctypes.string_at(image, 4) in (_ELF, *_FATBIN)
         data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
     elif isinstance(image, bytes | bytearray):
         data = bytes(image)
     else:
         check(image is not None)
         data = bytes(np.asarray(memoryview(image)).view(np.uint8))
-    if data[:4] == _ELF or data[:4] in _FATBIN:
+    if data[:4] in (_ELF, *_FATBIN):
         raise _binary(data)
     data = data.split(b"\0", 1)[0]
     try:
@@ -295,8 +292,7 @@ def cuKernelGetFunction(m: Machine, kernel: Any) -> Any:
 
 @entry(1)
 def cuKernelGetName(m: Machine, hfunc: Any) -> bytes:
-    name: str = m.get(hfunc, Function).name
-    return name.encode()
+    return m.get(hfunc, Function).name.encode()
 
 
 def resolve(m: Machine, function: Function, context: Context) -> Function:
@@ -311,5 +307,5 @@ def resolve(m: Machine, function: Function, context: Context) -> Function:
 
 def function_of(m: Machine, value: Any) -> Function:
     """A CUfunction, or a CUkernel in the current context."""
-    found: Function = m.get(value, Function)
+    found = m.get(value, Function)
     return resolve(m, found, m.current()) if found.library is not None else found

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..machine import residency
+from ..machine.machine import Machine
+from ..machine.objects import Function
 from .entry import check, entry, number
 from .module import function_of
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
-    from ..machine.objects import Function
 
 
 def _blocks(m: Machine, function: Function, threads: int, smem: int) -> int:
@@ -21,9 +19,7 @@ def _blocks(m: Machine, function: Function, threads: int, smem: int) -> int:
 
 @entry(1)
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(m: Machine, func: Any, blockSize: int, dynamicSMemSize: int) -> int:
-    function = function_of(m, func)
-    check(blockSize > 0 and dynamicSMemSize >= 0)
-    return _blocks(m, function, blockSize, dynamicSMemSize)
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(m, func, blockSize, dynamicSMemSize, 0)
 
 
 @entry(1)

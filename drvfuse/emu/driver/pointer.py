@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.memory import READ, READ_WRITE, Allocation
-from .entry import check, entry, is_enum, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
+from .entry import check, entry, is_enum, number, present
 
 _P = T.CUpointer_attribute
 
@@ -21,9 +19,7 @@ def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
     host = a.device is None
     index = a.context.device.index if a.device is None and a.context else a.device.index if a.device else -1
     if attribute == _P.CU_POINTER_ATTRIBUTE_CONTEXT:
-        check(a.context is not None)
-        assert a.context is not None
-        return T.CUcontext(a.context.handle)
+        return T.CUcontext(present(a.context).handle)
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return int(T.CUmemorytype.CU_MEMORYTYPE_HOST if host else T.CUmemorytype.CU_MEMORYTYPE_DEVICE)
     if attribute == _P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
@@ -65,10 +61,7 @@ def _access_flags(m: Machine, a: Allocation) -> int:
 @entry(1)
 def cuPointerGetAttribute(m: Machine, attribute: Any, ptr: Any) -> Any:
     is_enum(attribute, _P, "attribute")
-    allocation = m.memory.find(number(ptr))
-    check(allocation is not None)
-    assert allocation is not None
-    return _attribute(m, allocation, attribute, number(ptr))
+    return _attribute(m, present(m.memory.find(number(ptr))), attribute, number(ptr))
 
 
 @entry(1)

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.work import Free
 from .entry import check, entry, is_enum, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 _A = T.CUmemPool_attribute
 _COUNTERS = (
@@ -30,7 +28,7 @@ _FLAGS = (
 
 
 def _pool(m: Machine, value: Any) -> Pool:
-    pool: Pool = m.get(value, Pool, R.CUDA_ERROR_INVALID_VALUE)
+    pool = m.get(value, Pool, R.CUDA_ERROR_INVALID_VALUE)
     check(not pool.destroyed)
     return pool
 

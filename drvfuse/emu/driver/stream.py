@@ -3,32 +3,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..bindings import MAJOR, R, T
+from ..bindings import R, T
 from ..machine.capture import Capture, Node
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.objects import Event, Stream
 from ..machine.work import HostCall, host_function
-from .entry import check, entry, host_address, is_enum, number
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
+from .entry import check, entry, host_address, is_enum, number, present
 
 _STATUS = T.CUstreamCaptureStatus
 
 
 @entry(1)
 def cuStreamCreate(m: Machine, Flags: int) -> Any:
-    return _create(m, Flags, 0)
+    return cuStreamCreateWithPriority(m, Flags, 0)
 
 
 @entry(1)
 def cuStreamCreateWithPriority(m: Machine, flags: int, priority: int) -> Any:
-    return _create(m, flags, priority)
-
-
-def _create(m: Machine, flags: int, priority: int) -> Any:
     context = m.current()
     flags = int(flags)
     check(flags in (0, 1))
@@ -39,16 +33,10 @@ def _create(m: Machine, flags: int, priority: int) -> Any:
     return T.CUstream(stream.handle)
 
 
-def _own(m: Machine, value: Any) -> Stream:
-    """A stream that was created, not one of the default ones."""
-    stream: Stream = m.get(value, Stream)
-    return stream
-
-
 @entry()
 def cuStreamDestroy(m: Machine, hStream: Any) -> None:
     """Returns at once; what is queued still runs."""
-    stream = _own(m, hStream)
+    stream = m.get(hStream, Stream)  # one that was created, not one of the default ones
     if stream.capture is not None:
         stream.capture.invalidate()
     stream.destroyed = True  # it stays among its context's streams until its work is done
@@ -90,7 +78,7 @@ def cuStreamQuery(m: Machine, hStream: Any) -> None:
 @entry()
 def cuStreamWaitEvent(m: Machine, hStream: Any, hEvent: Any, Flags: int) -> None:
     stream = m.stream(hStream)
-    event: Event = m.get(hEvent, Event)
+    event = m.get(hEvent, Event)
     flags = int(Flags)
     check(flags in (0, 1))
     if event.captured is not None:
@@ -170,9 +158,7 @@ def cuStreamBeginCapture(m: Machine, hStream: Any, mode: Any) -> None:
 @entry(1)
 def cuStreamEndCapture(m: Machine, hStream: Any) -> Any:
     stream = m.stream(hStream)
-    check(stream.capture is not None, R.CUDA_ERROR_ILLEGAL_STATE)
-    assert stream.capture is not None
-    return T.CUgraph(stream.capture.end(stream).handle)
+    return T.CUgraph(present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE).end(stream).handle)
 
 
 def _status(m: Machine, stream: Stream) -> Any:
@@ -189,8 +175,10 @@ def cuStreamIsCapturing(m: Machine, hStream: Any) -> Any:
     return _status(m, m.stream(hStream))
 
 
-def _info(m: Machine, value: Any, edge_data: bool) -> tuple[Any, ...]:
-    stream = m.stream(value)
+@entry(6, bindings=12, name="cuStreamGetCaptureInfo_v3")
+@entry(6, bindings=13, name="cuStreamGetCaptureInfo")
+def _info(m: Machine, hStream: Any) -> tuple[Any, ...]:
+    stream = m.stream(hStream)
     status = _status(m, stream)
     capture = stream.capture
     ident, graph, tail = T.cuuint64_t(0), T.CUgraph(0), []
@@ -198,57 +186,34 @@ def _info(m: Machine, value: Any, edge_data: bool) -> tuple[Any, ...]:
         ident = T.cuuint64_t(capture.number)
         graph = T.CUgraph(m.add(capture.graph).handle)
         tail = [T.CUgraphNode(node.handle) for node in stream.capture_tail]
-    if edge_data:
-        return status, ident, graph, tail, [T.CUgraphEdgeData() for _ in tail], len(tail)
-    return status, ident, graph, tail, len(tail)
+    return status, ident, graph, tail, [T.CUgraphEdgeData() for _ in tail], len(tail)
 
 
-if MAJOR == 12:
-
-    @entry(5)
-    def cuStreamGetCaptureInfo(m: Machine, hStream: Any) -> tuple[Any, ...]:
-        return _info(m, hStream, False)
-
-    @entry(6)
-    def cuStreamGetCaptureInfo_v3(m: Machine, hStream: Any) -> tuple[Any, ...]:
-        return _info(m, hStream, True)
-
-    @entry()
-    def cuStreamUpdateCaptureDependencies(
-        m: Machine, hStream: Any, dependencies: Any, numDependencies: int, flags: int
-    ) -> None:
-        _update(m, hStream, dependencies, numDependencies, flags)
-
-    @entry()
-    def cuStreamUpdateCaptureDependencies_v2(
-        m: Machine, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int
-    ) -> None:
-        _update(m, hStream, dependencies, numDependencies, flags)
-
-else:
-
-    @entry(6, name="cuStreamGetCaptureInfo")
-    def _cuStreamGetCaptureInfo_13(m: Machine, hStream: Any) -> tuple[Any, ...]:
-        return _info(m, hStream, True)
-
-    @entry(name="cuStreamUpdateCaptureDependencies")
-    def _cuStreamUpdateCaptureDependencies_13(
-        m: Machine, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int
-    ) -> None:
-        _update(m, hStream, dependencies, numDependencies, flags)
+@entry(5, bindings=12)
+def cuStreamGetCaptureInfo(m: Machine, hStream: Any) -> tuple[Any, ...]:
+    status, ident, graph, tail, _, count = _info(m, hStream)
+    return status, ident, graph, tail, count
 
 
-def _update(m: Machine, value: Any, dependencies: Any, count: int, flags: int) -> None:
+@entry(bindings=12, name="cuStreamUpdateCaptureDependencies_v2")
+@entry(bindings=13, name="cuStreamUpdateCaptureDependencies")
+def _update(m: Machine, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int) -> None:
+    cuStreamUpdateCaptureDependencies(m, hStream, dependencies, numDependencies, flags)
+
+
+@entry(bindings=12)
+def cuStreamUpdateCaptureDependencies(
+    m: Machine, hStream: Any, dependencies: Any, numDependencies: int, flags: int
+) -> None:
     """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
-    stream = m.stream(value)
-    check(stream.capture is not None, R.CUDA_ERROR_ILLEGAL_STATE)
-    assert stream.capture is not None
-    nodes = [m.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:count]]
-    check(all(node.graph is stream.capture.graph for node in nodes))
+    stream = m.stream(hStream)
+    capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
+    nodes = [m.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:numDependencies]]
+    check(all(node.graph is capture.graph for node in nodes))
     check(flags in (0, 1))
     if flags:
         stream.capture_tail = []
-    stream.capture.join(stream, nodes)
+    capture.join(stream, nodes)
 
 
 @entry(1)

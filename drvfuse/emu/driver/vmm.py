@@ -3,26 +3,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.failure import Failure
+from ..machine.machine import Machine
 from ..machine.memory import Allocation
 from ..machine.objects import Memory
 from ..space.window import WindowError
-from .entry import check, entry, is_enum, number
+from .entry import check, entry, is_enum, number, present
 from .pool import access_list, located_device
-
-if TYPE_CHECKING:
-    from ..machine.machine import Machine
 
 GRANULARITY = 2 << 20
 
 
 def _memory(m: Machine, handle: Any) -> Memory:
-    memory: Memory = m.get(handle, Memory, R.CUDA_ERROR_INVALID_VALUE)
-    return memory
+    return m.get(handle, Memory, R.CUDA_ERROR_INVALID_VALUE)
 
 
 def _device(m: Machine, prop: Any) -> Any:
@@ -105,13 +102,19 @@ def cuMemMap(m: Machine, ptr: Any, size: int, offset: int, handle: Any, flags: i
     m.memory.add(Allocation(address, size, memory.device, memory=memory))
 
 
-@entry(unsafe=True)
-def cuMemUnmap(m: Machine, ptr: Any, size: int) -> None:
-    """Waits for nothing: work that still uses the range faults."""
+def _mapped(m: Machine, ptr: Any, size: int) -> tuple[int, list[Allocation]]:
+    """(address, mappings) of a range that begins and ends with a mapping."""
     address = number(ptr)
     mapped = m.memory.within(address, size)
     check(mapped and all(a.memory is not None for a in mapped))
     check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
+    return address, mapped
+
+
+@entry(unsafe=True)
+def cuMemUnmap(m: Machine, ptr: Any, size: int) -> None:
+    """Waits for nothing: work that still uses the range faults."""
+    address, mapped = _mapped(m, ptr, size)
     m.window.unmap(address, size)
     for allocation in mapped:
         m.memory.drop(allocation)
@@ -122,10 +125,7 @@ def cuMemUnmap(m: Machine, ptr: Any, size: int) -> None:
 
 @entry(unsafe=True)
 def cuMemSetAccess(m: Machine, ptr: Any, size: int, desc: Any, count: int) -> None:
-    address = number(ptr)
-    mapped = m.memory.within(address, size)
-    check(mapped and all(a.memory is not None for a in mapped))
-    check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
+    _, mapped = _mapped(m, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)
     access = access_list(m, desc, count)
     for device, flags in access:
@@ -141,18 +141,14 @@ def cuMemSetAccess(m: Machine, ptr: Any, size: int, desc: Any, count: int) -> No
 @entry(1)
 def cuMemGetAccess(m: Machine, location: Any, ptr: Any) -> int:
     device = located_device(m, location)
-    allocation = m.memory.find(number(ptr))
-    check(allocation is not None and allocation.memory is not None)
-    assert allocation is not None
+    allocation = present(m.memory.find(number(ptr)))
+    check(allocation.memory is not None)
     return allocation.access.get(device.index, 0)
 
 
 @entry(1)
 def cuMemRetainAllocationHandle(m: Machine, addr: Any) -> Any:
-    allocation = m.memory.find(number(addr))
-    check(allocation is not None and allocation.memory is not None)
-    assert allocation is not None and allocation.memory is not None
-    memory = allocation.memory
+    memory = present(present(m.memory.find(number(addr))).memory)
     if memory.references == 0:
         m.add(memory)
     memory.references += 1

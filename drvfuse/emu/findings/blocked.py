@@ -22,7 +22,6 @@ _WAITS = (
     ("barrier", ""),
     ("gdc", "at griddepcontrol.wait"),
     ("sleeping", "sleeping"),
-    ("cluster", "at the cluster's barrier"),
     ("ready", "runnable"),
 )
 """Masks of a warp, and what the lanes in them do."""

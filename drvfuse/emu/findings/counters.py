@@ -46,7 +46,7 @@ class Count:
 class Counters:
     """Counts of one launch: `total`, and `lines` by (file, line) of the source, with the `opcodes` of each line.
 
-    barriers    block and cluster barriers completed
+    barriers    barriers of blocks completed
     warp_ops    shuffles, votes and other warp operations completed
     resumes     times that a thread was run until it suspended; a measure of the emulator's own work
 

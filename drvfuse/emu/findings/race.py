@@ -81,11 +81,7 @@ class Detector:
             pools=ctypes.addressof(ctypes.c_char.from_buffer(self._pools)),
             strict=profile == "strict",
         )
-        u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
-
-        def function(name: str, result: Any, *arguments: Any) -> Any:
-            return ctypes.CFUNCTYPE(result, *arguments)(runtime.address(name))
-
+        u32, u64, at, function = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p, runtime.function
         self._join = function("rt_clock_join", u32, at, u32, u32)
         self._retain = function("rt_clock_retain", None, at, u32)
         self._release = function("rt_clock_release", None, at, u32)

@@ -148,18 +148,8 @@ def standstill(
     engine = launches[0][2].engine
     story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
     kernel, device, blocked = first
-    return Report(
-        kind,
-        text,
-        kernel,
-        blocked.file,
-        blocked.line,
-        device,
-        blocked.block,
-        blocked.thread,
-        blocked.address,
-        timeline=story,
-    )
+    where = blocked.file, blocked.line, device, blocked.block, blocked.thread, blocked.address
+    return Report(kind, text, kernel, *where, timeline=story)
 
 
 def _ended(device: int, report: Report) -> str:

@@ -153,8 +153,7 @@ class Capture:
         self.valid()
         if unjoined:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
-        graph: Graph = self.machine.add(self.graph)
-        return graph
+        return self.machine.add(self.graph)
 
     def _unjoined(self) -> bool:
         """True if some captured work does not lead to the origin stream."""

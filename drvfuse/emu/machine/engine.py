@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import mmap
 from collections.abc import Callable, Sequence
 from ctypes import sizeof
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,8 @@ from ..findings.faults import Fault
 from ..findings.places import Identity, Index
 from ..findings.prints import Printer
 from ..native import loader
+from ..space import pages
+from ..space.pages import round_up
 from ..space.window import Window
 from . import interrupts
 
@@ -61,17 +62,12 @@ class Engine:
         self._events = (structs.Event * abi.EVENTS)()
         self.window, self.seed, self.sm_count = window, seed, sm_count
         self.idle = False
-        self._run = ctypes.CFUNCTYPE(
-            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint32
-        )(runtime.address("rt_run"))
-        self._advance = ctypes.CFUNCTYPE(
-            ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32
-        )(runtime.address("rt_advance"))
+        u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+        self._run = runtime.function("rt_run", u32, at, at, u32, u64, u32)
+        self._advance = runtime.function("rt_advance", u32, at, at, u32, u32)
         self._printer = Printer(window)
         printer = self._printer
-        self._print = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(
-            lambda call: printer.add(call) if call else interrupts.pending()
-        )
+        self._print = ctypes.CFUNCTYPE(u32, at)(lambda call: printer.add(call) if call else interrupts.pending())
         self._state = structs.Engine(
             seed=seed & (1 << 64) - 1,
             loop_limit=loop_limit,
@@ -81,19 +77,18 @@ class Engine:
         )
         self._end_delay: Callable[[int, int], None] | None = None
         if delay_stores:
-            nbytes = ctypes.CFUNCTYPE(ctypes.c_uint64)(runtime.address("rt_delay_bytes"))()
-            self._delay = _zeroed(nbytes)
+            self._delay = _zeroed(runtime.function("rt_delay_bytes", u64)())
             self._state.delay = self._delay.ctypes.data
-            self._end_delay = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(runtime.address("rt_delay_end"))
-        self.end_copies = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(runtime.address("rt_copy_end"))
-        self._settle = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p)(runtime.address("rt_race_settle"))
+            self._end_delay = runtime.function("rt_delay_end", None, at, at)
+        self.end_copies = runtime.function("rt_copy_end", None, at)
+        self._settle = runtime.function("rt_race_settle", u32, at)
         self._last: list[EngineLaunch] = []
         self._pools = Pools(window)
 
     @functools.cached_property
     def copies(self) -> np.ndarray:
         """Where the native runtime keeps asynchronous copies that are pending, of all launches."""
-        return _zeroed(ctypes.CFUNCTYPE(ctypes.c_uint64)(loader.runtime().address("rt_copy_bytes"))())
+        return _zeroed(loader.runtime().function("rt_copy_bytes", ctypes.c_uint64)())
 
     @property
     def clock_ns(self) -> int:
@@ -116,28 +111,6 @@ class Engine:
     def load(ptx: str) -> EngineModule:
         """Native code of a module. Raises PtxError with the line that the translator refuses."""
         return loader.load(ptx)
-
-    def launch(
-        self,
-        module: EngineModule,
-        kernel_name: str,
-        *,
-        device: int,
-        grid: Index,
-        block: Index,
-        smem: int,
-        params: bytes,
-        globals_addr: int,
-        max_resident: int,
-        cluster: Index | None = None,
-        op: Op | None = None,
-    ) -> EngineLaunch:
-        """A launch that `run` will run, for `op`. At most `max_resident` of its blocks are resident at once; `params`
-        is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
-        """
-        return EngineLaunch(
-            self, module, kernel_name, device, grid, block, smem, params, globals_addr, max_resident, cluster, op
-        )
 
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
         """Remember what an operation is, for reports; the last ones."""
@@ -241,13 +214,18 @@ class Pools:
 
 
 class EngineLaunch:
-    """One launch. `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise)."""
+    """A launch that the engine's `run` will run, for `op`. At most `max_resident` of its blocks are resident at once.
+    `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
+
+    `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
+    """
 
     def __init__(
         self,
         engine: Engine,
         module: EngineModule,
         kernel_name: str,
+        *,
         device: int,
         grid: Index,
         block: Index,
@@ -255,8 +233,8 @@ class EngineLaunch:
         params: bytes,
         globals_addr: int,
         max_resident: int,
-        cluster: Index | None,
-        op: Op | None,
+        cluster: Index | None = None,
+        op: Op | None = None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
@@ -278,11 +256,11 @@ class EngineLaunch:
             raise ArgumentError("max_resident", max_resident, f"at least the {cluster_size} blocks of a cluster")
         slots = min(max_resident, blocks) // cluster_size * cluster_size
         warps = -(-threads // 32)
-        frame = _round_up(kernel.frame_bytes, 64)
-        stride = _round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
+        frame = round_up(kernel.frame_bytes, 64)
+        stride = round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
         shared = kernel.shared_static + smem
-        shared_stride = _round_up(max(shared, 1), 1024)
-        local_stride = _round_up(kernel.local_bytes, 16)
+        shared_stride = round_up(max(shared, 1), 1024)
+        local_stride = round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
         self._rows = np.zeros(len(kernel.sites) + 1, np.dtype(structs.Site))
@@ -446,10 +424,4 @@ def _owner_classes(device: int) -> Any:
 
 
 def _zeroed(nbytes: int) -> np.ndarray:
-    """Host memory of which only touched pages cost anything."""
-    no_reserve = 0x4000
-    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), np.uint8)
-
-
-def _round_up(nbytes: int, alignment: int) -> int:
-    return -(-nbytes // alignment) * alignment
+    return np.frombuffer(pages.arena(nbytes), np.uint8)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings import reports
+from .engine import EngineLaunch
 from .work import Launch, Op
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Kernels:
         function = command.function
         assert function.module is not None
         op.room = room
-        op.launch = machine.engine.launch(
+        op.launch = EngineLaunch(
+            machine.engine,
             function.image,
             function.name,
             device=command.context.device.index,

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from . import interrupts
 
@@ -43,17 +45,11 @@ class MachineLock:
         if self._contenders:
             self._condition.wait(0.0005)
 
-    def released(self) -> _Released:
-        """Context manager: not held inside."""
-        return _Released(self._condition)
-
-
-class _Released:
-    def __init__(self, condition: threading.Condition) -> None:
-        self._condition = condition
-
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Not held inside the block."""
         self._condition.release()
-
-    def __exit__(self, *exc: object) -> None:
-        self._condition.acquire()
+        try:
+            yield
+        finally:
+            self._condition.acquire()

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
+from typing import TYPE_CHECKING, Any, Protocol, SupportsInt, TypeVar
 
 from ... import config
 from ...errors import ArgumentError, ClosedError
@@ -23,6 +23,7 @@ from ..findings.reports import Report
 from ..space.window import Window
 from . import api, interrupts, residency
 from .capture import Capture
+from .engine import Engine, EngineLaunch, EngineModule
 from .failure import Failure
 from .lock import MachineLock
 from .memory import MachineMemory
@@ -32,13 +33,13 @@ from .work import Command, Dim, Launch, Op
 
 if TYPE_CHECKING:
     from ..findings.counters import Counters, Summary
-    from .engine import Engine, EngineLaunch, EngineModule
 
 log = logging.getLogger("drvfuse.emu")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
 ORPHANS_KEPT = 4096
+O = TypeVar("O", bound=Object)
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -149,15 +150,21 @@ class Machine:
         self.images: dict[str, EngineModule] = {}
         self.memory = MachineMemory(self)
         self.progress = Progress(self, self.detector)
+        self._engine: Engine | None = None
 
-    @functools.cached_property
+    @property
     def engine(self) -> Engine:
         """The engine, made on first use: it has native code to load."""
-        from .engine import Engine
+        if self._engine is None:
+            self._require_open()
+            self._engine = Engine(
+                self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores
+            )
+        return self._engine
 
+    def _require_open(self) -> None:
         if self.closed:
             raise ClosedError(f"{self!r} was closed, and its memory with it")
-        return Engine(self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores)
 
     @functools.cached_property
     def driver(self) -> Any:
@@ -206,7 +213,7 @@ class Machine:
 
     def clock(self) -> int:
         """Virtual nanoseconds since the machine started."""
-        return int(self.engine.clock_ns) if "engine" in self.__dict__ else 0
+        return 0 if self._engine is None else self._engine.clock_ns
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
         """Report no races in this range, whose unordered accesses are the protocol (words that carry their own
@@ -215,8 +222,7 @@ class Machine:
         `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
         other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
         """
-        if self.closed:
-            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        self._require_open()
         given: Any = memory
         try:
             address = int(getattr(given, "ptr", given))
@@ -235,7 +241,7 @@ class Machine:
 
     # Handles and the current context ---------------------------------------------------------------------------------
 
-    def add(self, item: Any) -> Any:
+    def add(self, item: O) -> O:
         """Register an object under its handle."""
         self.handles[item.handle] = item
         return item
@@ -250,7 +256,7 @@ class Machine:
         while len(self.orphans) > ORPHANS_KEPT:
             del self.orphans[next(iter(self.orphans))]
 
-    def get(self, value: Any, kind: type[Any], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> Any:
+    def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
         """The object of a handle; Failure(code) if it is not a live one of this kind."""
         number = 0 if value is None else int(value)
         item = self.handles.get(number)
@@ -259,7 +265,7 @@ class Machine:
         if number not in self.orphans:
             raise Failure(code)
         device = self.orphans[number]
-        name = {Function: "kernel"}.get(kind, kind.__name__.lower())
+        name = "kernel" if kind is Function else kind.__name__.lower()
         message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
         if kind is Event:
             code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
@@ -302,19 +308,13 @@ class Machine:
                 context.per_thread[ident] = stream = self.add(Stream(context))
                 context.streams.add(stream)
             return context.per_thread[ident]
-        found: Stream = self.get(handle, Stream)
+        found = self.get(handle, Stream)
         self.healthy(found.context)
         return found
 
     def can_reach(self, source: Device, target: Device) -> bool:
         """True if `source` may be given access to memory of `target`."""
         return self._reachable[source.index][target.index]
-
-    def mask(self, *devices: Device) -> int:
-        bits = 0
-        for device in devices:
-            bits |= 1 << device.index
-        return bits
 
     # Queueing --------------------------------------------------------------------------------------------------------
 

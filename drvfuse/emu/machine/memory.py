@@ -244,8 +244,8 @@ class MachineMemory:
     # Access ----------------------------------------------------------------------------------------------------------
 
     def _context_mask(self, owner: Context) -> int:
-        reaching = [c.device for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
-        return self._machine.mask(owner.device, *reaching)
+        contexts = [c for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
+        return sum({1 << context.device.index for context in (owner, *contexts)})
 
     def _masks(self, allocation: Allocation) -> tuple[int, int]:
         """Bits of the devices that may read, and that may write, an allocation of device memory."""

@@ -34,21 +34,13 @@ GRACE_S = 1.0
 IDLE_QUERIES = 2000
 """Queries in a row that find nothing able to move before they let virtual time pass."""
 
+_FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
 FAULTS = {
+    **dict.fromkeys((*_FAILED, "barrier_left", "unsupported", "copy_size", "mbarrier"), R.CUDA_ERROR_LAUNCH_FAILED),
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
-    "trap": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,
-    "warp_lanes": R.CUDA_ERROR_LAUNCH_FAILED,
-    "warp_mismatch": R.CUDA_ERROR_LAUNCH_FAILED,
-    "barrier_count": R.CUDA_ERROR_LAUNCH_FAILED,
-    "barrier_divergence": R.CUDA_ERROR_LAUNCH_FAILED,
-    "barrier_kinds": R.CUDA_ERROR_LAUNCH_FAILED,
-    "barrier_left": R.CUDA_ERROR_LAUNCH_FAILED,
-    "unsupported": R.CUDA_ERROR_LAUNCH_FAILED,
-    "copy_size": R.CUDA_ERROR_LAUNCH_FAILED,
-    "mbarrier": R.CUDA_ERROR_LAUNCH_FAILED,
 }
 """The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
 

@@ -68,7 +68,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         else if (type && start + size <= 1 << GRANULE_SHIFT) {
             u32 inside = 1, written = 1;
             u64 outside = addr, unwritten = addr;
-            LOOP for (u32 i = 0; i < size; i++) {
+    LOOP for (u32 i = 0; i < size; i++) {
                 u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
                 if (!whole && type < K_SHARED && !(s & SHADOW_ADDRESSABLE)) {
                     if (inside) outside = addr + i;

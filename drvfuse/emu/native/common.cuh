@@ -16,12 +16,13 @@ const u32 POLL_KNOWN = 0x100;  // of Thread::polls: suspended at an access that 
 const u32 POLL_CREDIT = 16;    // shift: polls that it may still make freely
 const u32 CREDIT = 64;         // more than the polls between two looks at a rarely polled word
 const u64 FUEL = 1 << 24;      // accesses, or rounds, of one thread after which it asks whether it was interrupted
-const u64 RESUME_WORK = 32;   // what a resume costs, in accesses; and a look at a thread that spins
+const u64 RESUME_WORK = 32;    // what a resume costs, in accesses; and a look at a thread that spins
 const u64 LOOK_WORK = 8;
 const u64 WORK_LIMIT = 32 << 20;  // of one call; it takes a tenth of a second
 const u64 STRAIN = 16;  // of a resume at a strong access; others, which wait for threads and not for words, count 1
 const u64 LAST_STEP = 86400000000000ull;  // a virtual day
-const u32 STREAK = 64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
+const u32 STREAK =
+    64;  // passes that run on after a fruitless poll: more than a barrier in a spin loop takes, so it is work
 const u64 QUIET_LIMIT = 1 << 21;  // polls without a write after which endless polling of ever new words counts as idle
 
 API u32 rt_call(void* function, void* thread);

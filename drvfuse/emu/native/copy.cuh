@@ -38,7 +38,7 @@ enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };  // when a copy is made; that it is
 
 struct Copy {
     u64 source, target;
-    u64 bits[2];       // of a piece of a bulk copy to global memory that has been read, and not written
+    u64 bits[2];      // of a piece of a bulk copy to global memory that has been read, and not written
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
     u32 next;  // in its thread's queue, or of the free ones
@@ -69,7 +69,8 @@ FN CopyQueue* queue_of(Thread* t, u32 bulk) {
 
 // What the seed says about the next copy.
 FN u32 draw(Thread* t, CopyQueue* q) {
-    u64 number = ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued++;
+    u64 number =
+        ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued++;
     return (u32)hash(hash(t->launch->engine->seed) + number);
 }
 

@@ -46,10 +46,15 @@
 
 const u32 PENDING = 1 << 13;
 const u32 BUCKETS = 1 << 14;
-const u32 CHUNK = 5;     // shift: accesses are aligned and at most 32 bytes, so each lies in one chunk
+const u32 CHUNK = 5;      // shift: accesses are aligned and at most 32 bytes, so each lies in one chunk
 const u64 LATEST = 1024;  // passes for which a store may be pending at one level
 
-enum { P_FREE, P_BLOCK, P_ENDED, P_DEVICE };  // pending in a block that is resident, in one that has ended, on the device
+enum {
+    P_FREE,
+    P_BLOCK,
+    P_ENDED,
+    P_DEVICE
+};  // pending in a block that is resident, in one that has ended, on the device
 
 struct Pending {
     u64 addr;
@@ -74,9 +79,7 @@ struct Delay {
     Pending pool[PENDING];  // the first is not used
 };
 
-FN List* list_of(Delay* d, Pending* p) {
-    return p->level == P_DEVICE ? &d->devices[p->device] : &p->block->pending;
-}
+FN List* list_of(Delay* d, Pending* p) { return p->level == P_DEVICE ? &d->devices[p->device] : &p->block->pending; }
 
 FN u32 bucket_of(u64 addr) { return (u32)(((addr >> CHUNK) * 0x9E3779B97F4A7C15ull) >> 48) & (BUCKETS - 1); }
 
@@ -97,7 +100,7 @@ FAR void exchange(Pending* p) {
         old = *(u8*)addr;
         *(u8*)addr = (u8)p->bits[0];
     } else {
-        LOOP for (u32 i = 0; i < p->size / 8; i++) {
+    LOOP for (u32 i = 0; i < p->size / 8; i++) {
             old = ((u64*)addr)[i];
             ((u64*)addr)[i] = p->bits[i];
             p->bits[i] = old;

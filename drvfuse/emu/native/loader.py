@@ -72,6 +72,10 @@ class NativeModule:
             raise KeyError(symbol)
         return found
 
+    def function(self, symbol: str, result: Any, *arguments: Any) -> Any:
+        """A C function of these ctypes types."""
+        return ctypes.CFUNCTYPE(result, *arguments)(self.address(symbol))
+
 
 @functools.cache
 def _llvm() -> Any:
@@ -110,8 +114,8 @@ def load(ptx: str) -> NativeModule:
 
     Raises PtxError for what the translator refuses. Thread-safe.
     """
-    runtime()
     with _lock:
+        runtime()
         return _last(ptx)
 
 
@@ -120,14 +124,18 @@ def _last(ptx: str) -> NativeModule:
     return _load(ptx, raw=False)
 
 
-@functools.cache
 def runtime() -> NativeModule:
-    """The native runtime, loaded once in a process; the functions that kernels call are published."""
-    with _lock:
-        module = _load(_RUNTIME_PTX.read_text() if _RUNTIME_PTX.exists() else compile_runtime(), raw=True)
-        for name in abi.RUNTIME_FUNCTIONS:
-            _llvm().add_symbol(name, module.address(name))
-        return module
+    """The native runtime, loaded once in a process; the functions that kernels call are published. Thread-safe."""
+    with _lock:  # around the cache: two threads that come first at once would load two runtimes
+        return _runtime()
+
+
+@functools.cache
+def _runtime() -> NativeModule:
+    module = _load(_RUNTIME_PTX.read_text() if _RUNTIME_PTX.exists() else compile_runtime(), raw=True)
+    for name in abi.RUNTIME_FUNCTIONS:
+        _llvm().add_symbol(name, module.address(name))
+    return module
 
 
 def _load(ptx: str, raw: bool) -> NativeModule:

@@ -32,7 +32,9 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     else if (count > pending) *error = E_ARRIVALS;
     else if (left > (s32)MBARRIER_COUNT_MASK || left < -(s32)MBARRIER_COUNT_MASK) *error = E_BYTES;
     pending -= count;
-    u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK, rest = word & (MBARRIER_VALID | MBARRIER_USED | MBARRIER_PARITY | MBARRIER_COUNT_MASK << MBARRIER_EXPECTED_SHIFT);
+    u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK,
+        rest =
+            word & (MBARRIER_VALID | MBARRIER_USED | MBARRIER_PARITY | MBARRIER_COUNT_MASK << MBARRIER_EXPECTED_SHIFT);
     if (!pending && !left) return (rest ^ MBARRIER_PARITY) | expected;
     return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }

@@ -45,11 +45,11 @@ struct Entry {
 
 // Not an access but the state of a location that was written strongly: the last such write, and
 struct Location : Entry {
-    Ref published;       // list of Published
-    Ref released;        // what the last writer released here, for
+    Ref published;  // list of Published
+    Ref released;   // what the last writer released here, for
     u32 released_scope;
-    u32 first;           // the write from which on there were only atomics, each of which saw the one before
-    Ref seen;            // list of Seen
+    u32 first;  // the write from which on there were only atomics, each of which saw the one before
+    Ref seen;   // list of Seen
     u32 pad[3];
 };
 
@@ -94,7 +94,7 @@ struct Who {
     u32 number;  // of a bulk copy
     u32 again;   // a poll that sees what the last one saw
     Ref clock, common;
-    u64 addr, now;  // events so far
+    u64 addr, now;          // events so far
     u32 size, thread, log;  // log: Entry::size
 };
 

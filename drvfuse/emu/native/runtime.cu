@@ -40,13 +40,11 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
     warp->live &= ~bit;
     b->live--;
-    b->leader->cluster_live--;
     e->progress++;
     e->quiet = e->strain = 0;
     if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
     LOOP for (u32 i = 0; i < BARRIERS; i++)
         if (b->barrier[i].arrived) try_barrier(l, b, i);
-    if (l->cluster_size > 1) try_cluster(l, b->leader);
 }
 
 // What decides how a thread goes on: where it is, and the registers that it has saved.
@@ -137,15 +135,6 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         t->wake = e->clock + t->op_a;
         warp->sleeping |= bit;
         if (!(t->polls & POLL_COUNT)) e->progress++;
-    } else if (status == CLUSTER_BARRIER) {
-        if (t->op_kind == 0) {  // arrive
-            if (e->delay) release(t, SCOPE_CLUSTER);
-            t->wake = b->leader->cluster_phase;
-            b->leader->cluster_arrived++;
-            try_cluster(l, b->leader);
-            return 1;
-        }
-        warp->cluster |= bit;
     } else if (status == TRAP) {
         fault(l, t, t->op_kind == TRAP_ASSERT ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, (u64)t);
     } else if (status != FAULT || !l->fault.kind) {
@@ -180,13 +169,6 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
         if (thread_at(l, b, w * 32 + lane)->wake <= l->engine->clock) ready |= 1u << lane;
     }
     warp->sleeping &= ~ready;
-    lanes = warp->cluster;
-    LOOP while (lanes) {
-        u32 lane = FFS(lanes) - 1;
-        lanes &= lanes - 1;
-        if ((u32)thread_at(l, b, w * 32 + lane)->wake != b->leader->cluster_phase) ready |= 1u << lane;
-    }
-    warp->cluster &= ~ready;
     LOOP while (1) {
         LOOP while (ready) {
             u32 lane = FFS(ready) - 1;
@@ -239,7 +221,7 @@ FAR u32 run_block(Launch* l, Block* b, u32 force) {
                 return ran;
             }
             Warp* p = &b->warps[w];
-            if (!(p->ready | p->yielded | p->sleeping | p->cluster | p->gdc)) continue;
+            if (!(p->ready | p->yielded | p->sleeping | p->gdc)) continue;
             if (held >> w & 1) {
                 if (!l->engine->pass_held) l->engine->pass_held = 1;
                 continue;
@@ -270,15 +252,9 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->slot = slot;
     b->shared_base = l->shared_base + slot * l->shared_stride;
     b->cluster_shared_base = l->shared_base + (slot - rank) * l->shared_stride;
-    b->cluster_shared_stride = l->shared_stride;
-    b->leader = (Block*)(l->slots + (slot - rank) * l->slot_stride);
     b->active = 1;
     b->live = l->threads;
     b->woken = b->triggered = b->bulks = b->stores = 0;
-    if (rank == 0) {
-        b->cluster_arrived = b->cluster_phase = 0;
-        b->cluster_live = l->threads * l->cluster_size;
-    }
     LOOP for (u32 i = 0; i < BARRIERS; i++) b->barrier[i].arrived = 0;
     if (l->engine->delay) delay_start_block(l->engine->delay, b);
     note(l, b, 0, V_START, NO_SITE, 0, 0, 0);
@@ -293,7 +269,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         Warp* p = &b->warps[w];
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
-        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->cluster = p->asking = p->gathered = p->syncs = 0;
+        p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->asking = p->gathered = p->syncs = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);

@@ -37,7 +37,8 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     if (refused(t, c->target, 16, A_WRITE, c->site, &word)) return 1;
     if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
     u64* to = (u64*)c->target;
-    e->progress += to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
+    e->progress +=
+        to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;
     t->block->stores--;

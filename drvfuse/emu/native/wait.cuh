@@ -178,13 +178,6 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
     try_barrier(l, b, id);
 }
 
-FN void try_cluster(Launch* l, Block* leader) {
-    if (!leader->cluster_arrived || leader->cluster_arrived < leader->cluster_live) return;
-    leader->cluster_arrived = 0;
-    leader->cluster_phase++;
-    l->barriers++;
-}
-
 // Warp operations ----------------------------------------------------------------------------------------------------------
 
 FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {

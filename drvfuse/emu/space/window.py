@@ -178,9 +178,9 @@ class Window:
         bisect.insort(self._starts, address)
         return address
 
-    def host_alloc(self, nbytes: int, device_mask: int = 0xFF) -> int:
-        """Pinned host memory that every device in the mask may access; it counts as initialised."""
-        return self.alloc(nbytes, None, device_mask, device_mask, kind=Kind.HOST, initialised=True)
+    def host_alloc(self, nbytes: int) -> int:
+        """Pinned host memory that every device may access; it counts as initialised."""
+        return self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True)
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
         """Memory that the engine hands out itself in pieces (shared, local, parameters): addressable throughout."""
@@ -243,7 +243,7 @@ class Window:
         """Give back what `reserve` returned; nothing may be mapped there any more."""
         if self._reservations.get(address) != nbytes:
             raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a reservation, with its size")
-        if any(True for _ in self._mapped(address, nbytes)):
+        if next(self._mapped(address, nbytes), None):
             raise ArgumentError("address", f"0x{address:x}", "a reservation with nothing mapped")
         del self._reservations[address]
         self._addresses.give(address, nbytes + GRANULE)
@@ -363,10 +363,6 @@ class Window:
     def mark_initialised(self, address: int, nbytes: int) -> None:
         """The host wrote this range, all of which is allocated."""
         ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE | abi.SHADOW_INITIALISED, nbytes)
-
-    def mark_uninitialised(self, address: int, nbytes: int) -> None:
-        """Forget that this range, all of which is allocated, was ever written (memory handed out again by a pool)."""
-        ctypes.memset(address + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, nbytes)
 
     def uninitialised(self, address: int, nbytes: int) -> int | None:
         """The first byte of the range that nobody wrote, or None."""

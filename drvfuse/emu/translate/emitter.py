@@ -101,6 +101,20 @@ class Emitter(Registers):
         self.do(f"ret i32 {status}")
         self.start(self.label())
 
+    def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
+        """The end of the half before a suspend: which operation, where; the status to return."""
+        if kind is not None:
+            self.put("op_kind", f"i32 {int(kind)}")
+        self.put("site", f"i32 {self.site(ins)}")
+        return int(status)
+
+    def copying(self, name: str, *args: str) -> None:
+        """Call a function of asynchronous copies; leave with FAULT if it refuses."""
+        self.copies = True
+        refused = self.runtime(name, "%t", *args)
+        if refused is not None:
+            self.leave_if(refused)
+
     # Addresses ------------------------------------------------------------------------------------------------------
     def _variable(self, var: Var, offset: int) -> str:
         """Address (i64) of a variable in its own space."""

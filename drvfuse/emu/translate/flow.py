@@ -8,11 +8,13 @@ one place in the frame, so a suspend need not save what that place holds since a
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Not, Pair, Reg, Sym, Tuple, Vec
+from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Not, Pair, Reg, Tuple, Vec
 
 
 @dataclass(slots=True, eq=False)
@@ -46,18 +48,17 @@ class Traits:
     pure: bool
 
 
-def _registers(operand: Any) -> list[Reg]:
+def _registers(operand: Any) -> int:
+    """Those of an operand, as a bit set by index."""
     if isinstance(operand, Reg):
-        return [operand]
+        return 1 << operand.index
     if isinstance(operand, Addr):
         return _registers(operand.base)
     if isinstance(operand, (Vec, Tuple)):
-        return [r for item in operand.items for r in _registers(item)]
+        return functools.reduce(operator.or_, map(_registers, operand.items), 0)
     if isinstance(operand, Pair):
-        return _registers(operand.first) + _registers(operand.second)
-    if isinstance(operand, Not):
-        return _registers(operand.reg)
-    return []
+        return _registers(operand.first) | _registers(operand.second)
+    return _registers(operand.reg) if isinstance(operand, Not) else 0
 
 
 def _writes_first(ins: Instruction) -> bool:
@@ -79,20 +80,11 @@ def uses_defs(ins: Instruction) -> tuple[int, int]:
     """Bit sets (by register index) that the instruction reads and writes; a guarded write also reads."""
     uses = defs = 0
     operands = ins.operands
-    if operands and _writes_first(ins):
-        if isinstance(operands[0], Addr):
-            for r in _registers(operands[0]):
-                uses |= 1 << r.index
-        else:
-            for r in _registers(operands[0]):
-                defs |= 1 << r.index
+    if operands and _writes_first(ins) and not isinstance(operands[0], Addr):
+        defs = _registers(operands[0])
         operands = operands[1:]
     for operand in operands:
-        if isinstance(operand, Reg):
-            uses |= 1 << operand.index
-        elif not isinstance(operand, Sym):
-            for r in _registers(operand):
-                uses |= 1 << r.index
+        uses |= _registers(operand)
     if ins.guard:
         uses |= defs | 1 << ins.guard[0].index
     return uses, defs

@@ -19,17 +19,7 @@ from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
 from .opcodes import bits, control, convert, copies, floating, integer, mbarrier, memory, select
 
-OPCODE_MODULES = (
-    bits,
-    control,
-    convert,
-    copies,
-    floating,
-    integer,
-    mbarrier,
-    memory,
-    select,
-)
+OPCODE_MODULES = (bits, control, convert, copies, floating, integer, mbarrier, memory, select)
 
 
 @dataclass(frozen=True)

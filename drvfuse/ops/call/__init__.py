@@ -6,7 +6,8 @@
    allocates them; `scratch` finds the workspace of an op on one device. A wrong argument raises a typed error here.
 2. Plan. `plans` decides grids, chunks and algorithms from integers, an op says with a `Specialisation` what its kernel
    is compiled for, and `planned` keeps both, as a `Planned` for each device, for later calls. Its key is all that it
-   depends on: shapes, dtypes, options, what addresses are multiples of, the folder of the sources; never an address.
+   depends on: shapes, dtypes, options, what addresses are multiples of, the fault planted in the kernels; never an
+   address.
    A driver (`KernelCache`) owns the kernels, a device or a group (`PlanCache`) the plans, `Scratch` the workspaces:
    `owner.part(KernelCache)` is the one object of a class.
 3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls; the op writes that in place.

@@ -118,13 +118,13 @@ def one_device(operands: Iterable[Operand]) -> Device:
 
 
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
-    """`value` as a list with an entry a local rank; a bare value is accepted if there is one local rank."""
+    """`value` as a list with an entry per local rank; a bare value is accepted if there is one local rank."""
     if isinstance(value, (list, tuple)):
         if len(value) != len(group.ranks):
-            raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one a local rank")
+            raise ArgumentError(argument, f"{len(value)} arrays", f"{len(group)} arrays, one per local rank")
         return list(value)
     if len(group.ranks) != 1:
-        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one a local rank")
+        raise ArgumentError(argument, kind_of(value), f"a list of {len(group)} arrays, one per local rank")
     return [value]
 
 
@@ -144,7 +144,7 @@ def of_ranks(
     alignment: int = VECTOR,
     writable: bool = False,
 ) -> list[Operand]:
-    """One contiguous array a local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
+    """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
     Where `shape` and `dtype` are None, all have those of the first one.
     """

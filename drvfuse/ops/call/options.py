@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError, Unsupported
+from ...comm.group import Group
+from ...errors import ArgumentError, Unsupported, require_kind
 
 _FLOAT32 = struct.Struct("f")
 
@@ -48,6 +49,12 @@ MULTIMEM_VETOES = {
     "NVSHMEM_DISABLE_NVLS": "1",
 }
 """Environment variables, and the value by which each forbids multicast at a site."""
+
+
+def open_group(group: Group) -> None:
+    """Raise ArgumentError for what is no group, and ClosedError for one that is closed."""
+    require_kind("group", group, Group, "a drvfuse.Group")
+    group.require_open()
 
 
 def pdl_level(value: Any) -> PDLLevel:

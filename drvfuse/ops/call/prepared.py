@@ -46,7 +46,7 @@ class Schedule(Protocol):
 
 
 class Direct:
-    """One kernel a rank; the kernels meet on the device, in any order of launch."""
+    """One kernel per rank; the kernels meet on the device, in any order of launch."""
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]

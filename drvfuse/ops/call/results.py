@@ -34,8 +34,8 @@ def of_ranks(
     dtype: DType,
     streams: Sequence[Stream],
 ) -> tuple[list[Operand], list[Any]]:
-    """One result array a local rank, and what the caller gets for them: what he gave, whose operands are `targets`, or
-    new arrays.
+    """One result array per local rank, and what the caller gets for them: what he gave, whose operands are `targets`,
+    or new arrays.
 
     Raises CaptureError if new ones are needed during a capture.
     """

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ... import config
-from ...errors import ArgumentError, CaptureError, GridTimeout
+from ...errors import ArgumentError, CaptureError, GridTimeout, require_kind
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.driver import Driver
@@ -188,6 +188,7 @@ def check_device(device: Device) -> None:
 
     Reads host memory only, so a launch that still runs is not seen: synchronise first.
     """
+    require_kind("device", device, Device, "a drvfuse.Device")
     scratch = device.part(Scratch)
     for space in (*scratch.own.values(), *scratch.known.values()):
         space.check()

@@ -44,14 +44,14 @@ def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> li
         return [rank.stream for rank in group.ranks]
     if isinstance(streams, str):
         if streams != "current":
-            raise ArgumentError("streams", repr(streams), 'None, "current", or a list of streams, one a local rank')
+            raise ArgumentError("streams", repr(streams), 'None, "current", or a list of streams, one per local rank')
         return [_current(operand, "streams") for operand in inputs]
     if not isinstance(streams, (list, tuple)):
         if len(group) != 1:
-            raise ArgumentError("streams", repr(streams), f"a list of {len(group)} streams, one a local rank")
+            raise ArgumentError("streams", repr(streams), f"a list of {len(group)} streams, one per local rank")
         streams = [streams]
     if len(streams) != len(group):
-        raise ArgumentError("streams", f"{len(streams)} streams", f"{len(group)} streams, one a local rank")
+        raise ArgumentError("streams", f"{len(streams)} streams", f"{len(group)} streams, one per local rank")
     return [
         rank.wrap(stream, f"streams[{position}]")
         for position, (rank, stream) in enumerate(zip(group.ranks, streams, strict=True))

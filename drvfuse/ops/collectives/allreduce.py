@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`allreduce`: the sum of one array a rank, on every rank."""
+"""`allreduce`: the sum of one array per rank, on every rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def allreduce(
 ) -> Prepared[list[Array]]:
     """Sum `inputs` over the ranks, element by element; every rank gets the sum.
 
-    `inputs` is a list with one array a local rank, all of one shape and dtype (float32, float16 or bfloat16), each
+    `inputs` is a list with one array per local rank, all of one shape and dtype (float32, float16 or bfloat16), each
     contiguous, 16-byte aligned and on its rank's device: `Array`s, or any object with DLPack or
     `__cuda_array_interface__`. `outputs` likewise; None allocates them. `outputs[i]` may be `inputs[i]` itself and must
     otherwise share memory with nothing. With one local rank a bare array is accepted in place of a list, and a bare
@@ -76,7 +76,7 @@ def allreduce(
     (allocation or unjoined streams during capture) before anything is launched, and BarrierTimeout if an earlier call
     on the group timed out.
     """
-    group.require_open()
+    options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
     options.refuse_multimem(use_multimem)
     pdl = options.pdl_level(pdl_level)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class NormResult(NamedTuple):
-    """Lists with an array a local rank (or bare arrays); `scales` and `residual` are None where there are none.
+    """Lists with an array per local rank (or bare arrays); `scales` and `residual` are None where there are none.
 
     Arrays that were given come back as given.
     """
@@ -66,10 +66,11 @@ def allreduce_rmsnorm_fp8(
 ) -> Prepared[NormResult]:
     """Sum `inputs` over the ranks, add the residual, normalise each row and quantise it, on every rank.
 
-    `inputs`: a list with one array [..., columns] a local rank, of one shape and dtype (bfloat16, float16 or float32),
-    1 to 16384 columns. `gammas`: one array [columns] a rank, of the inputs' dtype. `residuals`: one array a rank, like
-    the inputs. Gammas and residuals are replicated by contract: equal on all ranks, which nothing checks. With a
-    `pdl_level` other than OFF gammas may be read before the kernel in front has finished: it must not write them.
+    `inputs`: a list with one array [..., columns] per local rank, of one shape and dtype (bfloat16, float16 or
+    float32), 1 to 16384 columns. `gammas`: one array [columns] per rank, of the inputs' dtype. `residuals`: one array
+    per rank, like the inputs. Gammas and residuals are replicated by contract: equal on all ranks, which nothing
+    checks. With a `pdl_level` other than OFF gammas may be read before the kernel in front has finished: it must not
+    write them.
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the input dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);
@@ -85,7 +86,7 @@ def allreduce_rmsnorm_fp8(
 
     Returns (output, scales, residual): lists, or bare arrays if `inputs` is a bare array of the one local rank.
     """
-    group.require_open()
+    options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)

@@ -88,7 +88,7 @@ class Epilogue:
     to fma.
 
     A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the
-    dtype is a floating one. Give a list, one entry a local rank, where it differs by rank; `Replicated([...])` for a
+    dtype is a floating one. Give a list, one entry per local rank, where it differs by rank; `Replicated([...])` for a
     copy on each rank of the same values; a bare array is read by every rank where it lies, so it may be overwritten or
     freed only after the call is complete on all ranks, not just on the rank that holds it. Nothing checks indices, and
     an array parameter must not overlap what the collective writes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epilogue on a group: its C++ text, and its parameters as one structure a rank."""
+"""An epilogue on a group: its C++ text, and its parameters as one structure per rank."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Parameter:
 
 
 def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
-    """Check the parameters against the group and fill a structure a rank. Raises ArgumentError naming the parameter."""
+    """Check the parameters against the group and fill a structure per rank. Raises ArgumentError naming one."""
     if not isinstance(epilogue, Epilogue):
         raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
     parameters = {name: _parameter(group, name, value) for name, value in epilogue.parameters.items()}

@@ -36,9 +36,9 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch a local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second argument
-    of rank i's kernel. Of addresses those are written that every collective has: `table[i]` are the arrays that rank i
-    sums, `inputs[i]` is its own."""
+    """A launch per local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second
+    argument of rank i's kernel. Of addresses those are written that every collective has: `table[i]` are the arrays
+    that rank i sums, `inputs[i]` is its own."""
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
         planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, *plan(), pdl))

@@ -16,6 +16,7 @@ from engine_harness import Rig
 from drvfuse.emu import abi
 from drvfuse.emu.abi import structs
 from drvfuse.emu.abi.header import CONSTANTS, ENUMS, header
+from drvfuse.emu.machine.engine import EngineLaunch
 from drvfuse.emu.native import loader
 
 STRUCTURES = {name: getattr(structs, name) for name in structs.DECLARATIONS}
@@ -38,8 +39,8 @@ def told_by_cpp(expressions: list[str]) -> list[int]:
     module = rig.engine.load(text.rstrip(b"\0").decode())
     out = rig.empty(8 * len(expressions))
     blob = rig.window.alloc(max(module.globals_bytes, 1), 0, 0xFF, 0xFF, initialised=True)
-    launch = rig.engine.launch(
-        module, "k", device=0, grid=(1, 1, 1), block=(1, 1, 1), smem=0,
+    launch = EngineLaunch(
+        rig.engine, module, "k", device=0, grid=(1, 1, 1), block=(1, 1, 1), smem=0,
         params=out.to_bytes(8, "little"), globals_addr=blob, max_resident=1,
     )  # fmt: skip
     assert rig.finish(launch) and launch.fault is None

@@ -97,7 +97,7 @@ def test_memory_that_may_only_be_read(rig):
 
 def test_memory_that_nobody_wrote(rig):
     p = rig.array(np.arange(32, dtype=np.int32))
-    rig.window.mark_uninitialised(p + 4 * 17 + 2, 1)
+    rig.window.view(p + 4 * 17 + 2 + abi.SHADOW_OFFSET, 1)[:] = abi.SHADOW_ADDRESSABLE
     fault = fault_of(rig, rig.launch(COPY, p, rig.empty(128), 32), COPY, "uninitialised")
     assert (fault.thread, fault.address) == ((17, 0, 0), p + 4 * 17 + 2)
 

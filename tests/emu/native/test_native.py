@@ -110,3 +110,22 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
     with pytest.raises(PtxError) as caught:
         loader.load(text)
     assert "frobnicate" in text.splitlines()[caught.value.line - 1]
+
+
+def test_threads_that_come_first_at_once_share_one_runtime():
+    """In a process of its own, as the runtime is loaded once: two would publish the functions of the later one."""
+    program = """
+import threading, time
+from drvfuse.emu.native import loader
+load, loads = loader._load, []
+def slow(ptx, raw):
+    loads.append(raw)
+    time.sleep(0.3)
+    return load(ptx, raw)
+loader._load = slow
+threads = [threading.Thread(target=loader.runtime) for _ in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert loads == [True], loads
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

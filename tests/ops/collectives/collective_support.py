@@ -22,7 +22,7 @@ def ranks(*numbers: int) -> list[Any]:
 
 
 def random_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:
-    """One array a rank, signed, of several magnitudes, so that the order of additions matters."""
+    """One array per rank, signed, of several magnitudes, so that the order of additions matters."""
     element = dtypes.get(dtype).numpy
     values = []
     for _ in range(n):

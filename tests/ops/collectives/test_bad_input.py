@@ -76,6 +76,13 @@ def test_wrong_number_of_arrays(group, xs, refused):
     refused(lambda: fused(group, xs, gammas=xs[:1]), "gammas", "3 arrays")
 
 
+@pytest.mark.parametrize("wrong", [None, "emu", 2])
+def test_what_is_no_group(xs, refused, wrong):
+    refused(lambda: df.allreduce(wrong, xs), "group", "must be a drvfuse.Group")
+    refused(lambda: df.allreduce.prepare(wrong, xs), "group", "must be a drvfuse.Group")
+    refused(lambda: df.allreduce_rmsnorm_fp8(wrong, xs, xs, epsilon=1e-6), "group", "must be a drvfuse.Group")
+
+
 def test_shape_or_dtype_differs_between_ranks(group, xs, refused):
     other = group.ranks[2].zeros((4, 31), "bfloat16")
     refused(lambda: df.allreduce(group, [*xs[:2], other]), "inputs[2]", "(4, 32)")

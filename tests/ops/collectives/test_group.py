@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import traceback
+import weakref
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_number_of_devices(new_group):
         ([], "from 1 to 8"),
         (9, "from 1 to 8"),
         (range(9), "from 1 to 8"),
-        (-1, "at least 0"),
+        (-1, "integer from 1 to 8, or a list of device ids"),
+        (None, "integer from 1 to 8, or a list of device ids"),
         ([0, 0], "distinct"),
         ([0, 99], "present"),
         ([0, -1], "at least 0"),
@@ -106,6 +108,17 @@ def test_a_collected_group_gives_its_blocks_back():
         with df.Group.local(1, driver=machine, max_blocks=8) as group:
             assert group.max_blocks == 8
         assert array.numpy().sum() == 4
+
+
+@pytest.mark.emu
+def test_a_machine_that_is_dropped_with_an_open_group_is_collected():
+    group = df.Group.local(2, driver=df.emu.Machine(devices=2))
+    machine = weakref.ref(group.driver.machine)
+    df.allreduce(group, [rank.zeros((2, 8), "float32") for rank in group])
+    group.synchronize()
+    del group
+    gc.collect()
+    assert machine() is None
 
 
 @pytest.mark.gpus(2)

@@ -44,9 +44,7 @@ def trap(op: Opcode) -> Action:
             if kind == abi.Trap.TRAP:
                 g.do("unreachable")
             return
-        g.put("op_kind", f"i32 {int(kind)}")
-        g.put("site", f"i32 {g.site(ins)}")
-        g.do(f"ret i32 {int(abi.Status.TRAP)}")
+        g.do(f"ret i32 {g.suspend(ins, abi.Status.TRAP, kind)}")
         if kind != abi.Trap.TRAP:
             g.start(g.label())
 
@@ -129,9 +127,7 @@ def _system_call(g: Emitter, ins: Instruction, name: str, returns: tuple[Any, ..
     g.put("op_addr", f"i64 {g.op(f'load i64, ptr {file}')}")
     g.put("op_a", f"i32 {g.op(f'load i32, ptr {line}')}")
     g.put("op_seen", f"i64 {g.op(f'load i64, ptr {function}')}")
-    g.put("op_kind", f"i32 {int(abi.Trap.ASSERT)}")
-    g.put("site", f"i32 {g.site(ins)}")
-    g.leave(int(abi.Status.TRAP))
+    g.leave(g.suspend(ins, abi.Status.TRAP, abi.Trap.ASSERT))
 
 
 # Block barriers -----------------------------------------------------------------------------------------------------
@@ -145,11 +141,10 @@ def barrier(op: Opcode) -> Action:
     op.flag("cta")
     aligned = op.flag("aligned") or op.base == "bar"
     verb = op.pick("sync", "arrive", "red")
-    kind = {"sync": abi.Barrier.SYNC, "arrive": abi.Barrier.ARRIVE}.get(verb)
-    if kind is None:
-        which = op.pick("popc", "and", "or")
+    which = op.pick("popc", "and", "or") if verb == "red" else verb
+    if verb == "red":
         op.pick("u32" if which == "popc" else "pred")
-        kind = {"popc": abi.Barrier.POPC, "and": abi.Barrier.AND, "or": abi.Barrier.OR}[which]
+    kind = abi.Barrier[which.upper()]
 
     def before(g: Emitter, ins: Instruction) -> int:
         operands = list(ins.operands)
@@ -158,9 +153,7 @@ def barrier(op: Opcode) -> Action:
             operands.pop(0)
         g.put("op_a", f"i32 {g.word(operands[0], 32)}")
         g.put("op_b", f"i32 {g.word(operands[1], 32) if len(operands) > 1 else 0}")
-        g.put("op_kind", f"i32 {int(kind) | (0 if aligned else abi.Barrier.UNALIGNED)}")
-        g.put("site", f"i32 {g.site(ins)}")
-        return int(abi.Status.BARRIER)
+        return g.suspend(ins, abi.Status.BARRIER, kind | (0 if aligned else abi.Barrier.UNALIGNED))
 
     def after(g: Emitter, ins: Instruction) -> None:
         if verb == "red":
@@ -179,8 +172,7 @@ def griddepcontrol(op: Opcode) -> Action:
 
         def before(g: Emitter, ins: Instruction) -> int:
             g.waits = True
-            g.put("site", f"i32 {g.site(ins)}")
-            return int(abi.Status.GDC_WAIT)
+            return g.suspend(ins, abi.Status.GDC_WAIT)
 
         return Action(lambda g, ins: None, before=before, pure=False)
 
@@ -197,8 +189,7 @@ def nanosleep(op: Opcode) -> Action:
 
     def before(g: Emitter, ins: Instruction) -> int:
         g.put("op_a", f"i32 {g.word(ins.operands[0], 32)}")
-        g.put("site", f"i32 {g.site(ins)}")
-        return int(abi.Status.SLEEP)
+        return g.suspend(ins, abi.Status.SLEEP)
 
     return Action(lambda g, ins: None, before=before, pure=False)
 
@@ -210,9 +201,7 @@ def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> A
     def before(g: Emitter, ins: Instruction) -> int:
         operands(g, ins)
         g.put("op_mask", f"i32 {g.word(ins.operands[mask_at], 32)}")
-        g.put("op_kind", f"i32 {int(kind)}")
-        g.put("site", f"i32 {g.site(ins)}")
-        return int(abi.Status.WARPOP)
+        return g.suspend(ins, abi.Status.WARPOP, kind)
 
     return Action(after or (lambda g, ins: None), before=before, pure=False)
 
@@ -232,12 +221,7 @@ def _result(g: Emitter, ins: Instruction) -> None:
 def shfl(op: Opcode) -> Action:
     if not op.flag("sync"):
         raise RefusedError("the modifier .sync is expected")
-    kind = {
-        "up": abi.WarpOp.SHFL_UP,
-        "down": abi.WarpOp.SHFL_DOWN,
-        "bfly": abi.WarpOp.SHFL_BFLY,
-        "idx": abi.WarpOp.SHFL_IDX,
-    }[op.pick("up", "down", "bfly", "idx")]
+    kind = abi.WarpOp[f"SHFL_{op.pick('up', 'down', 'bfly', 'idx').upper()}"]
     op.pick("b32")
 
     def operands(g: Emitter, ins: Instruction) -> None:
@@ -303,10 +287,4 @@ def elect(op: Opcode) -> Action:
 @opcode("activemask")
 def activemask(op: Opcode) -> Action:
     op.pick("b32")
-
-    def before(g: Emitter, ins: Instruction) -> int:
-        g.put("op_kind", f"i32 {int(abi.WarpOp.ACTIVEMASK)}")
-        g.put("site", f"i32 {g.site(ins)}")
-        return int(abi.Status.WARPOP)
-
-    return Action(_result, before=before, pure=False)
+    return Action(_result, lambda g, ins: g.suspend(ins, abi.Status.WARPOP, abi.WarpOp.ACTIVEMASK), pure=False)

@@ -22,9 +22,9 @@ def cp(op: Opcode) -> Action:
     if op.rest[:1] == ["bulk"]:
         return _bulk(op)
     if op.flag("commit_group"):
-        return Action(_commit, pure=False)
+        return Action(lambda g, ins: g.copying("rt_copy_commit"), pure=False)
     if op.flag("wait_group"):
-        return Action(_wait_group, pure=False)
+        return Action(lambda g, ins: _wait(g, ins, _newest(ins)), pure=False)
     if op.flag("wait_all"):
         return Action(_wait_all, pure=False)
     sizes = {"ca": (4, 8, 16), "cg": (16,)}[op.pick("ca", "cg")]
@@ -42,9 +42,8 @@ def cp(op: Opcode) -> Action:
             count = g.op(f"select i1 {g.pred(rest[0])}, i32 0, i32 {count}")
         elif rest:
             count = g.word(rest[0], 32)
-        g.copies = True
         where = g.address(target, "shared"), g.address(source, "global")
-        g.leave_if(g.runtime("rt_copy", "%t", *where, str(size.value), count, str(g.site(ins))))
+        g.copying("rt_copy", *where, str(size.value), count, str(g.site(ins)))
 
     return Action(emit, pure=False)
 
@@ -54,9 +53,10 @@ def _bulk(op: Opcode) -> Action:
     if "prefetch" in op.rest:
         return _prefetch(op)
     if op.flag("commit_group"):
-        return Action(_bulk_commit, pure=False)
+        return Action(lambda g, ins: g.copying("rt_bulk_commit"), pure=False)
     if op.flag("wait_group"):
-        return _bulk_wait(int(op.flag("read")))
+        read = str(int(op.flag("read")))
+        return Action(lambda g, ins: g.copying("rt_bulk_wait", str(_newest(ins)), read, str(g.site(ins))), pure=False)
     return _bulk_store(op) if "bulk_group" in op.rest else bulk_load(op)
 
 
@@ -71,22 +71,8 @@ def _bulk_store(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         target, source, size = ins.operands[:-1] if has_policy else ins.operands
-        g.copies = True
         where = g.address(target, "global"), g.address(source, "shared"), g.word(size, 32)
-        g.leave_if(g.runtime("rt_bulk_store", "%t", *where, str(g.site(ins))))
-
-    return Action(emit, pure=False)
-
-
-def _bulk_commit(g: Emitter, ins: Instruction) -> None:
-    g.copies = True
-    g.runtime("rt_bulk_commit", "%t")
-
-
-def _bulk_wait(read: int) -> Action:
-    def emit(g: Emitter, ins: Instruction) -> None:
-        g.copies = True
-        g.leave_if(g.runtime("rt_bulk_wait", "%t", str(_newest(ins)), str(read), str(g.site(ins))))
+        g.copying("rt_bulk_store", *where, str(g.site(ins)))
 
     return Action(emit, pure=False)
 
@@ -104,14 +90,8 @@ def _prefetch(op: Opcode) -> Action:
     return Action(emit)
 
 
-def _commit(g: Emitter, ins: Instruction) -> None:
-    g.copies = True
-    g.leave_if(g.runtime("rt_copy_commit", "%t"))
-
-
 def _wait(g: Emitter, ins: Instruction, newest: int) -> None:
-    g.copies = True
-    g.leave_if(g.runtime("rt_copy_wait", "%t", str(newest), str(g.site(ins))))
+    g.copying("rt_copy_wait", str(newest), str(g.site(ins)))
 
 
 def _newest(ins: Instruction) -> int:
@@ -121,10 +101,6 @@ def _newest(ins: Instruction) -> int:
     return newest.value
 
 
-def _wait_group(g: Emitter, ins: Instruction) -> None:
-    _wait(g, ins, _newest(ins))
-
-
 def _wait_all(g: Emitter, ins: Instruction) -> None:
-    _commit(g, ins)
+    g.copying("rt_copy_commit")
     _wait(g, ins, 0)

@@ -17,6 +17,7 @@ from ..opcode import Action, Opcode, RefusedError, opcode, width
 
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 KINDS = ("f32", "f64", *HALVES)
+UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
 Compute = Callable[[Emitter, list[str]], str]
 
 
@@ -240,8 +241,9 @@ def map_halves(kind: str, compute: Compute) -> Action:
 
 
 # Handlers -----------------------------------------------------------------------------------------------------------
+@opcode("fma")
 def arithmetic(op: Opcode) -> Action:
-    """add sub mul mad fma neg abs min max."""
+    """fma, and for `integer` the floating-point forms of add sub mul mad neg abs min max."""
     verb = op.base
     kinds = [p for p in op.rest if p in KINDS]
     if len(kinds) != 1:
@@ -278,11 +280,6 @@ def _xorsign(kind: str, verb: str, nan: bool, ftz: bool) -> Action:
         g.set_int(d, g.op(f"select i1 {isnan}, i32 2147483647, i32 {r}"), 32)
 
     return Action(emit)
-
-
-@opcode("fma")
-def fma(op: Opcode) -> Action:
-    return arithmetic(op)
 
 
 def division(op: Opcode) -> Action:
@@ -418,7 +415,7 @@ def comparison(verb: str, kind: str, ftz: bool) -> Callable[[Emitter, Any, Any],
         code = "ord" if verb == "num" else "uno"
     elif verb in ("eq", "ne", "lt", "le", "gt", "ge"):
         code = "o" + verb
-    elif verb in ("equ", "neu", "ltu", "leu", "gtu", "geu"):
+    elif verb in UNORDERED:
         code = "u" + verb[:2]
     else:
         raise RefusedError(f"unsupported comparison .{verb}")

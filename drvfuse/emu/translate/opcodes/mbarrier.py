@@ -17,15 +17,15 @@ def _call(
     ins: Instruction,
     op: abi.Mbarrier,
     address: Any,
-    *,
-    count: str = "0",
-    bytes_: str = "0",
-    state: str = "0",
     flags: int = 0,
+    *,
+    count: Any = 0,
+    bytes_: Any = 0,
+    state: Any = 0,
 ) -> None:
     where = g.address(address, "shared")
-    arguments = (where, str(int(op)), count, bytes_, state, str(flags), str(g.site(ins)))
-    g.leave_if(g.runtime("rt_mbarrier", "%t", *arguments))
+    arguments = (int(op), count, bytes_, state, flags, g.site(ins))
+    g.leave_if(g.runtime("rt_mbarrier", "%t", where, *map(str, arguments)))
 
 
 @opcode("mbarrier")
@@ -58,7 +58,7 @@ def _init(op: Opcode, verb: str) -> Action:
         if len(count) != (verb == "init"):
             raise RefusedError("a count is expected of init, and of nothing else")
         which = abi.Mbarrier.INIT if count else abi.Mbarrier.INVAL
-        _call(g, ins, which, address, count=g.word(count[0], 32) if count else "0")
+        _call(g, ins, which, address, count=g.word(count[0], 32) if count else 0)
 
     return Action(emit, pure=False)
 
@@ -73,10 +73,8 @@ def _arrive(op: Opcode, verb: str) -> Action:
         if len(rest) > 1 or (expects and not rest):
             raise RefusedError("one count is expected at most, and by expect_tx")
         amount = g.word(rest[0], 32) if rest else "1"
-        if expects:
-            _call(g, ins, abi.Mbarrier.ARRIVE, address, count="1", bytes_=amount, flags=flags)
-        else:
-            _call(g, ins, abi.Mbarrier.ARRIVE, address, count=amount, flags=flags)
+        count, nbytes = (1, amount) if expects else (amount, 0)
+        _call(g, ins, abi.Mbarrier.ARRIVE, address, flags, count=count, bytes_=nbytes)
         g.set_int(target, g.get("op_value", "i64"), 64)
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
@@ -89,7 +87,7 @@ def _expect(op: Opcode) -> Action:
 
     def after(g: Emitter, ins: Instruction) -> None:
         address, amount = ins.operands
-        _call(g, ins, abi.Mbarrier.EXPECT, address, bytes_=g.word(amount, 32), flags=flags)
+        _call(g, ins, abi.Mbarrier.EXPECT, address, flags, bytes_=g.word(amount, 32))
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
 
@@ -106,7 +104,7 @@ def _wait(op: Opcode, verb: str) -> Action:
         word = g.word(state, 32 if parity else 64)
         if parity:
             word = g.op(f"shl i64 {g.op(f'zext i32 {word} to i64')}, {abi.MBARRIER_PARITY_BIT}")
-        _call(g, ins, abi.Mbarrier.TEST, address, state=word, flags=flags)
+        _call(g, ins, abi.Mbarrier.TEST, address, flags, state=word)
         g.set_pred(done, g.op(f"icmp ne i32 {g.get('op_pred', 'i32')}, 0"))
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
@@ -122,8 +120,7 @@ def bulk_load(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         target, source, size, barrier = ins.operands[:-1] if has_policy else ins.operands
-        g.copies = True
         where = g.address(target, "shared"), g.address(source, "global"), g.word(size, 32)
-        g.leave_if(g.runtime("rt_bulk", "%t", *where, g.address(barrier, "shared"), str(g.site(ins))))
+        g.copying("rt_bulk", *where, g.address(barrier, "shared"), str(g.site(ins)))
 
     return Action(emit, pure=False)

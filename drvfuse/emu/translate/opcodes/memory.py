@@ -25,12 +25,14 @@ _SPACES = {
     "param::entry": abi.Space.PARAM,
     "param::func": abi.Space.PARAM,
 }
-SCOPES = {"cta": abi.Scope.CTA, "cluster": abi.Scope.CLUSTER, "gpu": abi.Scope.GPU, "sys": abi.Scope.SYS}
-ORDERS = {
-    "relaxed": abi.Order.RELAXED,
-    "acquire": abi.Order.ACQUIRE,
-    "release": abi.Order.RELEASE,
-    "acq_rel": abi.Order.ACQ_REL,
+SCOPES = {scope.name.lower(): scope for scope in abi.Scope}
+ORDERS = {order.name.lower(): order for order in abi.Order}
+_TYPES_OF_ATOMICS = {
+    "cas": ("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
+    "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64"),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    **dict.fromkeys(("add", "min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
 }
 
 
@@ -78,8 +80,7 @@ def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
         operand = next(o for o in ins.operands if isinstance(o, Addr))
         g.put("op_addr", f"i64 {g.address(operand, space)}")
         g.put("op_size", f"i32 {size}")
-        g.put("site", f"i32 {g.site(ins)}")
-        return int(abi.Status.YIELD)
+        return g.suspend(ins, abi.Status.YIELD)
 
     return before
 
@@ -211,7 +212,7 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
     ll = f"i{n}"
     noftz = op.flag("noftz")
     if t in real.KINDS:
-        if verb == "exch" or verb not in ("add", "min", "max") or (verb != "add" and t in ("f32", "f64")):
+        if verb not in ("add", "min", "max") or (verb != "add" and t in ("f32", "f64")):
             raise RefusedError(f"unsupported atomic .{verb}.{t}")
         if (t in real.HALVES) != noftz:
             raise RefusedError(
@@ -235,19 +236,7 @@ def _update(op: Opcode, verb: str, t: str) -> Callable[[Emitter, str, list[str]]
 
         return real_update
     s = "s" if is_signed(t) else "u"
-    allowed = {
-        "cas": ("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
-        "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64"),
-        "and": ("b32", "b64"),
-        "or": ("b32", "b64"),
-        "xor": ("b32", "b64"),
-        "add": ("u32", "s32", "u64", "s64"),
-        "min": ("u32", "s32", "u64", "s64"),
-        "max": ("u32", "s32", "u64", "s64"),
-        "inc": ("u32",),
-        "dec": ("u32",),
-    }
-    if t not in allowed[verb] or noftz:
+    if t not in _TYPES_OF_ATOMICS[verb] or noftz:
         raise RefusedError(f"unsupported atomic .{verb}.{t}")
 
     def update(g: Emitter, old: str, v: list[str]) -> str:

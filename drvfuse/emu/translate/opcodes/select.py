@@ -22,8 +22,7 @@ def selp(op: Opcode) -> Action:
         p = g.pred(c)
         if t in ("f32", "f64"):
             ll = "float" if t == "f32" else "double"
-            raw = g.raw_nan(a) or g.raw_nan(b)
-            if not raw:
+            if not (g.raw_nan(a) or g.raw_nan(b)):
                 g.set_real(d, g.op(f"select i1 {p}, {ll} {g.real(a, t)}, {ll} {g.real(b, t)}"), t, arithmetic=False)
                 return
         g.set_int(d, g.op(f"select i1 {p}, i{n} {g.word(a, n)}, i{n} {g.word(b, n)}"), n)
@@ -60,26 +59,7 @@ _UNSIGNED = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
 @opcode("setp", "set")
 def compare(op: Opcode) -> Action:
     sets_predicate = op.base == "setp"
-    verb = op.pick(
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "lo",
-        "ls",
-        "hi",
-        "hs",
-        "equ",
-        "neu",
-        "ltu",
-        "leu",
-        "gtu",
-        "geu",
-        "num",
-        "nan",
-    )
+    verb = op.pick(*_COMPARE, *_UNSIGNED, *real.UNORDERED, "num", "nan")
     boolean = op.pick("and", "or", "xor", default="")
     ftz = op.flag("ftz")
     kinds = op.types(1 if sets_predicate else 2)
@@ -159,11 +139,7 @@ def mov(op: Opcode) -> Action:
             g.set_int(d, total, n)
         elif isinstance(a, Special):
             v, w = special(g, a.name)
-            if w > n:
-                v = g.op(f"trunc i{w} {v} to i{n}")
-            elif w < n:
-                v = g.op(f"zext i{w} {v} to i{n}")
-            g.set_int(d, v, n)
+            g.set_int(d, v if w == n else g.op(f"{'trunc' if w > n else 'zext'} i{w} {v} to i{n}"), n)
         elif isinstance(a, Reg) and isinstance(d, Reg) and width(a.type) == n:
             g.copy(d, a, n)
         else:
