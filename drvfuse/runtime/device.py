@@ -148,12 +148,15 @@ class Device(Owner):
     @property
     def stream(self) -> Stream:
         """The device's own non-blocking stream, made on first use."""
-        from .stream import Stream
+        found = self._stream
+        if found is None or found.closed:
+            from .stream import Stream
 
-        with self.driver.lock:
-            if self._stream is None or self._stream.closed:
-                self._stream = Stream(self)
-            return self._stream
+            with self.driver.lock:
+                found = self._stream
+                if found is None or found.closed:
+                    found = self._stream = Stream(self)
+        return found
 
     @property
     def pool(self) -> Pool:

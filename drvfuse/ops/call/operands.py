@@ -79,7 +79,12 @@ def whole(
     name: str, value: Any, driver: Driver, dtypes: Sequence[str] | None = None, writable: bool = False
 ) -> Operand:
     """A C-contiguous input or output of one of `dtypes`."""
-    array, producer = interop.as_array(value, driver=driver, argument=name, writable=writable)
+    producer: Stream | None
+    if isinstance(value, Array) and value.device.driver is driver:
+        value.require_open()
+        array, producer = value, value.stream
+    else:
+        array, producer = interop.as_array(value, driver=driver, argument=name, writable=writable)
     if dtypes is not None and array.dtype.name not in dtypes:
         raise ArgumentError(f"{name}.dtype", str(array.dtype), "one of " + ", ".join(dtypes))
     shape = array.shape
@@ -128,18 +133,6 @@ def is_bare(group: Group, value: Any) -> bool:
     return len(group.ranks) == 1 and not isinstance(value, (list, tuple))
 
 
-def of_rank(group: Group, name: str, value: Any, *, alignment: int | None, writable: bool = False) -> Operand:
-    """One contiguous array of the group's driver, aligned to `alignment` bytes, or to an element for None."""
-    if isinstance(value, Array) and value.device.driver is group.driver:
-        operand = Operand(name, value, value.shape, 1, value.stream, False)
-    else:
-        operand = whole(name, value, group.driver, writable=writable)
-    needed = operand.dtype.itemsize if alignment is None else alignment
-    if operand.ptr % needed and operand.array.size:
-        raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {needed} bytes")
-    return operand
-
-
 def of_ranks(
     group: Group,
     argument: str,
@@ -148,30 +141,35 @@ def of_ranks(
     dtype: DType | None = None,
     why: str = "",
     *,
-    alignment: int | None = VECTOR,
+    alignment: int = VECTOR,
     writable: bool = False,
 ) -> list[Operand]:
     """One contiguous array per local rank on that rank's device, of `shape` and `dtype`, for the reason `why`.
 
     Where `shape` and `dtype` are None, all have those of the first one.
     """
-    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(group.ranks))
-    found = [
-        of_rank(group, name, item, alignment=alignment, writable=writable)
-        for name, item in zip(names, values, strict=True)
-    ]
-    for rank, operand in zip(group.ranks, found, strict=True):
-        if operand.array.device is not rank.device:
+    ranks, driver = group.ranks, group.driver
+    values, names = per_rank(group, argument, value), _names(argument, 0 if is_bare(group, value) else len(ranks))
+    found = []
+    for rank, name, item in zip(ranks, names, values, strict=True):
+        if isinstance(item, Array) and item.device is rank.device:  # in short what `whole` does
+            item.require_open()
+            operand = Operand(name, item, item.shape, 1, item.stream, False)
+        else:
+            operand = whole(name, item, driver, None, writable)
+        array = operand.array
+        if operand.ptr % alignment and array.size:
+            raise ArgumentError(name, f"at address {operand.ptr:#x}", f"aligned to {alignment} bytes")
+        if array.device is not rank.device:
             where = f"on device {rank.device.index}, the device of rank {rank.index}"
-            raise ArgumentError(operand.name, f"on device {operand.device.index}", where)
-    first = found[0]
-    shape, dtype = first.shape if shape is None else shape, dtype or first.dtype
-    why = why or f"that of {first.name}"
-    for operand in found:
+            raise ArgumentError(name, f"on device {array.device.index}", where)
+        if shape is None:
+            shape, dtype, why = operand.shape, operand.dtype, f"that of {name}"
         if operand.shape != shape:
-            raise ArgumentError(operand.name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
+            raise ArgumentError(name, f"of shape {operand.shape}", f"of shape {shape}, {why}")
         if operand.dtype is not dtype and operand.dtype != dtype:
-            raise ArgumentError(operand.name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
+            raise ArgumentError(name, f"of dtype {operand.dtype}", f"of dtype {dtype}, {why}")
+        found.append(operand)
     return found
 
 
@@ -184,12 +182,11 @@ def no_overlap(
     read: Sequence[Operand], written: Sequence[Operand], in_place: Sequence[tuple[Operand, Operand]] = ()
 ) -> None:
     """No written array shares memory with any other, but for the pairs of `in_place`, which may be the same memory."""
-    spans = sorted((o.ptr, o.ptr + o.array.nbytes) for arrays in (read, written) for o in arrays)
     reached = 0
-    for start, end in spans:
+    for start, nbytes in sorted([(o.ptr, o.array.nbytes) for o in (*read, *written)]):
         if start < reached:
             break
-        reached = end
+        reached = start + nbytes
     else:
         return
     exempt = {(a.name, b.name) for a, b in in_place if (a.ptr, a.array.nbytes) == (b.ptr, b.array.nbytes)}

@@ -59,10 +59,8 @@ def open_group(group: Group) -> None:
 
 def pdl_level(value: Any) -> PDLLevel:
     """The level, or ArgumentError; Unsupported for the level that no op can honour."""
-    if value is PDLLevel.OFF:
-        return PDLLevel.OFF
     try:
-        level = PDLLevel(value)
+        level = value if isinstance(value, PDLLevel) else PDLLevel(value)
     except ValueError:
         raise ArgumentError(
             "pdl_level", repr(value), "one of " + ", ".join(f"PDLLevel.{x.name}" for x in PDLLevel)

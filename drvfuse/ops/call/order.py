@@ -24,8 +24,9 @@ class Route:
     def __init__(self, stream: Stream, operands: Iterable[Operand]) -> None:
         self.stream = stream
         self.arrays = [operand.array for operand in operands]
-        self.producers = _distinct(stream, operands)
-        self.owners = _distinct(stream, [o for o in operands if o.foreign]) if self.producers else []
+        others = [o for o in operands if o.producer is not stream and o.producer is not None]
+        self.producers = _distinct(others) if others else []
+        self.owners = _distinct([o for o in others if o.foreign]) if others else []
         self._told: Sequence[Array] | None = None
 
     def follow_producers(self, capture: int | None) -> None:
@@ -74,7 +75,6 @@ class Route:
                 owner.follow(self.stream)
 
 
-def _distinct(stream: Stream, operands: Iterable[Operand]) -> list[Stream]:
-    """The producers of some arrays, each once, but for `stream` itself."""
-    others = [o.producer for o in operands if o.producer is not None and o.producer is not stream]
-    return list({(p.device.index, p.handle, p.closed): p for p in others}.values()) if others else others
+def _distinct(operands: Iterable[Operand]) -> list[Stream]:
+    """The producers of some arrays, each once."""
+    return list({(p.device.index, p.handle, p.closed): p for o in operands if (p := o.producer) is not None}.values())

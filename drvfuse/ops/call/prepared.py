@@ -97,8 +97,8 @@ class Prepared(Generic[R]):
         op: str,
         turns: Turns,
         result: R,
-        reads: Sequence[Sequence[Operand]],
-        writes: Sequence[Sequence[Operand]],
+        reads: list[list[Operand]],
+        writes: list[list[Operand]],
         schedule: Schedule | None,
         streams: Sequence[Stream],
         ready: Sequence[Ready] = (),
@@ -108,20 +108,19 @@ class Prepared(Generic[R]):
         parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
-        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; no schedule
-        means no work. `streams` are those on which it is launched unless told otherwise. `ready` are its launches that
-        another call may have after it."""
+        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first, in lists
+        that the call keeps; no schedule means no work. `streams` are those on which it is launched unless told
+        otherwise. `ready` are its launches that another call may have after it."""
         self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
-        self._reads = [list(arrays) for arrays in reads]
-        self._writes = [list(arrays) for arrays in writes]
+        self._reads, self._writes = reads, writes
         if trace is not None:
             for arrays, buffer in zip(self._writes, trace.operands, strict=True):
                 arrays.append(buffer)
         self._sections = trace.sections if trace is not None else []
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
-        self._routes: list[dict[Stream, Route]] = [{} for _ in self._reads]
+        self._routes: dict[tuple[int, Stream], Route] = {}
         first, barriers = self._reads[0][0], ready[0].planned.barriers if ready else 0
         self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers)
 
@@ -181,7 +180,7 @@ class Prepared(Generic[R]):
                 launch.set(1, structure)
             kept = self._reads[position][: len(self._reads[position]) - len(old.operands[position])]
             self._reads[position] = [*kept, *new.operands[position]]
-            self._routes[position].clear()
+        self._routes.clear()
         self._parameters = new
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
@@ -219,12 +218,11 @@ class Prepared(Generic[R]):
 
     def _route(self, position: int, stream: Stream) -> Route:
         """A foreign stream's wrapper is new at each launch, so its route is kept only where the wrapper is."""
-        routes = self._routes[position]
-        route = routes.get(stream)
+        route = self._routes.get((position, stream))
         if route is None:
-            route = Route(stream, (*self._reads[position], *self._writes[position]))
+            route = Route(stream, self._reads[position] + self._writes[position])
             if stream is self._streams[position] or not stream.foreign:
-                routes[stream] = route
+                self._routes[position, stream] = route
         return route
 
     def _captured(self, position: int, route: Route) -> None:
@@ -244,8 +242,8 @@ def on_device(
     turns: Turns,
     stream: Stream,
     result: R,
-    read: Sequence[Operand],
-    written: Sequence[Operand],
+    read: list[Operand],
+    written: list[Operand],
     ready: Ready | None,
     trace: CallTrace | None = None,
 ) -> Prepared[R]:

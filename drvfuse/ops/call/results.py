@@ -25,33 +25,25 @@ def refuse_capture(streams: Sequence[Stream], argument: str) -> None:
         raise CaptureError(f"{argument}=None allocates, which a capture forbids; pass {argument}")
 
 
-class Results:
-    """One result array per local rank, in `operands`: those that the caller gave, or new ones.
+def of_ranks(
+    group: Group,
+    argument: str,
+    given: Any,
+    targets: list[Operand],
+    shape: tuple[int, ...],
+    dtype: DType,
+    streams: Sequence[Stream],
+) -> tuple[list[Operand], list[Any]]:
+    """One result array per local rank, and what the caller gets for them: what he gave, whose operands are `targets`,
+    or new arrays.
 
     Raises CaptureError if new ones are needed during a capture.
     """
-
-    def __init__(
-        self,
-        group: Group,
-        argument: str,
-        given: Any,
-        targets: list[Operand],
-        shape: tuple[int, ...],
-        dtype: DType,
-        streams: Sequence[Stream],
-    ) -> None:
-        """`targets` are the operands of `given`."""
-        self.operands = targets
-        self._values = targets if given is None else operands.per_rank(group, argument, given)
-        if given is None:
-            refuse_capture(streams, argument)
-            self._values = [rank.device.empty(shape, dtype, stream=s) for rank, s in zip(group, streams, strict=True)]
-            self.operands = [operands.made(f"{argument}[{i}]", array) for i, array in enumerate(self._values)]
-
-    def returned(self, bare: bool) -> Any:
-        """What the caller gets: a list, or one array if `bare`. Given arrays come back as given."""
-        return self._values[0] if bare else self._values
+    if given is not None:
+        return targets, operands.per_rank(group, argument, given)
+    refuse_capture(streams, argument)
+    arrays = [rank.device.empty(shape, dtype, stream=stream) for rank, stream in zip(group, streams, strict=True)]
+    return [operands.made(f"{argument}[{i}]", array) for i, array in enumerate(arrays)], arrays
 
 
 def outputs(device: Device, stream: Stream, wanted: Sequence[Wanted], given: Any) -> tuple[list[Operand], list[Any]]:

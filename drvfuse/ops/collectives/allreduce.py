@@ -18,7 +18,7 @@ from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule, op
-from ..call.results import Results
+from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
@@ -92,12 +92,12 @@ def allreduce(
     targets: list[Operand] = []
     if outputs is not None:
         targets = operands.of_ranks(group, "outputs", outputs, shape, dtype, "that of the inputs", writable=True)
-        read = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
-        operands.no_overlap(read, targets, list(zip(sources, targets, strict=True)))
+        used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
+        operands.no_overlap(used, targets, list(zip(sources, targets, strict=True)))
     in_place = any(t.ptr == s.ptr for s, t in zip(sources, targets, strict=False))
     algo = _algorithm(group, algo, nbytes, epilogue)
     queues = resolve_streams(group, streams, sources)
-    results = Results(group, "outputs", outputs, targets, shape, dtype, queues)
+    written, values = of_ranks(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
     staged = False
@@ -106,19 +106,21 @@ def allreduce(
         in_place_hazard = in_place and algo == "one_stage" and group.size > 1
         staged = algo != "naive" and (in_place_hazard or not plan.readable_by_peers(group, sources))
         call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
-        schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in results.operands])
+        schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in written])
 
     def moved() -> traffic.Traffic:
-        written = traffic.writing_results(algo, group.size, nbytes)
-        return traffic.reading_sources(algo, group.size, nbytes, staged) + written
+        results = traffic.writing_results(algo, group.size, nbytes)
+        return traffic.reading_sources(algo, group.size, nbytes, staged) + results
 
-    extra = bound.operands if bound is not None else [[] for _ in sources]
+    read = [[source] for source in sources]
+    if bound is not None:
+        read = [[*of_rank, *more] for of_rank, more in zip(read, bound.operands, strict=True)]
     return Prepared(
         "allreduce",
         GroupTurns(group),
-        results.returned(operands.is_bare(group, inputs)),
-        [[source, *more] for source, more in zip(sources, extra, strict=True)],
-        [[operand] for operand in results.operands],
+        values[0] if operands.is_bare(group, inputs) else values,
+        read,
+        [[operand] for operand in written],
         schedule,
         queues,
         ready,
@@ -188,17 +190,16 @@ class _Call:
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text)
         try:
-            found = plan.take(self.group, key, lambda: self._plan(count, columns, text), self.pdl, self.trace, more)
+            found = plan.take(
+                self.group, key, lambda: self._plan(count, columns, text), table, own, self.pdl, self.trace, more
+            )
         except CompileError as error:
             if self.epilogue is None:
                 raise
             expression = self.epilogue.epilogue.expression
             raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
-        for one, sources, address, output in zip(found, table, own, outputs, strict=True):
-            parameters = one.parameters
-            parameters.output, parameters.first = output, first
-            parameters.call.input = address
-            parameters.call.sources[: len(sources)] = sources
+        for one, output in zip(found, outputs, strict=True):
+            one.parameters.output, one.parameters.first = output, first
         return found
 
     def _plan(

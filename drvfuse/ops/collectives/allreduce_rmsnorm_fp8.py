@@ -19,7 +19,7 @@ from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
 from ..call.prepared import Direct, Prepared, Schedule, op
-from ..call.results import Results
+from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
@@ -117,7 +117,7 @@ def allreduce_rmsnorm_fp8(
     def given(argument: str, value: Any, of: tuple[int, ...], kind: DType, writable: bool = True) -> list[Operand]:
         if value is None:
             return []
-        vectors, why = operands.VECTOR if len(of) == len(shape) else None, "as the other arguments require"
+        vectors, why = operands.VECTOR if len(of) == len(shape) else 1, "as the other arguments require"
         return operands.of_ranks(group, argument, value, of, kind, why, alignment=vectors, writable=writable)
 
     added = given("residuals", residuals, shape, dtype, writable=False)
@@ -140,10 +140,12 @@ def allreduce_rmsnorm_fp8(
         algo = tuning.fused_algorithm(group.size, rows, columns * dtype.itemsize, bool(added))
 
     queues = resolve_streams(group, streams, sources)
-    results = {
-        argument: Results(group, argument, value, found, of, kind, queues)
-        for (argument, value, of, kind), found in zip(wanted, targets, strict=True)
-    }
+    written: dict[str, list[Operand]] = {}
+    returned: dict[str, Any] = {}
+    bare = operands.is_bare(group, inputs)
+    for (argument, value, of, kind), found in zip(wanted, targets, strict=True):
+        written[argument], values = of_ranks(group, argument, value, found, of, kind, queues)
+        returned[argument] = values[0] if bare else values
     schedule: Schedule | None = None
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
@@ -152,11 +154,9 @@ def allreduce_rmsnorm_fp8(
         call = _Call(
             group, dtype, out, scale_type, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced
         )
-        pointers = [sources, weights, added, *(results[name].operands if name in results else [] for name in _WRITTEN)]
-        arrays = [
-            _Addresses(*(of_ranks[position].ptr if of_ranks else 0 for of_ranks in pointers))
-            for position in range(len(group))
-        ]
+        none = [0] * len(sources)
+        each = sources, weights, added, *(written.get(name) for name in _WRITTEN)
+        arrays = list(map(_Addresses, *([o.ptr for o in of_ranks] if of_ranks else none for of_ranks in each)))
         try:
             schedule, ready = call.schedule(arrays)
         except ArgumentError as error:
@@ -166,14 +166,12 @@ def allreduce_rmsnorm_fp8(
             call = replace(call, algo=algo)
             schedule, ready = call.schedule(arrays)
         moved = call.traffic
-    bare = operands.is_bare(group, inputs)
-    returned = {argument: found.returned(bare) for argument, found in results.items()}
     return Prepared(
         "allreduce_rmsnorm_fp8",
         GroupTurns(group),
         NormResult(returned["outputs"], returned.get("scales"), returned.get("residual_outputs")),
-        [[of_rank[i] for of_rank in (sources, weights, added) if of_rank] for i in range(len(group))],
-        [[found.operands[i] for found in results.values()] for i in range(len(group))],
+        _by_rank(sources, weights, *([added] if added else [])),
+        _by_rank(*written.values()),
         schedule,
         queues,
         ready,
@@ -181,6 +179,10 @@ def allreduce_rmsnorm_fp8(
         traffic=moved,
         trace=traced,
     )
+
+
+def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
+    return list(map(list, zip(*arguments, strict=True)))
 
 
 _WRITTEN = ("residual_outputs", "outputs", "scales")
@@ -265,11 +267,10 @@ class _Call:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name
         key = ("fused", self.algo, types, rows, self.columns, self.staged, self.residual, self.blocks)
-        found = plan.take(self.group, key, lambda: self._plan(rows), self.pdl, self.trace)
-        for one, sources, own in zip(found, table, arrays, strict=True):
+        inputs = [own.input for own in arrays]
+        found = plan.take(self.group, key, lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
+        for one, own in zip(found, arrays, strict=True):
             parameters = one.parameters
-            parameters.call.input = own.input
-            parameters.call.sources[: len(sources)] = sources
             parameters.gamma, parameters.output, parameters.scales = own.gamma, own.output, own.scales
             parameters.residual, parameters.residual_output = own.residual, own.residual_output
             parameters.epsilon, parameters.weight_offset, parameters.scale_ub = self.numbers

@@ -95,7 +95,7 @@ def _parameter(group: Group, name: str, value: Any) -> _Parameter:
 def _array(group: Group, position: int, name: str, value: Any) -> Operand:
     if isinstance(value, Scalar):
         raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
-    operand = checked.of_rank(group, name, value, alignment=None)
+    operand = checked.whole(name, value, group.driver)
     device = group.ranks[position].device
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")

@@ -30,13 +30,16 @@ def take(
     group: Group,
     key: Hashable,
     plan: Plan,
+    table: Sequence[Sequence[int]],
+    inputs: Sequence[int],
     pdl: PDLLevel,
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
     """A launch per local rank; `key` is all that `plan()` depends on besides the group. `more[i]` is the second
-    argument of rank i's kernel. The bound of its waits is written; addresses are not."""
-    behind: list[list[Any]] = [[structure] for structure in more] or [[] for _ in group.ranks]
+    argument of rank i's kernel. Of addresses those are written that every collective has: `table[i]` are the arrays
+    that rank i sums, `inputs[i]` is its own."""
+    behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
         planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, *plan(), pdl))
     else:
@@ -47,9 +50,13 @@ def take(
         planned = _planned(group, spec, shape, items, chunk, shared, pdl)
         behind = [[*arguments, section.parameters] for arguments, section in zip(behind, found, strict=True)]
     timeout = int(config.get("spin_timeout") * 1e9)
-    ready = [of_rank.take(arguments) for of_rank, arguments in zip(planned, behind, strict=True)]
-    for launch in ready:
-        launch.parameters.call.timeout_ns = timeout
+    ready = []
+    for of_rank, arguments, sources, own in zip(planned, behind, table, inputs, strict=True):
+        one = of_rank.take(arguments)
+        call = one.parameters.call
+        call.sources[: len(sources)] = sources
+        call.input, call.timeout_ns = own, timeout
+        ready.append(one)
     return ready
 
 

@@ -55,6 +55,18 @@ def fused(group, xs, **changes):
     return df.allreduce_rmsnorm_fp8(group, xs, gammas, **arguments)
 
 
+def test_arrays_of_a_closed_buffer(group, xs):
+    """An array of a symmetric buffer that is closed is memory of nobody, on its own device too."""
+    buffer = group.symmetric(4 * 32 * 2)
+    gone = buffer.arrays(SHAPE, "bfloat16")
+    buffer.close()
+    for call in (df.allreduce, fused):
+        with pytest.raises(ClosedError, match="SymmetricBuffer was closed"):
+            call(group, gone)
+    with pytest.raises(ClosedError, match="SymmetricBuffer was closed"):
+        df.allreduce(group, xs, gone)
+
+
 def test_wrong_number_of_arrays(group, xs, refused):
     refused(lambda: df.allreduce(group, xs[:2]), "inputs", "3 arrays")
     refused(lambda: df.allreduce(group, xs, xs[:2]), "outputs", "3 arrays")
