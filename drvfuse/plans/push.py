@@ -89,7 +89,7 @@ def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: 
         raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
     row_packs = ceil_div(columns, work.width)
     two_shot = work.algo == "push_two_shot"
-    most = _most_blocks_of_row(rows, two_shot) if clusters else 1
+    most = _most_blocks_of_row(rows) if clusters else 1
     cluster, threads, packs = _threads_of_row(row_packs, most, 1024 if work.ranks <= 4 else 512)
     row_bytes = row_packs * PACK_BYTES
     if two_shot:
@@ -126,13 +126,11 @@ def _depth_of_packs(packs: int) -> int:
 
 
 def _depth_of_rows(rows: int) -> int:
-    return 1 if rows >= 256 else 0
+    return 1 if rows >= 512 else 0
 
 
-def _most_blocks_of_row(rows: int, two_shot: bool) -> int:
+def _most_blocks_of_row(rows: int) -> int:
     """Blocks that share a row: many while rows are few. Measured on H200 (docs/performance.md)."""
-    if two_shot:
-        return 8 if rows <= 32 else 4 if rows <= 128 else 1
     return 8 if rows <= 32 else 2
 
 

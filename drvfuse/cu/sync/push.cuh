@@ -190,8 +190,8 @@ private:
         for (u32 polls = 1;; ++polls) {
             const bool late = poll();
             if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
-            bool ends = aborted_;
-            if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
+            if (__builtin_expect(polls % 32 != 0, 1)) continue;  // the rest is placed where it is not in the way
+            bool ends = aborted_ || ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0;
             if (polls % 1024 == 0) {
                 const u64 now = ptx::nanoseconds();
                 if (deadline == 0) deadline = now + call_.timeout_ns;
