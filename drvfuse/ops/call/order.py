@@ -21,13 +21,24 @@ class Route:
 
     __slots__ = ("_told", "arrays", "owners", "producers", "stream")
 
-    def __init__(self, stream: Stream, operands: Iterable[Operand]) -> None:
-        self.stream = stream
-        self.arrays = [operand.array for operand in operands]
-        others = [o for o in operands if o.producer is not stream and o.producer is not None]
-        self.producers = _distinct(others) if others else []
-        self.owners = _distinct([o for o in others if o.foreign]) if others else []
+    def __init__(
+        self, stream: Stream, arrays: Sequence[Array], producers: Sequence[Stream], owners: Sequence[Stream] = ()
+    ) -> None:
+        self.stream, self.arrays, self.producers, self.owners = stream, arrays, producers, owners
         self._told: Sequence[Array] | None = None
+
+    @classmethod
+    def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
+        """For these operands."""
+        others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
+        arrays = [operand.array for operand in operands]
+        return cls(stream, arrays, _distinct(p for p, _ in others), _distinct(p for p, foreign in others if foreign))
+
+    @classmethod
+    def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
+        """For arrays of drvfuse's own."""
+        others = [array.stream for array in arrays if array.stream is not stream]
+        return cls(stream, arrays, _distinct(others) if others else others)
 
     def follow_producers(self, capture: int | None) -> None:
         """Order the stream, which is in `capture`, after the producers.
@@ -75,6 +86,6 @@ class Route:
                 owner.follow(self.stream)
 
 
-def _distinct(operands: Iterable[Operand]) -> list[Stream]:
-    """The producers of some arrays, each once."""
-    return list({(p.device.index, p.handle, p.closed): p for o in operands if (p := o.producer) is not None}.values())
+def _distinct(streams: Iterable[Stream]) -> list[Stream]:
+    """Each stream once."""
+    return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

@@ -8,6 +8,8 @@ or a group, keeps those of its last calls.
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,6 +23,7 @@ from .specialisation import Specialisation, load
 
 Plan = TypeVar("Plan")
 _KEPT = 256
+POINTER_BYTES = 8
 
 
 class PlanCache:
@@ -59,17 +62,40 @@ def limits(device: Device) -> Limits:
 
 
 class Ready:
-    """A launch, and its parameters in place, of which the plan has written what it knows."""
+    """A launch, and its parameters in place, of which the plan has written what it knows.
 
-    __slots__ = ("launch", "parameters", "planned")
+    `pointers` are the addresses of arrays in the parameters, by their offsets.
+    """
+
+    __slots__ = ("launch", "parameters", "planned", "pointers")
 
     def __init__(self, planned: Planned, launch: Launch) -> None:
         self.planned, self.launch = planned, launch
         self.parameters: Any = launch.view(0, type(planned.template))
+        self.pointers: dict[int, int] = {}
+
+    def point(self, field: str, *addresses: int) -> None:
+        """Write the address of an array to a field, or those of some to one that is a list.
+
+        Every address of an array is written so, as a repeated call replaces those of `pointers` and nothing else.
+        """
+        offset = _offset(type(self.parameters), field)  # type: ignore[arg-type]
+        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
+        for address in addresses:
+            self.pointers[offset] = address
+            offset += POINTER_BYTES
 
     def give_back(self) -> None:
         """Another call may have it. What was launched or captured keeps its parameters."""
         self.planned.idle.append(self)
+
+
+@functools.cache
+def _offset(kind: Any, field: str) -> int:
+    """The bytes in front of a field, which may be one of a structure in it, as "call.input"."""
+    outer, _, inner = field.partition(".")
+    found = getattr(kind, outer)
+    return int(found.offset) + (_offset(dict(kind._fields_)[outer], inner) if inner else 0)  # type: ignore[attr-defined]
 
 
 class Planned:
