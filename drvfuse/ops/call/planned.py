@@ -95,7 +95,7 @@ def _offset(kind: Any, field: str) -> int:
     """The bytes in front of a field, which may be one of a structure in it, as "call.input"."""
     outer, _, inner = field.partition(".")
     found = getattr(kind, outer)
-    return int(found.offset) + (_offset(dict(kind._fields_)[outer], inner) if inner else 0)  # type: ignore[attr-defined]
+    return int(found.offset) + (_offset(dict(kind._fields_)[outer], inner) if inner else 0)
 
 
 class Planned:
