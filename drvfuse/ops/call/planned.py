@@ -38,14 +38,14 @@ class PlanCache:
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """The plan of that key, which is all that it depends on."""
-        with self._lock:
-            found: Plan | None = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                return found
-        found = make()
+        found: Plan | None = self._plans.get(key)
+        if found is not None and len(self._plans) < _KEPT // 2:  # far from full, their order does not matter yet
+            return found
+        if found is None:
+            found = make()
         with self._lock:
             self._plans[key] = found
+            self._plans.move_to_end(key)
             while len(self._plans) > _KEPT:
                 self._plans.popitem(last=False)
         return found

@@ -31,7 +31,6 @@ from .results import refuse_capture
 from .turns import GroupTurns
 
 _PLAIN = {bool, int, str, type(None), PDLLevel, DType, type}  # whose equal values mean the same
-_ALIGNMENT = 16  # no op asks for more
 
 
 class Repeats(PlanCache):
@@ -68,7 +67,7 @@ class Layout(NamedTuple):
                         return None
                     blocks.add(value._block)
                     arrays.append(value)
-                    key += value.device, value.dtype.name, value.shape, value.ptr % _ALIGNMENT
+                    key.append(value._layout or value.layout)
                 elif kind in _PLAIN:
                     if kind is str and value == "current":  # streams of arrays
                         return None

@@ -18,6 +18,7 @@ from drvfuse import coat, config
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError
 from drvfuse.ops.call import faults
 from drvfuse.ops.call.repeat import Repeats
+from drvfuse.runtime import calls
 
 BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 N, K, NORMED = 24, 64, 16
@@ -56,8 +57,14 @@ def each(group: df.Group, *values: float, shape: Any = (3, 64), dtype: Any = BF1
 
 
 def repeats(owner: Any) -> list[Any]:
-    """The calls that an owner keeps, of the layout that was used last those last."""
+    """The calls that an owner keeps."""
     return [repeat for idle in owner.part(Repeats)._plans.values() for repeat in idle]
+
+
+def launched(prepared: Any) -> Any:
+    """The parameters of the last launch, read as those of a prepared call of the same op."""
+    (*_, (_, (_, _, packed), _)) = (entry for entry in calls.ring if entry[0] == "cuLaunchKernelEx")
+    return type(prepared._ready[0].parameters).from_buffer_copy(packed)
 
 
 def first(arrays: Any) -> Any:
@@ -258,8 +265,7 @@ def test_numbers_of_a_layout_are_equal_in_every_bit_and_of_one_type(device, refu
     signs = []
     for eps in (0.0, -0.0, 0.0, -0.0):
         op(*args, **options | {"eps": eps})
-        (launch,) = repeats(device)[-1]._schedule.launches[0]
-        signs.append(math.copysign(1, launch.view(0, type(op.prepare(*args, **options)._ready[0].parameters)).eps))
+        signs.append(math.copysign(1, launched(op.prepare(*args, **options)).eps))
     assert signs == [1, -1, 1, -1]
     op(*args, **options | {"eps": 1})
     op(*args, **options | {"eps": 1})
@@ -322,25 +328,25 @@ def test_a_repeat_runs_on_the_streams_that_it_is_given(group, refused):
 
 
 def test_a_repeat_on_another_stream_takes_the_workspace_of_that(device):
-    for stream in (None, df.Stream(device), None):
+    other, states = df.Stream(device), []
+    for stream in (None, other, other, None):
         op, args, options = _gemv(device)
         op(*args, **options, stream=stream)
-        (repeat, *_) = repeats(device)[-1:]
-        assert repeat._turns.space is op.prepare(*args, **options, stream=stream)._turns.space
+        prepared = op.prepare(*args, **options, stream=stream)
+        states.append(launched(prepared).scratch.state)
+        assert states[-1] == prepared._turns.space.ptr
+    assert states[0] == states[3] != states[1] == states[2]
     device.synchronize()
 
 
 @pytest.mark.gpus(2)
-def test_a_repeat_has_the_settings_and_the_fault_of_its_own_call(group, monkeypatch):
+def test_a_repeat_has_the_settings_and_the_fault_of_its_own_call(group):
     xs, ys = each(group, 1), each(group, 0)
-    bounds = []
-    for seconds in (1, 2, 1):
+    for seconds in (1, 2, 1, 2):
         with config.override(spin_timeout=seconds):
             df.allreduce(group, xs, ys)
-            call = df.allreduce.prepare(group, xs, ys)._ready[0].parameters.call
-            (launch, *_) = repeats(group)[-1]._schedule.launches[0]
-            bounds.append(bytes(launch._arguments.packed).find(call.timeout_ns.to_bytes(8, "little")) > 0)
-    assert bounds == [True] * 3 and len(repeats(group)) == 2
+            assert launched(df.allreduce.prepare(group, xs, ys)).call.timeout_ns == seconds * 10**9
+    assert len(repeats(group)) == 2
     with faults.in_kernels("of this test"):
         df.allreduce(group, xs, ys)
     assert len(repeats(group)) == 3
