@@ -79,7 +79,8 @@ class Ready:
 
         Every address of an array is written so, as a repeated call replaces those of `pointers` and nothing else.
         """
-        offset = _offset(type(self.parameters), field)  # type: ignore[arg-type]
+        kind: Any = type(self.parameters)
+        offset = _offset(kind, field)
         struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
         for address in addresses:
             self.pointers[offset] = address
@@ -94,8 +95,9 @@ class Ready:
 def _offset(kind: Any, field: str) -> int:
     """The bytes in front of a field, which may be one of a structure in it, as "call.input"."""
     outer, _, inner = field.partition(".")
-    found = getattr(kind, outer)
-    return int(found.offset) + (_offset(dict(kind._fields_)[outer], inner) if inner else 0)
+    offset: int = getattr(kind, outer).offset
+    within: Any = type(getattr(kind(), outer))
+    return offset + _offset(within, inner) if inner else offset
 
 
 class Planned:

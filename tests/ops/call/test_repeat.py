@@ -103,6 +103,8 @@ def _fused(group: df.Group, residual: bool) -> tuple[Any, Any, Callable[[], Any]
 COLLECTIVES = {
     "allreduce": _allreduce,
     "two stages": lambda group: _allreduce(group, algo="two_stage"),
+    "push": lambda group: _allreduce(group, algo="push_one_shot"),
+    "push in two": lambda group: _allreduce(group, algo="push_two_shot"),
     "in place": _in_place,
     "fused": lambda group: _fused(group, False),
     "residual": lambda group: _fused(group, True),
