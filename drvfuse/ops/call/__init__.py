@@ -18,8 +18,9 @@
    arrays, graphs and owners of foreign arrays are told. Nothing is checked or allocated between the launches of two
    ranks, and nothing fails after them but a broken driver.
 
-`op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`. Most plain calls differ from an
-earlier one in addresses alone: `repeat` finds that out from the arguments, and then only writes them to the launches of
-that call. The launches of any other go back to the plan. Those of a `Prepared` are its own, so its parameters may change
-(`set`) and it may be launched rank by rank. `GroupTurns` holds what collectives share, `WorkspaceTurns` what ops on one device with a workspace share.
+`op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`. Most plain calls differ from
+an earlier one in addresses alone: `repeat` finds that out from the arguments, and then only writes them to the launches
+of that call. The launches of any other go back to the plan. Those of a `Prepared` are its own, so its parameters may
+change (`set`) and it may be launched rank by rank. `GroupTurns` holds what collectives share, `WorkspaceTurns` what ops
+on one device with a workspace share.
 """

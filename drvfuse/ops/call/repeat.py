@@ -11,6 +11,7 @@ of drvfuse's pools can be closed or be out of a peer's reach, and different arra
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -54,33 +55,36 @@ class Layout(NamedTuple):
         owner: Group | Device | None = None
         arrays: list[Array] = []
         blocks: set[object] = set()
+        values: list[Any] = []
         key: list[Any] = [op, planted(), config.get("spin_timeout"), len(args), *options]
         for argument in (*args, *options.values()):
-            items: Sequence[Any] = (argument,)
             if type(argument) in (list, tuple):
-                items = argument
-                key += list, len(items)
-            for value in items:
-                kind = type(value)
-                if kind is Array:
-                    if value._block is None:
-                        return None
-                    blocks.add(value._block)
-                    arrays.append(value)
-                    key.append(value._layout or value.layout)
-                elif kind in _PLAIN:
-                    if kind is str and value == "current":  # streams of arrays
-                        return None
-                    key += kind, value
-                elif kind is float:
-                    key += kind, value.hex()  # 0.0 equals -0.0
-                elif kind is Group:
-                    owner = value
-                    key.append(kind)
-                elif kind is Stream:
-                    key.append(kind)
-                else:
+                key.append(len(argument))
+                values += argument
+            else:
+                key.append(None)
+                values.append(argument)
+        for value in values:
+            kind = type(value)
+            if kind is Array:
+                if value._block is None:
                     return None
+                blocks.add(value._block)
+                arrays.append(value)
+                key.append(value._layout or value.layout)
+            elif kind in _PLAIN:
+                if kind is str and value == "current":  # streams of arrays
+                    return None
+                key += kind, value
+            elif kind is float:
+                key += value, math.copysign(1, value)  # as 0.0 equals -0.0
+            elif kind is Group:
+                owner = value
+                key.append(kind)
+            elif kind is Stream:
+                key.append(kind)
+            else:
+                return None
         if not arrays:
             return None
         if len(blocks) < len(arrays):  # some share an allocation
