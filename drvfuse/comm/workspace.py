@@ -80,7 +80,7 @@ class Workspace:
     def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
-        self.half_bytes = payload_bytes // 256 * 128
+        self.half_bytes = payload_bytes // 256 * 128 + 128
         self._filled = 0  # bytes of each half of the slots that were 0xFF before the first call that uses them
         self._devices = devices = transport.devices
         self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)

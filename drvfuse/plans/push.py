@@ -8,7 +8,6 @@ tensor is larger than half of the slots; the halves take turns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count as counting
 
 from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
@@ -17,8 +16,6 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
-_LARGE_PACKS = 1 << 16
-_DEEP_PACKS = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -61,12 +58,12 @@ def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
     """For `count` >= 1 elements. ArgumentError for slots that do not hold a pack of every thread of a block."""
     packs = ceil_div(count, work.width)
     two_shot = work.algo == "push_two_shot"
-    threads = 256 if packs > _LARGE_PACKS else 64
+    threads = _threads_of_unit(packs)
+    peers = work.ranks - 1
     if two_shot:
-        per_pack, step = (work.ranks - 1) * PACK_BYTES + work.ranks * work.width * work.out_itemsize, work.ranks * threads
-        per_step = per_pack * threads
+        step, per_step = work.ranks * threads, peers * threads * (PACK_BYTES + work.width * work.out_itemsize)
     else:
-        per_step, step = (work.ranks - 1) * PACK_BYTES, 1
+        step, per_step = 1, peers * PACK_BYTES
     chunk, rounds = _rounds(packs, step, per_step, half_bytes)
     return PushShape(
         units=ceil_div(min(packs, chunk), threads),
@@ -74,7 +71,7 @@ def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
         packs=1,
         cluster=1,
         exact=packs % threads == 0 and (rounds == 1 or chunk % threads == 0),
-        depth=2 if two_shot and packs >= _DEEP_PACKS else 0,
+        depth=_depth_of_packs(packs) if two_shot else 0,
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
@@ -96,7 +93,7 @@ def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: 
     row_bytes = row_packs * PACK_BYTES
     if two_shot:
         result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize
-        step, per_step = work.ranks, (work.ranks - 1) * row_bytes + work.ranks * (result + 4)
+        step, per_step = work.ranks, (work.ranks - 1) * (row_bytes + result + 4)
     else:
         step, per_step = 1, (work.ranks - 1) * row_bytes
     chunk, rounds = _rounds(rows, step, per_step, half_bytes)
@@ -106,7 +103,7 @@ def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: 
         packs=packs,
         cluster=cluster,
         exact=row_packs == cluster * threads * packs,
-        depth=0,
+        depth=_depth_of_rows(rows) if two_shot else 0,
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
@@ -119,10 +116,22 @@ def trace_phases(work: Work, shape: PushShape, blocks: int) -> int:
     return 2 + 5 * each
 
 
+def _threads_of_unit(packs: int) -> int:
+    return 256 if packs > 1 << 16 else 64
+
+
+def _depth_of_packs(packs: int) -> int:
+    return 2 if packs >= 1 << 19 else 0
+
+
+def _depth_of_rows(rows: int) -> int:
+    return 1 if rows >= 256 else 0
+
+
 def _most_blocks_of_row(rows: int, two_shot: bool) -> int:
     """Blocks that share a row: many while rows are few. Measured on H200 (docs/performance.md)."""
     if two_shot:
-        return 8 if rows <= 64 else 1
+        return 8 if rows <= 32 else 4 if rows <= 128 else 1
     return 8 if rows <= 32 else 2
 
 
@@ -140,7 +149,7 @@ def _threads_of_row(row_packs: int, most: int) -> tuple[int, int, int]:
 def _rounds(total: int, step: int, per_step: int, half_bytes: int) -> tuple[int, int]:
     """(items of a round, rounds) for `total` items, of which `step` take `per_step` bytes of a half.
 
-    Rounds are as few as the slots allow, and an odd number if there is one: see `PushShape.shares`.
+    Rounds are as few as the slots allow.
     """
     fits = (min(half_bytes, _MAX_HALF) - GREETINGS_BYTES) // per_step if per_step else total
     steps = ceil_div(total, step)
@@ -149,11 +158,6 @@ def _rounds(total: int, step: int, per_step: int, half_bytes: int) -> tuple[int,
         raise ArgumentError("workspace_bytes", 2 * half_bytes, f"at least {needed} in Group.local for this call")
     if steps <= fits:
         return steps * step, 1
-    least = ceil_div(steps, fits)
-    for rounds in counting(least + (least % 2 == 0), 2):
-        chunk = ceil_div(steps, rounds)
-        if ceil_div(steps, chunk) == rounds:
-            return chunk * step, rounds
-        if rounds > steps:
-            break
-    return fits * step, least
+    rounds = ceil_div(steps, fits)
+    chunk = ceil_div(steps, rounds)
+    return chunk * step, ceil_div(steps, chunk)

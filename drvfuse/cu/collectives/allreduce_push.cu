@@ -10,7 +10,7 @@
 //                  every peer. A block is DEPTH units ahead in sending of what it sums, and again of what it gathers.
 // Slots of a round, after the greetings, in packs:
 //   push_one_shot  [distance - 1][chunk_packs]
-//   push_two_shot  [distance - 1][owned units][threads], then results [units][threads]
+//   push_two_shot  [distance - 1][owned units][threads], then results, likewise
 //
 // Grid. One dimension, the same on every rank, no more blocks than a round has units.
 //
@@ -52,19 +52,16 @@ __device__ __forceinline__ InPack input_at(const AllreducePushParams& p, const P
     return pack;
 }
 
-// How many units of the round there are in all.
-__device__ __forceinline__ u32 units_of_round(const AllreducePushParams& p, int round) {
+// How many packs the round has.
+__device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p, int round) {
     const i64 left = (p.count + W - 1) / W - round * p.chunk_packs;
-    const u32 packs = u32(left < p.chunk_packs ? left : p.chunk_packs);
-    return (packs + blockDim.x - 1) / blockDim.x;
+    return u32(left < p.chunk_packs ? left : p.chunk_packs);
 }
 
 #if !DRVFUSE_TWO_SHOT
 
-__device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, int round,
-                                         u32 unit EPILOGUE_REFERENCE) {
-    const Place at = place(p, round, unit);
-    const InPack own = input_at(p, at);
+__device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, const Place& at,
+                                         const InPack& own EPILOGUE_REFERENCE) {
     const u32 offset = GREETINGS_BYTES + at.in_round * u32(sizeof(InPack));
     const u32 stride = u32(p.chunk_packs) * u32(sizeof(InPack));
     InPack sent = own;
@@ -88,89 +85,97 @@ struct Unit {
     int distance;
     u32 offset;   // of this thread's pack among the units of that owner, at distance 1
     u32 stride;   // from one distance to the next
-    u32 results;  // of this thread's result
+    u32 results;  // from an input's slot to that of its result
 };
 
 __device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {
     const u32 stride = u32(p.chunk_packs) / RANKS * u32(sizeof(InPack));
-    Unit found = {place(p, round, unit), push.distance(unit % RANKS), 0, stride, 0};
-    found.offset = GREETINGS_BYTES + (unit / RANKS * blockDim.x + threadIdx.x) * u32(sizeof(InPack));
-    found.results = GREETINGS_BYTES + (RANKS - 1) * stride + found.at.in_round * u32(sizeof(OutPack));
-    return found;
+    const u32 offset = GREETINGS_BYTES + (unit / RANKS * blockDim.x + threadIdx.x) * u32(sizeof(InPack));
+    return {place(p, round, unit), push.distance(unit % RANKS), offset, stride, (RANKS - 1) * stride};
 }
 
-__device__ __forceinline__ void send_input(const AllreducePushParams& p, const Pushing& push, const Unit& unit) {
-    if (unit.distance == 0) return;
-    InPack pack = input_at(p, unit.at);
-    make_sendable(pack.word);
-    if (unit.at.exists) push.send(unit.distance, unit.offset + (unit.distance - 1) * unit.stride, pack.word);
+__device__ __forceinline__ void send_input(const Pushing& push, const Unit& unit, InPack own) {
+    make_sendable(own.word);
+    if (unit.at.exists) push.send(unit.distance, unit.offset + (unit.distance - 1) * unit.stride, own.word);
 }
 
-__device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& push,
-                                       const Unit& unit EPILOGUE_REFERENCE) {
-    if (unit.distance != 0) return;
-    const InPack own = input_at(p, unit.at);
+__device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& push, const Unit& unit,
+                                       const InPack& own EPILOGUE_REFERENCE) {
     float sum[W];
     sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
     if (!unit.at.exists) return;
     const OutPack pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
-    send_to_all(push, unit.results, 0, pack.word);
+    send_to_all(push, unit.results + unit.offset, unit.stride, pack.word);
     store_output(p.output, unit.at.index, p.count, pack);
 }
 
 __device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& push, const Unit& unit) {
-    if (unit.distance == 0) return;
+    // The owner is `distance` ahead of this rank, so this rank is RANKS - distance ahead of the owner.
+    const u32 offset = unit.results + unit.offset + (RANKS - unit.distance - 1) * unit.stride;
     u32 words[1][OutPack::words];
-    push.receive(words, GATHER, unit.results, 0, unit.at.exists, (p.call.rank + unit.distance) % RANKS);
+    push.receive(words, GATHER, offset, 0, unit.at.exists, (p.call.rank + unit.distance) % RANKS);
     OutPack pack;
 #pragma unroll
     for (int i = 0; i < OutPack::words; ++i) pack.word[i] = words[0][i];
     if (unit.at.exists) store_output(p.output, unit.at.index, p.count, pack);
 }
 
-__device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& push, Trace& trace,
-                                         int round EPILOGUE_REFERENCE) {
-    const u32 units = units_of_round(p, round);
-    const u32 step = gridDim.x;
+// `own` is this thread's pack of the block's first unit of the round, which was loaded before.
+__device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, int round,
+                                         InPack own EPILOGUE_REFERENCE) {
+    const u32 units = (packs_of_round(p, round) + blockDim.x - 1) / blockDim.x;
+    const u32 behind = DEPTH * gridDim.x;
 #pragma unroll 1
-    for (u32 unit = blockIdx.x; unit < units + 2 * DEPTH * step; unit += step) {
-        if (unit < units) send_input(p, push, unit_at(p, push, round, unit));
+    for (u32 unit = blockIdx.x; unit < units + 2 * behind; unit += gridDim.x) {
+        const Unit now = unit_at(p, push, round, unit);
+        if (unit != blockIdx.x && unit < units && (DEPTH == 0 || now.distance != 0)) own = input_at(p, now.at);
+        if (unit < units && now.distance != 0) send_input(push, now, own);
         push.join();
         trace.lap(TraceRole::push);
-        // A unit that is not there yet has a number below zero, which is beyond `units` as it is unsigned.
-        if (unit - DEPTH * step < units)
-            reduce(p, push, unit_at(p, push, round, unit - DEPTH * step) DRVFUSE_EPILOGUE_ARGUMENT);
+        // Of units that do not exist yet the number is below zero: far beyond `units`, as it is unsigned.
+        const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
+        if (unit - behind < units && due.distance == 0)
+            reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
         trace.lap(TraceRole::reduce);
-        if (unit - 2 * DEPTH * step < units) gather(p, push, unit_at(p, push, round, unit - 2 * DEPTH * step));
+        const Unit last = DEPTH == 0 ? now : unit_at(p, push, round, unit - 2 * behind);
+        if (unit - 2 * behind < units && last.distance != 0) gather(p, push, last);
         trace.lap(TraceRole::gather);
     }
 }
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(256, 4)
     DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
-    if (place(p, 0, blockIdx.x).exists)  // warms the address translation
-        ptx::prefetch_l2(static_cast<const char*>(p.call.input) + place(p, 0, blockIdx.x).index * sizeof(InPack));
+    const Place first = place(p, 0, blockIdx.x);
+    if (first.exists)  // warms the address translation
+        ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     follow_producer(trace);
+    InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
     Pushing push(p.call, p.push);
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
-        if (round > 0) push.next_round();
+        if (round > 0) {
+            push.next_round();
+            own = input_at(p, place(p, round, blockIdx.x));
+        }
 #if DRVFUSE_TWO_SHOT
-        two_shot(p, push, trace, round DRVFUSE_EPILOGUE_ARGUMENT);
+        two_shot(p, push, trace, round, own DRVFUSE_EPILOGUE_ARGUMENT);
 #else
-        const u32 units = units_of_round(p, round);
+        const u32 packs = packs_of_round(p, round);
 #pragma unroll 1
-        for (u32 unit = blockIdx.x; unit < units; unit += gridDim.x)
-            one_shot(p, push, trace, round, unit DRVFUSE_EPILOGUE_ARGUMENT);
+        for (u32 unit = blockIdx.x; unit * blockDim.x < packs; unit += gridDim.x) {
+            const Place at = place(p, round, unit);
+            if (unit != blockIdx.x) own = input_at(p, at);
+            one_shot(p, push, trace, at, own DRVFUSE_EPILOGUE_ARGUMENT);
+        }
 #endif
     }
     push.join();
 #if DRVFUSE_TWO_SHOT
-    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(units_of_round(p, 0));
+    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet((packs_of_round(p, 0) + blockDim.x - 1) / blockDim.x);
 #endif
     end(p.call, trace);
 }
