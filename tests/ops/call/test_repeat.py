@@ -230,6 +230,17 @@ def test_arrays_that_overlap_are_refused_after_a_repeat(group, refused, counted_
 
 
 @pytest.mark.gpus(2)
+def test_parts_of_one_array_are_repeated_while_they_lie_apart(group, refused):
+    whole = each(group, 1, shape=(8, 64))
+    xs = [array[:3] for array in whole]
+    for start in (4, 5):
+        df.allreduce(group, xs, [array[start : start + 3] for array in whole])
+    assert len(repeats(group)) == 1
+    overlapping = [array[2:5] for array in whole]
+    refused(lambda: df.allreduce(group, xs, overlapping), "outputs[0]", "overlapping inputs[0]")
+
+
+@pytest.mark.gpus(2)
 def test_in_place_and_apart_are_not_one_layout(group):
     for _ in range(2):
         xs, ys = each(group, 1, 2), each(group, 0)
@@ -349,9 +360,11 @@ def test_a_repeat_has_the_settings_and_the_fault_of_its_own_call(group):
             df.allreduce(group, xs, ys)
             assert launched(df.allreduce.prepare(group, xs, ys)).call.timeout_ns == seconds * 10**9
     assert len(repeats(group)) == 2
+    df.allreduce(group, xs, ys)
+    assert len(repeats(group)) == 3
     with faults.in_kernels("of this test"):
         df.allreduce(group, xs, ys)
-    assert len(repeats(group)) == 3
+    assert len(repeats(group)) == 4
 
 
 @pytest.mark.gpus(2)
