@@ -53,7 +53,8 @@ def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, 
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
     grid = shape.blocks(blocks * resident)
-    first, each = shape.shares(grid, EPOCH_UNIT)
+    by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels have it
+    first, each = shape.shares(grid, EPOCH_UNIT, by_block)
     half = group.workspace.half_bytes
     parameters.push = PushCall(first_share=first, share=each, half_bytes=half, rounds=shape.rounds)
     group.workspace.require_slots(shape.slot_bytes)
