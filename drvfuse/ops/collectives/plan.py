@@ -95,9 +95,9 @@ def take(
     ready = []
     for of_rank, arguments, sources, own in zip(planned, behind, table, inputs, strict=True):
         one = of_rank.take(arguments)
-        call = one.parameters.call
-        call.sources[: len(sources)] = sources
-        call.input, call.timeout_ns = own, timeout
+        one.point("call.sources", *sources)
+        one.point("call.input", own)
+        one.parameters.call.timeout_ns = timeout
         ready.append(one)
     return ready
 
