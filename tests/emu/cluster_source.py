@@ -26,7 +26,8 @@ __device__ __forceinline__ u32 of_(const void* p, u32 rank) {
 #define C_SEND(p, r, v, b) asm volatile( \\
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" \\
     :: "r"(of_(p, r)), "r"((u32)(v)), "r"(of_(b, r)) : "memory");
-#define C_TRY(how, d, b, p) asm volatile("{ .reg .pred q; mbarrier.try_wait.parity" how ".shared::cta.b64 q, [%1], %2; " \\
+#define C_TRY(how, d, b, p) asm volatile( \\
+    "{ .reg .pred q; mbarrier.try_wait.parity" how ".shared::cta.b64 q, [%1], %2; " \\
     "selp.u32 %0, 1, 0, q; }" : "=r"(d) : "r"(at_(b)), "r"((u32)(p)) : "memory");
 #define C_AWAIT(how, b, p) { u32 d_; do C_TRY(how, d_, b, p) while (!d_); }
 #define C_COPY(dst, r, src, n, b) asm volatile( \\

@@ -136,12 +136,16 @@ def test_sites_name_their_source_line():
             "unsupported modifier .multicast::cluster",
         ),
         (
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%d1], 16, [%r2];",
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r0], [%d1], 16,"
+            " [%r2];",
             "a mask of blocks",
         ),
         ("st.async.shared::cta.mbarrier::complete_tx::bytes.b32 [%r0], %r1, [%r2];", ".shared::cluster is expected"),
         ("st.async.shared::cluster.mbarrier::complete_tx::bytes.b16 [%r0], %h1, [%r2];", "is expected"),
-        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b64 [%r0], {%d0, %d1, %d2, %d3}, [%r2];", "too wide"),
+        (
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b64 [%r0], {%d0, %d1, %d2, %d3}, [%r2];",
+            "too wide",
+        ),
         ("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r0], %r1, [%r2];", "2 element(s) expected"),
         ("st.async.release.global.b32 [%d0], %r1;", ".shared::cluster is expected"),
         ("mapa.shared::cta.u32 %r0, %r1, 0;", "unsupported modifier .shared::cta"),

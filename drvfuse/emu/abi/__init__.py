@@ -237,8 +237,8 @@ class ClusterError(IntEnum):
 
 
 class Absent(IntEnum):
-    """Why a block of the cluster has no shared memory: it has not begun, or its threads have exited, or (LATE) they exited
-    before an asynchronous write arrived.
+    """Why a block of the cluster has no shared memory: it has not begun, or its threads have exited, or (LATE) they
+    exited before an asynchronous write arrived.
     """
 
     NOT_YET, EXITED, LATE = range(3)
@@ -302,9 +302,13 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_commit": ("i32", ("ptr",)),  # likewise
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, blocks that get it as well (a mask of ranks; 0: the one that `target` is of), site
+    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, site
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32")),
-    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32")),  # thread, target, low, high, size, mbarrier, site
+    # thread, target, low and high half of what is stored, size, mbarrier, site
+    "rt_st_async": (
+        "i32",
+        ("ptr", "i64", "i64", "i64", "i32", "i64", "i32"),
+    ),
     "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site

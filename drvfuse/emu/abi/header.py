@@ -44,7 +44,14 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
         "CLUSTER_SHIFT",
-        *("SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT", "MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT"),
+        *(
+            "SCOPE_SHIFT",
+            "ORDER_SHIFT",
+            "SPACE_SHIFT",
+            "ELEMENTS_SHIFT",
+            "MBARRIER_EXPECTED_SHIFT",
+            "MBARRIER_BYTES_SHIFT",
+        ),
         *("FOUND", "CERTAIN", "MISSES"),
     ),
     "u64": (

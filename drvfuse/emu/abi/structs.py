@@ -82,7 +82,7 @@ class Poll(Structure):
     "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` came with one operation and one mask: these
     "u32 gathered",  # of `barrier`: those that wait for the rest of the warp to come there
     "u32 syncs",  # bar.warp.sync that it has completed
-    # Of the cluster's barrier: lanes at it, those that have arrived in this phase, and those that the last one let pass.
+    # Of the cluster's barrier: lanes at it, those that have arrived in this phase, those that the last one let pass.
     "u32 cluster, joined, passed",
     "u32 pad[3]",
 )
@@ -290,8 +290,8 @@ class Race(Structure):
 @layout(
     "Ref clock",
     "u32 time",
-    # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the next fence
-    # of at least that scope.
+    # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
+    # next fence of at least that scope.
     "Ref fenced[4], held[4]",
 )
 class RaceThread(Structure):
@@ -308,7 +308,7 @@ class Miss(Structure):
     "Ref end",  # known to its threads that have exited
     "Ref proxied",  # known to any of its threads at a fence.proxy.async
     f"Ref arrived[{BARRIERS}]",
-    # Of the barrier of the cluster, in its block of rank 0: what arrivals of this phase tell, and those of the last one.
+    # Of the cluster's barrier, in the block of rank 0: what arrivals of this phase tell, and those of the last one.
     "Ref cluster_arrived, cluster_known",
     "u32 relaxed",  # it has arrived there without a release
     "u32 misses, bulks",

@@ -126,7 +126,8 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
         {
             False: _Sentence("{access}: outside of the block's {shared_bytes} bytes of shared memory"),
             True: _Sentence(
-                "{access}: outside of the {shared_bytes} bytes of shared memory of each of the {blocks} blocks of the cluster",
+                "{access}: outside of the {shared_bytes} bytes of shared memory of each of the {blocks} blocks of the "
+                "cluster",
                 blocks=lambda f: f.launch.cluster_size,
             ),
         },
@@ -227,18 +228,18 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
         lambda f: Absent(f.value & 0xFFFFFFFF),
         {
             Absent.NOT_YET: _Sentence(
-                "{access}: shared memory of block {absent}, which has not begun (CTA not present): nothing makes it certain, "
-                "such as a barrier of the cluster before the first access to another block's memory",
+                "{access}: shared memory of block {absent}, which has not begun (CTA not present): nothing makes it "
+                "certain, such as a barrier of the cluster before the first access to another block's memory",
                 absent=_absent,
             ),
             Absent.EXITED: _Sentence(
-                "{access}: shared memory of block {absent}, whose threads have exited (CTA not present): it has to wait, such "
-                "as at a barrier of the cluster, until all others have made their accesses",
+                "{access}: shared memory of block {absent}, whose threads have exited (CTA not present): it has to wait, "
+                "such as at a barrier of the cluster, until all others have made their accesses",
                 absent=_absent,
             ),
             Absent.LATE: _Sentence(
-                "{access}: it is asynchronous, and the threads of block {absent}, whose shared memory that is, have exited "
-                "before it arrived (CTA not present): that block has to wait for its mbarrier",
+                "{access}: it is asynchronous, and the threads of block {absent}, whose shared memory that is, have "
+                "exited before it arrived (CTA not present): that block has to wait for its mbarrier",
                 absent=_absent,
             ),
         },

@@ -43,12 +43,12 @@ _EDGES = {
         "writing thread, or of one that knew of the write, is between them"
     ),
     Edge.CLUSTER: (
-        "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its scope, "
-        "lead from the one to the other"
+        "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its "
+        "scope, lead from the one to the other"
     ),
     Edge.CLUSTER_RELAXED: (
-        "the block of the earlier one arrived at the barrier of the cluster with .relaxed, which releases only what a fence "
-        "before it covers, and fence.mbarrier_init covers nothing but mbarrier.init"
+        "the block of the earlier one arrived at the barrier of the cluster with .relaxed, which releases only what a "
+        "fence before it covers, and fence.mbarrier_init covers nothing but mbarrier.init"
     ),
     Edge.CLUSTER_START: (
         "nothing makes it certain that the block whose shared memory this is has begun: no barrier of the cluster "
@@ -135,8 +135,6 @@ def _place(identity: Identity | None, number: int, block: int, thread: int, whol
         return Place("an operation long ago", None, None, 0, None, None)
     site = identity.site(number)
     if site is None:
-        return Place(
-            identity.kernel, None, None, identity.device, identity.index(block, 0)[0] if whole else None, None
-        )
+        return Place(identity.kernel, None, None, identity.device, identity.index(block, 0)[0] if whole else None, None)
     place, index = identity.place(number), identity.index(block, thread)
     return Place(identity.kernel, *place, identity.device, *index, site.inlined)

@@ -49,7 +49,7 @@ struct Bulk {
     u64 source, target, mbarrier;
     u64 bits[2];  // without a source: what is stored
     u32 size, site, thread, moment;
-    u32 from;  // the slot of the block of `thread`, which has issued it
+    u32 from;   // the slot of the block of `thread`, which has issued it
     u32 known;  // what its mbarrier will tell: a reference to a clock
     u32 turns;  // of its block that it has waited for
     u32 next;   // in its block's list, oldest first, or of the free ones

@@ -79,7 +79,7 @@ const u32 COPYING = 1 << 25;
 // A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
 // which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
 const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
-const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
+const u32 POLLED = 0x80000000u;       // of a cell: races are the protocol here
 const u32 MADE = 6, OF_MBARRIER = 7;  // as Entry::size: mbarrier.init or .inval; any other operation on an mbarrier
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL_GROWTH = 16;  // entries

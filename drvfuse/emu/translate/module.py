@@ -49,8 +49,8 @@ class KernelCode:
     """`symbol` runs one thread over a frame of `frame_bytes`. `sites` are the whole module's, indexed by site number.
 
     Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
-    reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster: a
-    launch has to have clusters (.explicitcluster).
+    reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
+    a launch has to have clusters (.explicitcluster).
     """
 
     name: str
@@ -285,7 +285,7 @@ class Unit:
                 any(e.triggers for e in (g, *reached)),
                 any(e.copies for e in (g, *reached)),
                 _shape(g.fn, "reqnctapercluster"),
-                *g.fn.directives.get("maxclusterrank", (0,)),
+                g.fn.directives.get("maxclusterrank", (0,))[0],
                 "explicitcluster" in g.fn.directives,
             )
         return out

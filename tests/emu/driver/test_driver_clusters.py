@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread block clusters by the driver API: their launch attribute and limits, function attributes, occupancy, residency."""
+"""Thread block clusters by the driver API: their launch attribute, function attributes, occupancy, residency."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def test_occupancy_of_clusters_is_that_measured_on_a_gpu(cuda: Any) -> None:
     assert code(cuda.cuOccupancyMaxActiveClusters(f, configuration(3, cluster=2))) == R.CUDA_ERROR_INVALID_VALUE
 
 
-@pytest.mark.parametrize(("sm_count", "smem", "cluster", "most"), [(8, 200 << 10, 4, 2), (8, 200 << 10, 8, 1), (6, 0, 8, 8)])
+@pytest.mark.parametrize(
+    ("sm_count", "smem", "cluster", "most"), [(8, 200 << 10, 4, 2), (8, 200 << 10, 8, 1), (6, 0, 8, 8)]
+)
 def test_whole_clusters_are_resident(sm_count: int, smem: int, cluster: int, most: int) -> None:
     with Machine(devices=1, sm_count=sm_count, seed=3) as machine:
         cuda = machine.driver
@@ -158,8 +160,11 @@ def test_a_cluster_that_no_gpc_holds_is_refused() -> None:
 
 
 def test_what_a_cluster_misses_is_a_launch_failure_with_a_report() -> None:
-    source = SOURCE + """
+    source = (
+        SOURCE
+        + """
 extern "C" __global__ void early(u32* out) { __shared__ u32 s; if (rank_() == 0 && !threadIdx.x) C_ST(&s, 1, 1) }"""
+    )
     with Machine(devices=1) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

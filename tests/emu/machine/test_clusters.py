@@ -214,7 +214,7 @@ def test_what_arrives_behind_the_end_of_a_block_is_found(rig0: Rig) -> None:
             'C_SYNC asm volatile("st.shared::cta.u32 [%0], %1;" :: "r"(of_(s, 1 - r)), "r"(0));  // fault',
             "outside of the block's 64 bytes",
         ),
-        ("C_SYNC { u32 d; C_TRY(\"\", d, (u64*)0 + (of_(s, 1 - r) - at_((void*)0)) / 8, 0) }", "outside of"),
+        ('C_SYNC { u32 d; C_TRY("", d, (u64*)0 + (of_(s, 1 - r) - at_((void*)0)) / 8, 0) }', "outside of"),
         ("C_INIT(s, 1) C_INIT(s + 2, 1) C_SYNC C_SEND(s + 4, 1 - r, 0, s + 20)  // fault", "outside of the 64 bytes"),
     ],
 )
@@ -313,7 +313,7 @@ def test_threads_arrive_and_expect_bytes_at_the_mbarrier_of_another_block(rig: R
       if (t == 2) {
         asm volatile("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%0], 8;" :: "r"(of_(&m, 0)) : "memory");
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0], 1;" :: "r"(of_(&m, 0)) : "memory");
-        asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], 40;" :: "r"(of_(&m, 0)) : "memory");
+        asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], 40;" :: "r"(of_(&m, 0)));
       }
     }
     if (r == 0) { C_AWAIT(".acquire.cluster", &m, 0) out[t] = t; }
