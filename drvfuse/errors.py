@@ -94,20 +94,34 @@ class ClosedError(DrvfuseError):
 class BarrierTimeout(DrvfuseError):
     """A rank waited for a peer longer than the `spin_timeout` setting and gave up.
 
-    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. `call`
+    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. In a call
+    of a push algorithm it waited for the 16-byte word `word` of its slots, which is None elsewhere. `call`
     says which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`.
     """
 
-    def __init__(self, rank: int, peer: int, block: int, phase: str, expected: int, seen: int, call: str = "") -> None:
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        block: int,
+        phase: str,
+        expected: int,
+        seen: int,
+        call: str = "",
+        word: int | None = None,
+    ) -> None:
         self.rank, self.peer, self.block, self.phase = rank, peer, block, phase
-        self.expected, self.seen, self.call = expected, seen, call
+        self.expected, self.seen, self.call, self.word = expected, seen, call, word
         where = f" in {call}" if call else ""
+        if word is None:
+            what = f"{phase} barrier: flag must reach {expected}, stood at {seen}"
+        else:
+            what = f"{phase}: word {word} of its slots has not come"
         super().__init__(
-            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {phase} barrier: "
-            f"flag must reach {expected}, stood at {seen}). All results since that call are undefined on every rank; "
-            f"group.reset() makes the group usable again."
+            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}). All results since that call "
+            f"are undefined on every rank; group.reset() makes the group usable again."
         )
 
 

@@ -19,7 +19,7 @@ from .history import History, Noted
 from .partial import PartialCalls
 from .rank import Rank
 from .transport import LocalTransport
-from .workspace import MAX_RANKS, Workspace
+from .workspace import LEGS, MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
@@ -43,7 +43,7 @@ class Group(Owned, Owner):
         Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
-        self._broken: tuple[int, int, int, str, int, int, str] | None = None
+        self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(self.size)
         self._history = History(self.size)
@@ -74,7 +74,8 @@ class Group(Owned, Owner):
 
         `devices` is a number of devices (0 .. n-1), or a list of device ids or of `Device` objects, rank by rank.
         `driver` is as for `drvfuse.device`, by default that of the objects. `workspace_bytes` is the payload of a
-        rank's workspace: inputs larger than it are processed in chunks. `max_blocks` bounds the blocks of a launch on
+        rank's workspace, and also the size of its slots for push algorithms, so a rank takes twice as much: inputs
+        larger than it are processed in chunks. `max_blocks` bounds the blocks of a launch on
         each device; the budgets of all open groups on a device sum to at most its number of multiprocessors.
 
         Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
@@ -133,9 +134,13 @@ class Group(Owned, Owner):
         if self._broken is None and self.workspace.reported():
             report = self.workspace.first_report()
             rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
-            phase = "start" if ordinal == 1 else f"phase {ordinal}"
+            leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
+            if word is None:
+                phase = "start" if ordinal == 1 else f"phase {ordinal}"
+            else:
+                phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
             call = self._history.find(rank, peer, expected - ordinal)
-            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call)
+            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call, word)
         if self._broken is not None:
             raise BarrierTimeout(*self._broken)
 

@@ -1,51 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workspace of a rank: where its barrier state, flags and payload lie, and the report block in host memory.
+"""The workspace of a rank: where its state, flags, payload and slots lie, and the report block in host memory.
 
 The numbers here are the only copy: the kernels receive them as preprocessor definitions (:func:`defines`).
 
     offset          what
-    0               header: u64 epoch | u32 arrived | u32 abort | u32 reporter
+    0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
-    PAYLOAD_OFFSET  payload, `payload_bytes` long
+    PAYLOAD_OFFSET  payload, `payload_bytes` long: what the pull algorithms share
+    slots_offset    slots, twice `half_bytes`: what the push algorithms store into each other's memory
 
-Every word starts at zero. Epochs are 64 bits wide, so they never wrap and need no reset between calls.
+Every word of the header and of the flags starts at zero. The epoch counts barriers and push calls in units of
+EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
+of them, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the
+slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an emulated device takes its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ..runtime.pinned import PinnedBuffer
+from ..runtime.stream import Stream
 from .transport import LocalTransport
-
-if TYPE_CHECKING:
-    from ..runtime.stream import Stream
 
 MAX_RANKS = 8
 MAX_BLOCKS = 256
 
 EPOCH_OFFSET = 0
-ARRIVED_OFFSET = 8
-ABORT_OFFSET = 12
-REPORTER_OFFSET = 16
+ABORT_OFFSET = 8
+ARRIVED_OFFSET = 16
+REPORTER_OFFSET = 20
+EPOCH_BITS = 18
+EPOCH_UNIT = 1 << EPOCH_BITS
 FLAGS_OFFSET = 128
 STATE_BYTES = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
 PAYLOAD_OFFSET = (STATE_BYTES + 4095) // 4096 * 4096
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
+LEGS = ("barrier", "push", "gather")
+"""What a report's field `leg` says: where the rank waited. `word` then is the 16-byte word of a push call's slots."""
 REPORT_DTYPE = np.dtype(
     {
-        "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic"],
-        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u8", "<u4"],
-        "offsets": [0, 4, 8, 12, 16, 24, 32],
+        "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
+        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u8", "<u4", "<u4", "<u4"],
+        "offsets": [0, 4, 8, 12, 16, 24, 32, 36, 40],
         "itemsize": REPORT_STRIDE,
     }
 )
 """A rank's report block in pinned host memory: the thread that gives up writes it, `magic` last."""
+
+_FILL_BYTES = 64 << 10
 
 
 def defines() -> dict[str, int]:
@@ -54,6 +60,7 @@ def defines() -> dict[str, int]:
         "DRVFUSE_MAX_RANKS": MAX_RANKS,
         "DRVFUSE_MAX_BLOCKS": MAX_BLOCKS,
         "DRVFUSE_EPOCH_OFFSET": EPOCH_OFFSET,
+        "DRVFUSE_EPOCH_BITS": EPOCH_BITS,
         "DRVFUSE_ARRIVED_OFFSET": ARRIVED_OFFSET,
         "DRVFUSE_ABORT_OFFSET": ABORT_OFFSET,
         "DRVFUSE_REPORTER_OFFSET": REPORTER_OFFSET,
@@ -72,8 +79,11 @@ class Workspace:
 
     def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
         self.payload_bytes = payload_bytes
-        devices = transport.devices
-        self._memory = transport.allocate(PAYLOAD_OFFSET + payload_bytes)
+        self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
+        self.half_bytes = payload_bytes // 256 * 128 + 128
+        self._filled = 0  # bytes of each half of the slots that were 0xFF before the first call that uses them
+        self._devices = devices = transport.devices
+        self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
         self.pointers: tuple[int, ...] = self._memory.ptrs
         try:
             driver = devices[0].driver
@@ -96,14 +106,35 @@ class Workspace:
         report = self.reports[int(np.flatnonzero(self._magic)[0])]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
+    def require_slots(self, nbytes: int) -> None:
+        """Make sure that the first `nbytes` of both halves of every rank's slots may be used by calls from now on.
+
+        Blocks where that is new, on streams of its own: legal during a capture, and while calls that use less run.
+        """
+        if nbytes <= self._filled:
+            return
+        wanted = min(max(nbytes, 2 * self._filled, _FILL_BYTES), self.half_bytes)
+        streams = [Stream(device) for device in self._devices]
+        self._fill_slots(streams, self._filled, wanted)
+        for stream in streams:
+            stream.synchronize()
+            stream.close()
+        self._filled = wanted
+
+    def _fill_slots(self, streams: Sequence[Stream], begin: int, end: int) -> None:
+        for pointer, stream in zip(self.pointers, streams, strict=True):
+            for half in range(2):
+                stream.fill(pointer + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
+
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of every rank, each on its stream; returns when that is done.
+        """Zero state, flags and reports of every rank and empty its slots, on its stream; returns when that is done.
 
         No kernel of the group may be running.
         """
         self.reports["magic"] = 0
         for pointer, stream in zip(self.pointers, streams, strict=True):
             stream.fill(pointer, 0, STATE_BYTES)
+        self._fill_slots(streams, 0, self._filled)
         for stream in streams:
             stream.synchronize()
 

@@ -2,7 +2,8 @@
 """Bytes that a call reads and writes in device memory, by algorithm, summed over all ranks.
 
 Counts of the algorithms, not measurements: tensors and their copies in workspaces, without barrier words, gamma and
-epilogue parameters. `local` is on the rank's own device, `remote` crosses to another.
+epilogue parameters. `local` is on the rank's own device, `remote` crosses to another. What comes by push is stored
+remotely, read locally by the poll that finds it, and cleared.
 """
 
 from __future__ import annotations
@@ -28,19 +29,26 @@ def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic
     """The sums of `nbytes` of input per rank: reading every source, and filling the staging area where there is one."""
     if algo == "naive":
         return Traffic(ranks * (2 * ranks - 1) * nbytes, ranks * (ranks - 1) * nbytes)
+    if algo in ("push_one_shot", "push_two_shot"):
+        sent = (ranks - 1) * nbytes * (ranks if algo == "push_one_shot" else 1)
+        return Traffic(ranks * nbytes + 2 * sent, sent)
     staging = Traffic(2 * ranks * nbytes if staged else 0, 0)
     times = ranks if algo == "one_stage" else 1
     return staging + Traffic(times * nbytes, times * (ranks - 1) * nbytes)
 
 
 def writing_results(algo: str, ranks: int, nbytes: int) -> Traffic:
-    """`nbytes` of output on every rank; by two stages each part is gathered from its owner's payload."""
+    """`nbytes` of output on every rank; by two stages each part comes from its owner's payload, or is sent by it."""
     output = Traffic(ranks * nbytes, 0)
+    if algo == "push_two_shot":
+        return output + Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
     return output + Traffic(nbytes, (ranks - 1) * nbytes) if algo == "two_stage" else output
 
 
 def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
     """Reading the residual and writing its sum; by two stages all ranks take every row from its owner's payload."""
+    if algo == "push_two_shot":  # the owner reads the residual, and sends the sum
+        return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
     if algo == "two_stage":
         return Traffic((3 + ranks) * nbytes, (ranks - 1) * nbytes)
     return Traffic(2 * ranks * nbytes, 0)

@@ -75,7 +75,7 @@ def test_kernel_compiles_with_pdl_and_its_parameter_block(spec):
     image = compiled(spec)
     info = image.kernels[spec.name]
     assert [param.kind for param in info.params] == ["bytes"]
-    assert info.param_bytes == ctypes.sizeof(kernels.PARAMETERS[spec.op])
+    assert info.param_bytes == ctypes.sizeof(kernels.parameters(spec.op, spec.algo))
     assert info.has_pdl_wait and info.has_pdl_trigger
     assert info.max_threads == plans.MAX_THREADS
 

@@ -30,42 +30,11 @@
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "collectives/epilogue.cuh"
-#include "collectives/kernel.cuh"
+#include "collectives/allreduce_packs.cuh"
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
 using Packs = Partition<i64, RANKS>;
-constexpr i64 IN_BYTES = sizeof(InPack);
-constexpr i64 OUT_BYTES = sizeof(OutPack);
-
-struct AllreduceParams {
-    Call call;
-    void* output;
-    i64 count;        // elements in this launch
-    i64 first;        // index of the first of them in the tensor
-    i64 columns;      // the tensor's last dimension, for the epilogue
-    i64 chunk_packs;  // see Payload above; unused by one_stage direct
-};
-
-// Pack `index` of a tensor of `count` elements.
-__device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
-    const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
-    if (RAGGED && count - index * W < W) {
-        load_elements(pack, address, count - index * W);
-    } else {
-        load_pack(pack, address);
-    }
-}
-
-__device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count, const OutPack& pack) {
-    char* address = static_cast<char*>(tensor) + index * OUT_BYTES;
-    if (RAGGED && count - index * W < W) {
-        store_elements(address, pack, count - index * W);
-    } else {
-        store_pack(address, pack);
-    }
-}
 
 __device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
@@ -111,21 +80,6 @@ __device__ __forceinline__ void stage_input(const AllreduceParams& p, char* stag
         load_input(pack, p.call.input, first + j, p.count);
         store_pack(staging + j * IN_BYTES, pack);
     }
-}
-
-#ifdef DRVFUSE_EPILOGUE
-#define EPILOGUE_REFERENCE , const EpilogueParams& epilogue_params
-#else
-#define EPILOGUE_REFERENCE
-#endif
-
-// The output pack `index` from its sum.
-__device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
-                                               float (&sum)[W] EPILOGUE_REFERENCE) {
-    apply_epilogue(sum, p.first + index * W, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
-    OutPack pack;
-    from_float(pack, sum);
-    return pack;
 }
 
 #if !DRVFUSE_TWO_STAGE

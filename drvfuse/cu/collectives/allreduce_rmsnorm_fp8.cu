@@ -92,7 +92,7 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trac
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
-    __shared__ RowScratch scratch;
+    __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     Rows rows(p, scratch, trace);
@@ -247,7 +247,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
-    __shared__ RowScratch scratch;
+    __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     Rows rows(p, scratch, trace);

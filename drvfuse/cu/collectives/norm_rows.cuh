@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps that a row of allreduce_rmsnorm_fp8.cu goes through: sum over the ranks, residual, norm, quantisation.
+// The steps that a row of the fused kernels goes through: sum over the ranks, residual, norm, quantisation.
 //
-// Layout, numerics and the meaning of the definitions are at the top of that file.
+// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block by
+// block. Layout, numerics and the meaning of the definitions are at the top of the kernels' files.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "common/reduce.cuh"
+#if DRVFUSE_CLUSTER > 1
+#include "common/cluster_reduce.cuh"
+#endif
 
 using Gamma = DRVFUSE_GAMMA_DTYPE;
 using Scale = DRVFUSE_SCALES_DTYPE;
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool QUANTISE = sizeof(Out) == 1;
+constexpr int CLUSTER = DRVFUSE_CLUSTER;
+constexpr bool EXACT = DRVFUSE_EXACT;  // every thread has PACKS packs of a row
+#if DRVFUSE_CLUSTER > 1
+using Scratch = ClusterScratch<CLUSTER>;
+#else
+using Scratch = RowScratch;
+#endif
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 // Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
@@ -88,14 +99,14 @@ __device__ __forceinline__ void keep_packed(Pack<T, W>& pack) {
 // One block's share of a call: the steps that a row goes through.
 class Rows {
 public:
-    __device__ __forceinline__ Rows(const FusedParams& p, RowScratch& scratch, Trace& trace)
-        : p_(p), scratch_(scratch), trace_(trace), packs_(packs_of_row(p)), done_(0) {
+    __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace)
+        : p_(p), scratch_(scratch), trace_(trace), packs_(packs_of_row(p)), done_(0), block_(Scratch::block()) {
         refresh();
         if constexpr (KEEP_GAMMA) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
                 if (has(i)) load_of_row(gamma_[i], p.gamma, 0, index(i), p);
-                if (early_residual() && has(i)) load_of_row(early_, p.residual, blockIdx.x, index(i), p);
+                if (early_residual() && has(i)) load_of_row(residual_[i], p.residual, first_row(), index(i), p);
             }
         }
     }
@@ -125,13 +136,21 @@ public:
         trace_.lap(TraceRole::load);
     }
 
+    // Loads the row's residual, for add_residual<true>().
+    __device__ __forceinline__ void fetch_residual(int row) {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            if (has(i) && !early_residual()) load_of_row(residual_[i], p_.residual, row, index(i), p_);
+        }
+    }
+
     // x = x + residual, rounded; store(index, pack) takes residual_out.
-    template <typename Store>
+    template <bool FETCHED = false, typename Store>
     __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], int row, const Store& store) {
         refresh();
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
-            if (has(i)) store(index(i), add_residual_pack(x[i], row, index(i)));
+            if (has(i)) store(index(i), add_residual_pack(x[i], row, index(i), FETCHED ? &residual_[i] : nullptr));
         }
     }
 
@@ -139,13 +158,13 @@ public:
     template <typename Load, typename Store>
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1
-        for (int at = threadIdx.x; at < packs_; at += blockDim.x) {
+        for (int at = thread_; at < packs_; at += CLUSTER * blockDim.x) {
             InPack packs[RANKS];
 #pragma unroll
             for (int source = 0; source < RANKS; ++source) load(packs[source], source, at);
             float x[W];
             sum_packs(x, packs);
-            store(at, add_residual_pack(x, row, at));
+            store(at, add_residual_pack(x, row, at, nullptr));
         }
         trace_.lap(TraceRole::load);
     }
@@ -181,7 +200,7 @@ public:
         if constexpr (QUANTISE) {
             const Quantisation scale = quantisation<Out, Scale>(__fmul_rn(row.maximum, f), p_.scale_ub);
             inverse = scale.inverse;
-            if (threadIdx.x == 0) store_scale(scale.scale);
+            if (thread_ == 0) store_scale(scale.scale);
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -235,26 +254,30 @@ public:
         trace_.lap(TraceRole::gather);
     }
 
+    // Which pack of a row is this thread's number i, and whether there is one.
+    __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
+    __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
+
 private:
     static __device__ constexpr bool early_residual() {
         return FAULT("operand-before-pdl-wait") && RESIDUAL && KEEP_GAMMA && PACKS == 1;
     }
+    static __device__ __forceinline__ int first_row() { return blockIdx.x / CLUSTER; }
 
     // Begins each step. Hides that the thread's index does not change: otherwise the offsets of all packs in all
     // tensors are hoisted out of the loop over rows, and take more registers than there are.
     __device__ __forceinline__ void refresh() {
-        thread_ = threadIdx.x;
+        thread_ = block_ * blockDim.x + threadIdx.x;
         ptx::forget(thread_);
     }
 
-    __device__ __forceinline__ int index(int i) const { return i * blockDim.x + thread_; }
-    __device__ __forceinline__ bool has(int i) const { return index(i) < packs_; }
-
-    __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at) const {
+    __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at, const InPack* fetched) const {
         InPack pack;
         float residual[W];
-        if (early_residual() && row == blockIdx.x) {
-            pack = early_;
+        if (early_residual() && row == first_row()) {
+            pack = residual_[0];
+        } else if (fetched != nullptr) {
+            pack = *fetched;
         } else {
             load_of_row(pack, p_.residual, row, at, p_);
         }
@@ -278,11 +301,12 @@ private:
     }
 
     const FusedParams& p_;
-    RowScratch& scratch_;
+    Scratch& scratch_;
     Trace& trace_;
     const int packs_;
     int thread_;
     u32 done_;
-    InPack early_;  // unused but for that fault
+    const u32 block_;  // of the cluster
+    InPack residual_[PACKS];
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
 };

@@ -22,6 +22,11 @@ constexpr int MAX_GROUPS = 128;
 struct RowScratch {
     float sums[2][MAX_GROUPS];
     u32 maxima[2][32];
+
+    __device__ __forceinline__ void init() {}
+
+    // Which block this is of those that share a row.
+    static __device__ __forceinline__ u32 block() { return 0; }
 };
 
 struct RowStatistics {

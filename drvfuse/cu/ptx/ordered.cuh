@@ -67,6 +67,47 @@ __device__ __forceinline__ void store_relaxed_gpu_v4(u32* to, u32 same) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(to), "r"(same) : "memory");
 }
 
+// ld.relaxed.sys.global.v2.u64
+__device__ __forceinline__ void load_relaxed_sys_v2(u64& first, u64& second, const u64* from) {
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+}
+
+// ld.relaxed.sys.global of one, two or four words
+__device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[1], const void* from) {
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word[0]) : "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[2], const void* from) {
+    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[4], const void* from) {
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(from)
+                 : "memory");
+}
+
+// st.relaxed.sys.global of one, two or four words
+__device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[1]) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word[0]) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[2]) {
+    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1]) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_sys_words(void* to, const u32 (&word)[4]) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+}
+
+// red.relaxed.gpu.global.add.u64
+__device__ __forceinline__ void add_relaxed_gpu(u64* counter, u64 amount) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(counter), "l"(amount) : "memory");
+}
+
 // atom.relaxed.gpu.global.add.u32: what was there
 __device__ __forceinline__ u32 increment_relaxed_gpu(u32* counter) {
     u32 before;

@@ -36,7 +36,7 @@ public:
         char* own = call.workspaces[call.rank];
         aborted_ = false;
         if (threadIdx.x < Ranks) {
-            epoch_ = *epoch_word(own);
+            epoch_ = *epoch_word(own) / EPOCH_UNIT;
             if (!FAULT("abort-not-read-at-entry")) aborted_ = ptx::load_relaxed_sys(abort_word(own)) != 0;
         }
     }
@@ -70,7 +70,7 @@ public:
                                                              : ptx::increment_acq_rel_gpu(arrived_word(own));
             if (before == gridDim.x - 1) {
                 *arrived_word(own) = 0;
-                if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = epoch_ + ordinal_;
+                if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = (epoch_ + ordinal_) * EPOCH_UNIT;
             }
         }
     }
@@ -92,28 +92,10 @@ private:
                 if (deadline == 0) {
                     deadline = now + call_.timeout_ns;
                 } else if (now > deadline) {
-                    give_up(peer, expected, seen);
+                    give_up<Ranks>(call_, {u32(peer), ordinal_, expected, seen, 0, 0});
                     return false;
                 }
             }
-        }
-    }
-
-    __device__ __forceinline__ void give_up(int peer, u64 expected, u64 seen) {
-        if (atomicCAS(reporter_word(call_.workspaces[call_.rank]), 0u, 1u) != 0) return;
-        Report* report = call_.report;
-        report->rank = call_.rank;
-        report->peer = peer;
-        report->block = blockIdx.x;
-        report->phase = ordinal_;
-        report->expected = expected;
-        report->seen = seen;
-        ptx::fence_sys();
-        ptx::store_relaxed_sys(&report->magic, DRVFUSE_REPORT_MAGIC);
-#pragma unroll 1
-        for (int rank = 0; rank < Ranks; ++rank) {
-            if (FAULT("abort-of-own-rank-only") && rank != call_.rank) continue;
-            ptx::store_relaxed_sys(abort_word(call_.workspaces[rank]), 1);
         }
     }
 

@@ -2,9 +2,12 @@
 // What every collective kernel gets by value, and where things lie in a rank's workspace and report block.
 //
 // The offsets are definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC) that the host passes in; the host
-// has the only copy. Words of a workspace: epoch (u64), arrived, abort, reporter (u32), flags[block][peer] (u64).
+// has the only copy. Words of a workspace: epoch, abort (u64), arrived, reporter (u32), flags[block][peer] (u64). The
+// epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
 #pragma once
+#include "common/faults.cuh"
 #include "common/prelude.cuh"
+#include "ptx/ordered.cuh"
 
 // Written by the thread that gives up; `magic` is written last. Lies in pinned host memory.
 struct Report {
@@ -15,6 +18,8 @@ struct Report {
     u64 expected;
     u64 seen;
     u32 magic;
+    u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh)
+    u32 word;  // of legs 1 and 2
 };
 
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/kernels.py has the same layout.
@@ -28,14 +33,16 @@ struct Call {
     int early_trigger;  // 1: launch dependents at entry, 0: at the end
 };
 
+constexpr u64 EPOCH_UNIT = u64(1) << DRVFUSE_EPOCH_BITS;
+
 __device__ __forceinline__ u64* epoch_word(char* workspace) {
     return reinterpret_cast<u64*>(workspace + DRVFUSE_EPOCH_OFFSET);
 }
 __device__ __forceinline__ u32* arrived_word(char* workspace) {
     return reinterpret_cast<u32*>(workspace + DRVFUSE_ARRIVED_OFFSET);
 }
-__device__ __forceinline__ u32* abort_word(char* workspace) {
-    return reinterpret_cast<u32*>(workspace + DRVFUSE_ABORT_OFFSET);
+__device__ __forceinline__ u64* abort_word(char* workspace) {
+    return reinterpret_cast<u64*>(workspace + DRVFUSE_ABORT_OFFSET);
 }
 __device__ __forceinline__ u32* reporter_word(char* workspace) {
     return reinterpret_cast<u32*>(workspace + DRVFUSE_REPORTER_OFFSET);
@@ -44,3 +51,35 @@ __device__ __forceinline__ u64* flag_word(char* workspace, u32 block, int peer) 
     return reinterpret_cast<u64*>(workspace + DRVFUSE_FLAGS_OFFSET) + block * DRVFUSE_MAX_RANKS + peer;
 }
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
+
+// The report of a rank that gives up, and the abort words of all ranks: by one thread, once its fields are known. Only the
+// first of a rank reports.
+struct Waited {
+    u32 peer;
+    u32 phase;
+    u64 expected;
+    u64 seen;
+    u32 leg;
+    u32 word;
+};
+
+template <int Ranks>
+__device__ __forceinline__ void give_up(const Call& call, const Waited& waited) {
+    if (atomicCAS(reporter_word(call.workspaces[call.rank]), 0u, 1u) != 0) return;
+    Report* report = call.report;
+    report->rank = call.rank;
+    report->peer = waited.peer;
+    report->block = blockIdx.x;
+    report->phase = waited.phase;
+    report->expected = waited.expected;
+    report->seen = waited.seen;
+    report->leg = waited.leg;
+    report->word = waited.word;
+    ptx::fence_sys();
+    ptx::store_relaxed_sys(&report->magic, DRVFUSE_REPORT_MAGIC);
+#pragma unroll 1
+    for (int rank = 0; rank < Ranks; ++rank) {
+        if (FAULT("abort-of-own-rank-only") && rank != call.rank) continue;
+        ptx::store_relaxed_sys(abort_word(call.workspaces[rank]), u64(1));
+    }
+}

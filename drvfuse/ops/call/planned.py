@@ -86,16 +86,17 @@ class Planned:
         smem: int = 0,
         waits: bool = False,
         pdl: PDLLevel = PDLLevel.OFF,
+        cluster: int = 1,
         barriers: int = 0,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
-        `barriers`: how many a launch passes with those of other ranks."""
+        `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
-        self.barriers = barriers
+        self.cluster, self.barriers = cluster if cluster > 1 else None, barriers
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
@@ -116,6 +117,7 @@ class Planned:
             *more,
             device=self.device,
             smem=self.smem,
+            cluster=self.cluster,
             cooperative=self.cooperative,
             pdl=self.pdl,
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, CompileError
 from ...plans import collectives as plans
-from ...plans import traffic, tuning
+from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
@@ -25,7 +25,7 @@ from ..call.turns import GroupTurns
 from . import naive, plan
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
-from .kernels import ALGORITHMS, INPUT_DTYPES, AllreduceParams, CollectiveKernel
+from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, AllreduceParams, AllreducePushParams, CollectiveKernel
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -58,7 +58,8 @@ def allreduce(
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits.
 
-    `algo` is "one_stage" (each rank sums all), "two_stage" (each rank sums a part and gathers the others), "naive"
+    `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
+    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers), "naive"
     (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
     `max_num_blocks` bounds the grid, up to the group's `max_blocks`. `use_multimem=True` raises Unsupported.
     `pdl_level`: see `PDLLevel`.
@@ -104,7 +105,8 @@ def allreduce(
     ready: list[Ready] = []
     if nbytes:
         in_place_hazard = in_place and algo == "one_stage" and group.size > 1
-        staged = algo != "naive" and (in_place_hazard or not plan.readable_by_peers(group, sources))
+        pulls = algo not in (*PUSH, "naive")
+        staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
         call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
         schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in written])
 
@@ -138,11 +140,12 @@ def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) 
             return "naive"
         return "one_stage" if differs else tuning.allreduce_algorithm(group.size, nbytes)
     plan.require_peers(group, algo)
-    if algo == "two_stage" and differs:
+    if algo in ("two_stage", "push_two_shot") and differs:
         raise ArgumentError(
             "algo",
-            '"two_stage"',
-            '"one_stage", "naive" or "auto" for an epilogue that differs by rank: two stages compute each element once',
+            f'"{algo}"',
+            '"one_stage", "push_one_shot", "naive" or "auto" for an epilogue that differs by rank: two stages compute '
+            "each element once",
         )
     return algo
 
@@ -202,22 +205,26 @@ class _Call:
             one.parameters.output, one.parameters.first = output, first
         return found
 
-    def _plan(
-        self, count: int, columns: int, text: str
-    ) -> tuple[CollectiveKernel, plans.LaunchShape, int, int, AllreduceParams]:
+    def _plan(self, count: int, columns: int, text: str) -> plan.Plan:
         group, algo = self.group, "one_stage" if self.algo == "naive" else self.algo
-        shape = plans.allreduce_launch(count, self.dtype.itemsize, group.size, algo, self.blocks)
+        itemsize = self.dtype.itemsize
         spec = CollectiveKernel(
             op="allreduce",
             algo=algo,
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.dtype,
-            packs=shape.packs,
-            ragged=count % (plans.PACK_BYTES // self.dtype.itemsize) != 0,
+            ragged=count % (plans.PACK_BYTES // itemsize) != 0,
             staged=self.staged,
             local=self.algo == "naive",
             epilogue=text,
         )
+        if spec.pushes:
+            pushed = push.allreduce_shape(spec.work, count, group.workspace.half_bytes)
+            spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
+            parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
+            return plan.push(group, spec, pushed, self.blocks, parameters)
+        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks)
+        spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
-        return spec, shape, count, chunk, AllreduceParams(count=count, columns=columns, chunk_packs=chunk)
+        return plan.pull(spec, shape, count, chunk, AllreduceParams(count=count, columns=columns, chunk_packs=chunk))

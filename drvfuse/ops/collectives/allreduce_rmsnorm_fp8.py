@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ... import dtypes
 from ...errors import ArgumentError
 from ...plans import collectives as plans
-from ...plans import traffic, tuning
+from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
@@ -24,7 +24,7 @@ from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import naive, plan
-from .kernels import ALGORITHMS, INPUT_DTYPES, SCALES_DTYPES, CollectiveKernel, FusedParams
+from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, SCALES_DTYPES, CollectiveKernel, FusedParams, FusedPushParams
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -150,7 +150,7 @@ def allreduce_rmsnorm_fp8(
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
-        staged = algo != "naive" and not plan.readable_by_peers(group, sources)
+        staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
         call = _Call(
             group, dtype, out, scale_type, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced
         )
@@ -276,22 +276,36 @@ class _Call:
             parameters.epsilon, parameters.weight_offset, parameters.scale_ub = self.numbers
         return found
 
-    def _plan(self, rows: int) -> tuple[CollectiveKernel, plans.LaunchShape, int, int, FusedParams]:
+    def _plan(self, rows: int) -> plan.Plan:
         group, algo = self.group, "one_stage" if self.algo == "naive" else self.algo
-        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, group.size, algo, self.blocks)
+        itemsize = self.dtype.itemsize
         spec = CollectiveKernel(
             op="allreduce_rmsnorm_fp8",
             algo=algo,
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.out_dtype,
-            packs=shape.packs,
-            ragged=self.columns % (plans.PACK_BYTES // self.dtype.itemsize) != 0,
+            ragged=self.columns % (plans.PACK_BYTES // itemsize) != 0,
             staged=self.staged,
             local=self.algo == "naive",
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
         )
+        if spec.pushes:
+            half = group.workspace.half_bytes
+            pushed = push.fused_shape(spec.work, rows, self.columns, half, plan.clusters(group))
+            spec = replace(
+                spec,
+                packs=pushed.packs,
+                threads=pushed.threads,
+                cluster=pushed.cluster,
+                exact=pushed.exact,
+                depth=pushed.depth,
+            )
+            parameters = FusedPushParams(rows=rows, chunk_rows=pushed.chunk, columns=self.columns)
+            return plan.push(group, spec, pushed, self.blocks, parameters)
+        shape = plans.rmsnorm_launch(rows, self.columns, itemsize, group.size, algo, self.blocks)
+        spec = replace(spec, packs=shape.packs)
         chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
-        return spec, shape, rows, chunk, FusedParams(rows=rows, chunk_rows=chunk, columns=self.columns)
+        return plan.pull(spec, shape, rows, chunk, FusedParams(rows=rows, chunk_rows=chunk, columns=self.columns))

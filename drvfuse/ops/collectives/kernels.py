@@ -16,7 +16,8 @@ from ..call import faults
 from ..call.specialisation import FP8_CAPABILITY, Specialisation
 
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
-ALGOS = ("one_stage", "two_stage")
+PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
+ALGOS = (*PULL, *PUSH)
 ALGORITHMS = ("auto", *ALGOS, "naive")
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
 SCALES_DTYPES = ("float32", "bfloat16")
@@ -33,6 +34,8 @@ class CollectiveKernel:
     and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
     type.
+    The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
+    packs; `depth` is how far a block sends ahead (`plans.push`).
     `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
     planted in it (`ops.call.faults`).
     """
@@ -50,12 +53,16 @@ class CollectiveKernel:
     gamma_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     scales_dtype: DType = field(default_factory=lambda: dtypes.get("float32"))
     epilogue: str = ""
+    cluster: int = 1
+    threads: int = 512
+    exact: bool = False
+    depth: int = 0
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
-        _check("algo", self.algo, ALGOS[:1] if self.local else ALGOS)
+        _check("algo", self.algo, PULL[:1] if self.local else ALGOS)
         _check("dtype", self.dtype.name, INPUT_DTYPES)
         _check("ranks", self.ranks, range(1, workspace.MAX_RANKS + 1))
         _check("packs", self.packs, range(1, MAX_PACKS + 1))
@@ -79,6 +86,11 @@ class CollectiveKernel:
         return Work(self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual)
 
     @property
+    def pushes(self) -> bool:
+        """Whether it stores to peers (`plans.push`) rather than loads from them."""
+        return self.algo in PUSH
+
+    @property
     def specialisation(self) -> Specialisation:
         """How it is compiled. FP8 conversions need compute capability 8.9, the rest 8.0."""
         defines: dict[str, str | int] = {
@@ -86,6 +98,7 @@ class CollectiveKernel:
             "DRVFUSE_RANKS": self.ranks,
             "DRVFUSE_PACKS": self.packs,
             "DRVFUSE_RAGGED": int(self.ragged),
+            "DRVFUSE_EXACT": int(self.exact),
             "DRVFUSE_STAGED": int(self.staged),
             "DRVFUSE_LOCAL": int(self.local),
             "DRVFUSE_TWO_STAGE": int(self.algo == "two_stage"),
@@ -97,6 +110,14 @@ class CollectiveKernel:
                 "DRVFUSE_RESIDUAL": int(self.residual),
                 "DRVFUSE_GAMMA_DTYPE": self.gamma_dtype.cxx,
                 "DRVFUSE_SCALES_DTYPE": self.scales_dtype.cxx,
+                "DRVFUSE_CLUSTER": self.cluster,
+            }
+        if self.pushes:
+            defines |= {
+                "DRVFUSE_TWO_SHOT": int(self.algo == "push_two_shot"),
+                "DRVFUSE_DEPTH": self.depth,
+                "DRVFUSE_MOST_THREADS": max(128, 1 << (self.threads - 1).bit_length()),
+                "DRVFUSE_KERNEL": self.name,
             }
         if self.traced:
             defines |= layout.defines(self.traced)
@@ -106,8 +127,9 @@ class CollectiveKernel:
             text = f'#include "common/prelude.cuh"\n{self.epilogue}\n'
         capability = FP8_CAPABILITY if self.out_dtype.name in dtypes.FP8 else (8, 0)
         needs = f"{self.out_dtype} output"
+        file = f"{self.op}_push" if self.pushes else self.op
         fixed = tuple(defines.items())
-        return Specialisation("collectives", self.op, fixed, self.name, capability, needs, text, self.fault)
+        return Specialisation("collectives", file, fixed, self.name, capability, needs, text, self.fault)
 
 
 def _check(argument: str, got: object, allowed: tuple[str, ...] | range) -> None:
@@ -162,4 +184,32 @@ class FusedParams(ctypes.Structure):
     )
 
 
-PARAMETERS: dict[str, type[ctypes.Structure]] = {"allreduce": AllreduceParams, "allreduce_rmsnorm_fp8": FusedParams}
+class PushCall(ctypes.Structure):
+    """`struct PushCall` of cu/sync/push.cuh."""
+
+    _fields_ = (
+        ("slots", ctypes.c_uint64 * workspace.MAX_RANKS),
+        ("first_share", ctypes.c_uint64),
+        ("share", ctypes.c_uint64),
+        ("half_bytes", ctypes.c_uint32),
+        ("rounds", ctypes.c_int32),
+    )
+
+
+class AllreducePushParams(AllreduceParams):
+    """`struct AllreducePushParams` of cu/collectives/allreduce_push.cu."""
+
+    _fields_ = (("push", PushCall),)
+
+
+class FusedPushParams(FusedParams):
+    """`struct FusedPushParams` of cu/collectives/allreduce_rmsnorm_fp8_push.cu."""
+
+    _fields_ = (("push", PushCall),)
+
+
+def parameters(op: str, algo: str) -> type[AllreduceParams] | type[FusedParams]:
+    """The first argument of a kernel."""
+    if op == "allreduce":
+        return AllreducePushParams if algo in PUSH else AllreduceParams
+    return FusedPushParams if algo in PUSH else FusedParams

@@ -6,30 +6,70 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import config
 from ...errors import Unsupported
+from ...comm.workspace import EPOCH_UNIT
 from ...plans.collectives import LaunchShape, barriers, trace_counts
+from ...plans.push import CLUSTER_CAPABILITY, PushShape, trace_phases
 from ...runtime import interop
 from ..call import faults
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.tracing import CallTrace
-from .kernels import Call, CollectiveKernel
+from ..call.specialisation import load
+from .kernels import Call, CollectiveKernel, PushCall
 
 if TYPE_CHECKING:
     from ...comm.group import Group
 
-Plan = Callable[[], tuple[CollectiveKernel, LaunchShape, int, int, ctypes.Structure]]
-"""Makes (kernel, grid, elements or rows, those of a chunk, the parameters that all ranks share)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A collective's kernel, its grid, the most (phases, barriers) that a traced block notes, the barriers and push
+    calls that a launch adds to the epoch, and the parameters that all ranks share."""
+
+    kernel: CollectiveKernel
+    blocks: int
+    threads: int
+    traced: tuple[int, int]
+    steps: int
+    parameters: Any
+
+
+def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
+    """The plan of a pull algorithm for `items` elements or rows in such chunks."""
+    counts = trace_counts(kernel.work, shape, items, chunk)
+    return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
+
+
+def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, parameters: Any) -> Plan:
+    """The plan of a push algorithm on at most as many multiprocessors as `blocks` says. Loads the kernel, whose
+    occupancy is that of the device where it is lowest."""
+    spec = kernel.specialisation
+    resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
+    grid = shape.blocks(blocks * resident)
+    first, each = shape.shares(grid, EPOCH_UNIT)
+    half = group.workspace.half_bytes
+    parameters.push = PushCall(first_share=first, share=each, half_bytes=half, rounds=shape.rounds)
+    group.workspace.require_slots(shape.slot_bytes)
+    phases = trace_phases(kernel.work, shape, grid)
+    return Plan(kernel, grid, shape.threads, (phases, 0), shape.rounds % 2, parameters)
+
+
+def clusters(group: Group) -> bool:
+    """Whether the devices of every rank have clusters of blocks."""
+    return all(rank.device.capability >= CLUSTER_CAPABILITY for rank in group)
 
 
 def take(
     group: Group,
     key: Hashable,
-    plan: Plan,
+    plan: Callable[[], Plan],
     table: Sequence[Sequence[int]],
     inputs: Sequence[int],
     pdl: PDLLevel,
@@ -41,13 +81,14 @@ def take(
     that rank i sums, `inputs[i]` is its own."""
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
-        planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, *plan(), pdl))
+        planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, plan(), pdl))
     else:
-        spec, shape, items, chunk, shared = plan()
-        name = f"{spec.op}_naive" if spec.local else spec.name
-        found = trace.reserve(name, shape.blocks, *trace_counts(spec.work, shape, items, chunk), spec.ranks)
-        spec = dataclasses.replace(spec, traced=found[0].capacity)
-        planned = _planned(group, spec, shape, items, chunk, shared, pdl)
+        made = plan()
+        kernel = made.kernel
+        name = f"{kernel.op}_naive" if kernel.local else kernel.name
+        found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
+        kernel = dataclasses.replace(kernel, traced=found[0].capacity)
+        planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)
         behind = [[*arguments, section.parameters] for arguments, section in zip(behind, found, strict=True)]
     timeout = int(config.get("spin_timeout") * 1e9)
     ready = []
@@ -60,27 +101,30 @@ def take(
     return ready
 
 
-def _planned(
-    group: Group,
-    spec: CollectiveKernel,
-    shape: LaunchShape,
-    items: int,
-    chunk: int,
-    shared: Any,
-    pdl: PDLLevel,
-) -> list[Planned]:
+def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     """The kernel on every local rank, loaded there, with the rank's own parameters."""
-    workspace, specialisation, found = group.workspace, spec.specialisation, []
+    workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     for position, rank in enumerate(group.ranks):
-        template = type(shared).from_buffer_copy(shared)
+        template = type(plan.parameters).from_buffer_copy(plan.parameters)
         template.call = Call(
             report=workspace.report_pointers[position],
             rank=rank.index,
             early_trigger=int(pdl is PDLLevel.OVERLAP_AT_BEGINNING),
         )
         template.call.workspaces[: group.size] = list(workspace.pointers)
-        passed = barriers(spec.work, items, chunk)
-        planned = Planned(rank.device, specialisation, shape.blocks, shape.threads, template, pdl=pdl, barriers=passed)
+        if plan.kernel.pushes:
+            slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
+            template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
+        planned = Planned(
+            rank.device,
+            specialisation,
+            plan.blocks,
+            plan.threads,
+            template,
+            pdl=pdl,
+            cluster=plan.kernel.cluster,
+            barriers=plan.steps,
+        )
         found.append(planned)
     return found
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the all-reduce kernels share: their parameters, and packs of the tensor, of which the last may be partial.
+#pragma once
+#include "collectives/epilogue.cuh"
+#include "collectives/kernel.cuh"
+
+constexpr i64 IN_BYTES = sizeof(InPack);
+constexpr i64 OUT_BYTES = sizeof(OutPack);
+
+struct AllreduceParams {
+    Call call;
+    void* output;
+    i64 count;        // elements in this launch
+    i64 first;        // index of the first of them in the tensor
+    i64 columns;      // the tensor's last dimension, for the epilogue
+    i64 chunk_packs;  // see the kernels; unused by one_stage direct
+};
+
+// Pack `index` of a tensor of `count` elements.
+__device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
+    const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
+    if (RAGGED && count - index * W < W) {
+        load_elements(pack, address, count - index * W);
+    } else {
+        load_pack(pack, address);
+    }
+}
+
+__device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count, const OutPack& pack) {
+    char* address = static_cast<char*>(tensor) + index * OUT_BYTES;
+    if (RAGGED && count - index * W < W) {
+        store_elements(address, pack, count - index * W);
+    } else {
+        store_pack(address, pack);
+    }
+}
+
+#ifdef DRVFUSE_EPILOGUE
+#define EPILOGUE_REFERENCE , const EpilogueParams& epilogue_params
+#else
+#define EPILOGUE_REFERENCE
+#endif
+
+// The output pack `index` from its sum.
+__device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
+                                               float (&sum)[W] EPILOGUE_REFERENCE) {
+    apply_epilogue(sum, p.first + index * W, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+    OutPack pack;
+    from_float(pack, sum);
+    return pack;
+}

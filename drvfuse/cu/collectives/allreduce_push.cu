@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce by pushing: the sum of one tensor per rank, on every rank, in one kernel per rank, without a barrier.
+//
+// Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the last
+// pack may be partial, and is sent whole. It is cut into rounds of `chunk_packs` packs, and a round into units of one pack
+// per thread of a block: block b does units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the last unit of a
+// round may have fewer packs.
+//   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
+//   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
+//                  every peer. A block is DEPTH units ahead in sending of what it sums, and again of what it gathers.
+// Slots of a round, after the greetings, in packs:
+//   push_one_shot  [distance - 1][chunk_packs]
+//   push_two_shot  [distance - 1][owned units][threads], then results, likewise
+//
+// Grid. One dimension, the same on every rank, no more blocks than a round has units.
+//
+// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
+//
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round, as rounds have
+// the same units, but the last. The input is read by its own rank alone, so it is free when the rank's kernel completes;
+// output may be input, as the thread that writes a pack has read it before.
+//
+// Failure. push.cuh; outputs are then undefined.
+#include "collectives/allreduce_packs.cuh"
+#include "collectives/push_packs.cuh"
+
+constexpr bool EXACT = DRVFUSE_EXACT;
+constexpr int DEPTH = DRVFUSE_DEPTH;
+using Pushing = Push<RANKS, false>;
+
+// `first` of the base is 0, and `chunk_packs` is of a round: with push_two_shot a multiple of ranks * threads.
+struct AllreducePushParams : AllreduceParams {
+    PushCall push;
+};
+
+// One thread's pack of a unit: which of the round, and of the tensor; `exists` for all threads alike with EXACT.
+struct Place {
+    u32 in_round;
+    i64 index;
+    bool exists;
+};
+
+__device__ __forceinline__ Place place(const AllreducePushParams& p, int round, u32 unit) {
+    const u32 in_round = unit * blockDim.x + threadIdx.x;
+    const i64 index = round * p.chunk_packs + in_round;
+    return {in_round, index, EXACT || (in_round < p.chunk_packs && index * W < p.count)};
+}
+
+__device__ __forceinline__ InPack input_at(const AllreducePushParams& p, const Place& at) {
+    InPack pack = {};
+    if (at.exists) load_input(pack, p.call.input, at.index, p.count);
+    return pack;
+}
+
+// How many packs the round has.
+__device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p, int round) {
+    const i64 left = (p.count + W - 1) / W - round * p.chunk_packs;
+    return u32(left < p.chunk_packs ? left : p.chunk_packs);
+}
+
+#if !DRVFUSE_TWO_SHOT
+
+__device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, const Place& at,
+                                         const InPack& own EPILOGUE_REFERENCE) {
+    const u32 offset = GREETINGS_BYTES + at.in_round * u32(sizeof(InPack));
+    const u32 stride = u32(p.chunk_packs) * u32(sizeof(InPack));
+    InPack sent = own;
+    make_sendable(sent.word);
+    if (at.exists) send_to_all(push, offset, stride, sent.word);
+    push.join();
+    trace.lap(TraceRole::push);
+    float sum[W];
+    sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
+    trace.need(sum);
+    trace.lap(TraceRole::wait);
+    if (at.exists) store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
+    trace.lap(TraceRole::store);
+}
+
+#else
+
+// A unit of the two-shot form: its owner's distance, and where its packs lie in the slots.
+struct Unit {
+    Place at;
+    int distance;
+    u32 offset;   // of this thread's pack among the units of that owner, at distance 1
+    u32 stride;   // from one distance to the next
+    u32 results;  // from an input's slot to that of its result
+};
+
+__device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {
+    const u32 stride = u32(p.chunk_packs) / RANKS * u32(sizeof(InPack));
+    const u32 offset = GREETINGS_BYTES + (unit / RANKS * blockDim.x + threadIdx.x) * u32(sizeof(InPack));
+    return {place(p, round, unit), push.distance(unit % RANKS), offset, stride, (RANKS - 1) * stride};
+}
+
+__device__ __forceinline__ void send_input(const Pushing& push, const Unit& unit, InPack own) {
+    make_sendable(own.word);
+    if (unit.at.exists) push.send(unit.distance, unit.offset + (unit.distance - 1) * unit.stride, own.word);
+}
+
+__device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& push, const Unit& unit,
+                                       const InPack& own EPILOGUE_REFERENCE) {
+    float sum[W];
+    sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
+    if (!unit.at.exists) return;
+    const OutPack pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
+    send_to_all(push, unit.results + unit.offset, unit.stride, pack.word);
+    store_output(p.output, unit.at.index, p.count, pack);
+}
+
+__device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& push, const Unit& unit) {
+    // The owner is `distance` ahead of this rank, so this rank is RANKS - distance ahead of the owner.
+    const u32 offset = unit.results + unit.offset + (RANKS - unit.distance - 1) * unit.stride;
+    u32 words[1][OutPack::words];
+    push.receive(words, GATHER, offset, 0, unit.at.exists, (p.call.rank + unit.distance) % RANKS);
+    OutPack pack;
+#pragma unroll
+    for (int i = 0; i < OutPack::words; ++i) pack.word[i] = words[0][i];
+    if (unit.at.exists) store_output(p.output, unit.at.index, p.count, pack);
+}
+
+// `own` is this thread's pack of the block's first unit of the round, which was loaded before.
+__device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, int round,
+                                         InPack own EPILOGUE_REFERENCE) {
+    const u32 units = (packs_of_round(p, round) + blockDim.x - 1) / blockDim.x;
+    const u32 behind = DEPTH * gridDim.x;
+#pragma unroll 1
+    for (u32 unit = blockIdx.x; unit < units + 2 * behind; unit += gridDim.x) {
+        const Unit now = unit_at(p, push, round, unit);
+        if (unit != blockIdx.x && unit < units && (DEPTH == 0 || now.distance != 0)) own = input_at(p, now.at);
+        if (unit < units && now.distance != 0) send_input(push, now, own);
+        push.join();
+        trace.lap(TraceRole::push);
+        // Of units that do not exist yet the number is below zero: far beyond `units`, as it is unsigned.
+        const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
+        if (unit - behind < units && due.distance == 0)
+            reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
+        trace.lap(TraceRole::reduce);
+        const Unit last = DEPTH == 0 ? now : unit_at(p, push, round, unit - 2 * behind);
+        if (unit - 2 * behind < units && last.distance != 0) gather(p, push, last);
+        trace.lap(TraceRole::gather);
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    const Place first = place(p, 0, blockIdx.x);
+    if (first.exists)  // warms the address translation
+        ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
+    follow_producer(trace);
+    InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
+    Pushing push(p.call, p.push);
+#pragma unroll 1
+    for (int round = 0; round < p.push.rounds; ++round) {
+        if (round > 0) {
+            push.next_round();
+            own = input_at(p, place(p, round, blockIdx.x));
+        }
+#if DRVFUSE_TWO_SHOT
+        two_shot(p, push, trace, round, own DRVFUSE_EPILOGUE_ARGUMENT);
+#else
+        const u32 packs = packs_of_round(p, round);
+#pragma unroll 1
+        for (u32 unit = blockIdx.x; unit * blockDim.x < packs; unit += gridDim.x) {
+            const Place at = place(p, round, unit);
+            if (unit != blockIdx.x) own = input_at(p, at);
+            one_shot(p, push, trace, at, own DRVFUSE_EPILOGUE_ARGUMENT);
+        }
+#endif
+    }
+    push.join();
+#if DRVFUSE_TWO_SHOT
+    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet((packs_of_round(p, 0) + blockDim.x - 1) / blockDim.x);
+#endif
+    end(p.call, trace);
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, by pushing: one kernel per rank,
+// without a barrier.
+//
+// Layout. Tensors are [rows, columns], contiguous. A row is in the registers of a cluster of DRVFUSE_CLUSTER blocks (or
+// of one block): pack i * threads + t, 16 bytes of the input, belongs to thread t of the cluster, i < DRVFUSE_PACKS.
+// DRVFUSE_RAGGED is as in allreduce_rmsnorm_fp8.cu. Rows are cut into rounds of `chunk_rows`; cluster c does rows c,
+// c + clusters, ... of every round.
+//   push_one_shot  every rank sends each of its rows to every peer, and does every row.
+//   push_two_shot  rank k owns rows k, k + ranks, ... of a round, which the others send to it. Without residual it
+//                  normalises and quantises them and sends results and scales; with residual it sends the rounded
+//                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster is
+//                  DEPTH rows ahead in sending.
+// Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
+// output pack (with residual, packs * 16):
+//   push_one_shot  [distance - 1][chunk_rows]
+//   push_two_shot  [distance - 1][owned rows]; then results and then scales, of 4 bytes each, likewise
+//
+// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than a round has rows.
+// Threads: a multiple of 32 up to 1024.
+//
+// Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
+//
+// Memory ordering. push.cuh, with rows for pieces of work. A row's scale is sent and received by thread 0 of the cluster.
+// Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after it
+// has read it, and a rank that does not own a row does not read it.
+//
+// Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
+#include "collectives/norm_rows.cuh"
+#include "collectives/push_packs.cuh"
+
+constexpr int DEPTH = DRVFUSE_DEPTH;
+using Pushing = Push<RANKS, true>;
+
+// `chunk_rows` of the base is of a round: with push_two_shot a multiple of the ranks.
+struct FusedPushParams : FusedParams {
+    PushCall push;
+};
+
+// This thread's packs of the own input's row `row`.
+__device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        if (rows.has(i)) load_of_row(own[i], p.call.input, row, rows.index(i), p);
+    }
+}
+
+// send(offset in the row, words) for each of them.
+template <typename Send>
+__device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows& rows, const Send& send) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i) {
+        InPack pack = own[i];
+        make_sendable(pack.word);
+        if (rows.has(i)) send(rows.index(i) * u32(sizeof(InPack)), pack.word);
+    }
+}
+
+// Sums this thread's packs of a row, whose slots at distance 1 begin at `offset`.
+__device__ __forceinline__ void receive_row(float (&x)[PACKS][W], const InPack (&own)[PACKS], const FusedPushParams& p,
+                                            const Rows& rows, Pushing& push, u32 offset, u32 stride) {
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i)
+        sum_received(x[i], push, own[i], offset + rows.index(i) * u32(sizeof(InPack)), stride, p.call.rank,
+                     rows.has(i));
+}
+
+#if !DRVFUSE_TWO_SHOT
+
+__device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+                                         int row, const InPack (&own)[PACKS]) {
+    const u32 offset = GREETINGS_BYTES + row * input_stride(p);
+    const u32 stride = p.chunk_rows * input_stride(p);
+    send_row(own, rows,
+             [&](u32 at, const u32(&words)[InPack::words]) { send_to_all(push, offset + at, stride, words); });
+    push.join();
+    if constexpr (RESIDUAL) rows.fetch_residual(begin + row);
+    trace.lap(TraceRole::push);
+    float x[PACKS][W];
+    receive_row(x, own, p, rows, push, offset, stride);
+    trace.need(x);
+    trace.lap(TraceRole::wait);
+    if constexpr (RESIDUAL)
+        rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
+            store_of_row(p.residual_output, begin + row, at, p, pack);
+        });
+    rows.normalise_to_output(x, begin + row);
+}
+
+#else
+
+using Sent = If<RESIDUAL, In, Out>;
+constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
+
+// A row of a round: its owner's distance, and where it lies in the slots.
+struct Place {
+    int distance;
+    u32 offset;  // of the row among those of its owner, at distance 1
+    u32 stride;  // from one distance to the next
+    u32 result, result_stride;
+    u32 scale, scale_stride;
+
+    // From what its owner sends at distance 1 to what this rank has of it, which is RANKS - distance ahead of the owner.
+    __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
+};
+
+__device__ __forceinline__ Place place(const FusedPushParams& p, const Pushing& push, int row) {
+    const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
+    const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
+    const u32 results = GREETINGS_BYTES + (RANKS - 1) * stride;
+    const u32 scales = results + (RANKS - 1) * owned * row_bytes;
+    return {push.distance(row % RANKS),
+            GREETINGS_BYTES + index * input_stride(p),
+            stride,
+            results + index * row_bytes,
+            owned * row_bytes,
+            scales + index * 4,
+            owned * 4};
+}
+
+__device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Rows& rows, const Pushing& push,
+                                           const Place& at) {
+    send_row(own, rows, [&](u32 in_row, const u32(&words)[InPack::words]) {
+        push.send(at.distance, at.offset + (at.distance - 1) * at.stride + in_row, words);
+    });
+}
+
+// A row that this rank owns.
+__device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+                                       int row, const InPack (&own)[PACKS], const Place& at) {
+    if constexpr (RESIDUAL) rows.fetch_residual(begin + row);
+    float x[PACKS][W];
+    receive_row(x, own, p, rows, push, at.offset, at.stride);
+    trace.need(x);
+    trace.lap(TraceRole::wait);
+    if constexpr (RESIDUAL) {
+        rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
+            send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
+            store_of_row(p.residual_output, begin + row, index, p, pack);
+        });
+        rows.normalise_to_output(x, begin + row);
+    } else {
+        rows.normalise(
+            x,
+            [&](int index, const OutPack& pack) {
+                send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
+                store_of_row(p.output, begin + row, index, p, pack);
+            },
+            [&](float scale) {
+                const u32 word[1] = {__float_as_uint(scale)};
+                send_to_all(push, at.scale, at.scale_stride, word);
+                store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
+            });
+    }
+}
+
+// A row that another rank owns.
+__device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+                                       int row, const Place& at) {
+    const int owner = row % RANKS;
+    const u32 result = at.result + at.steps() * at.result_stride;
+    constexpr int WORDS = RESULT_BYTES / 4;
+    u32 words[PACKS][1][WORDS];
+#pragma unroll
+    for (int i = 0; i < PACKS; ++i)
+        push.receive(words[i], GATHER, result + rows.index(i) * RESULT_BYTES, 0, rows.has(i), owner);
+    if constexpr (RESIDUAL) {
+        float x[PACKS][W];
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            InPack pack;
+#pragma unroll
+            for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[i][0][k % WORDS];
+            if (rows.has(i)) store_of_row(p.residual_output, begin + row, rows.index(i), p, pack);
+            to_float(x[i], pack);
+        }
+        trace.need(x);
+        trace.lap(TraceRole::gather);
+        rows.normalise_to_output(x, begin + row);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PACKS; ++i) {
+            OutPack pack;
+#pragma unroll
+            for (int k = 0; k < OutPack::words; ++k) pack.word[k] = words[i][0][k % WORDS];
+            if (rows.has(i)) store_of_row(p.output, begin + row, rows.index(i), p, pack);
+        }
+        if constexpr (QUANTISE) {
+            if (rows.index(0) < 32) {  // one warp, as its lanes leave the poll together
+                u32 word[1][1];
+                const bool mine = rows.index(0) == 0;
+                push.receive(word, GATHER, at.scale + at.steps() * at.scale_stride, 0, mine, owner);
+                if (mine) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(word[0][0]));
+            }
+        }
+        trace.lap(TraceRole::gather);
+    }
+}
+
+// `own` are this thread's packs of the cluster's first row of the round, which were loaded before.
+__device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+                                         int count, InPack (&own)[PACKS]) {
+    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+#pragma unroll 1
+    for (int row = first; row < count + DEPTH * step; row += step) {
+        const Place now = place(p, push, row);
+        if (row != first && row < count && (DEPTH == 0 || now.distance != 0)) load_row(own, p, rows, begin + row);
+        if (row < count && now.distance != 0) send_input(own, rows, push, now);
+        push.join();
+        trace.lap(TraceRole::push);
+        const int due = row - DEPTH * step;
+        if (due < 0) continue;
+        const Place at = DEPTH == 0 ? now : place(p, push, due);
+        if (at.distance == 0) {
+            if (DEPTH > 0) load_row(own, p, rows, begin + due);
+            reduce(p, rows, push, trace, begin, due, own, at);
+        } else {
+            gather(p, rows, push, trace, begin, due, at);
+        }
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS, 1024 / DRVFUSE_MOST_THREADS)
+    DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ Scratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    scratch.init();
+    Rows rows(p, scratch, trace);
+    const int first = blockIdx.x / CLUSTER;
+    if (!RAGGED && rows.has(0))  // warms the address translation
+        ptx::prefetch_l2(static_cast<const char*>(p.call.input) +
+                         (i64(first) * p.columns + rows.index(0) * W) * i64(sizeof(In)));
+    follow_producer(trace);
+    InPack own[PACKS];
+    load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
+    Pushing push(p.call, p.push);
+#pragma unroll 1
+    for (int round = 0; round < p.push.rounds; ++round) {
+        const int begin = round * p.chunk_rows;
+        const int count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
+        if (round > 0) {
+            push.next_round();
+            if (first < count) load_row(own, p, rows, begin + first);
+        }
+#if DRVFUSE_TWO_SHOT
+        two_shot(p, rows, push, trace, begin, count, own);
+#else
+#pragma unroll 1
+        for (int row = first; row < count; row += gridDim.x / CLUSTER) {
+            if (row != first) load_row(own, p, rows, begin + row);
+            one_shot(p, rows, push, trace, begin, row, own);
+        }
+#endif
+    }
+    push.join();
+#if DRVFUSE_TWO_SHOT
+    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
+#endif
+    end(p.call, trace);
+}

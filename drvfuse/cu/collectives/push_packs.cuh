@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packs of 16 bytes on their way between ranks by the push protocol (sync/push.cuh), and their sum in rank order.
+#pragma once
+#include "collectives/kernel.cuh"
+#include "sync/push.cuh"
+
+constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
+
+// Stores the pack to every peer, `stride` bytes apart by distance from `offset` on.
+template <typename Push, int N>
+__device__ __forceinline__ void send_to_all(const Push& push, u32 offset, u32 stride, const u32 (&word)[N]) {
+#pragma unroll
+    for (int distance = 1; distance < RANKS; ++distance) push.send(distance, offset + (distance - 1) * stride, word);
+}
+
+// Replaces packs[k], which is rank (rank + k) mod RANKS's, by that of rank k. The steps are the same for all threads, so
+// the array stays in registers.
+template <typename P>
+__device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
+#pragma unroll
+    for (int step = 1; step < RANKS; step *= 2) {
+        if (rank & step) {
+            P moved[RANKS];
+#pragma unroll
+            for (int k = 0; k < RANKS; ++k) moved[(k + step) % RANKS] = packs[k];
+#pragma unroll
+            for (int k = 0; k < RANKS; ++k) packs[k] = moved[k];
+        }
+    }
+}
+
+// The sum in fp32 over the ranks of a pack of which this rank has `own`, and the peers' lie in the slots.
+template <typename Push>
+__device__ __forceinline__ void sum_received(float (&sum)[W], Push& push, const InPack& own, u32 offset, u32 stride,
+                                             int rank, bool wanted) {
+    InPack packs[RANKS];
+    packs[0] = own;
+    if constexpr (RANKS > 1) {
+        u32 words[PEERS][InPack::words];
+        push.receive(words, PUSH, offset, stride, wanted);
+#pragma unroll
+        for (int distance = 1; distance < RANKS; ++distance) {
+#pragma unroll
+            for (int i = 0; i < InPack::words; ++i) packs[RANKS - distance].word[i] = words[distance - 1][i];
+        }
+        if (!FAULT("order-of-distance")) into_rank_order(packs, rank);
+    }
+    sum_packs(sum, packs);
+}

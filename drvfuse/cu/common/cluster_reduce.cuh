@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reduction of one row held by a cluster of blocks: the tree of reduce.cuh, of which every warp does the last step.
+//
+// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so a group of 32 packs is still a warp's.
+// Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which complete on a
+// barrier object there; every warp of every block waits for that and reads all groups of the row.
+//
+// Two sets of words and barrier objects are used in turn. A block can be one row ahead of another and no more: it has
+// passed the exchange of row k + 1 only when every warp has sent its part of it, which each does after it has read the
+// words of row k. So the words of row k + 2 meet nobody who still reads those of row k.
+//
+// Lifetime. `init` is followed by an arrival at the cluster's barrier, and the first exchange waits there: no block sends
+// to one that has not begun or has not initialised its barrier objects. A block exits only after it has received the words
+// of its last row from every block, and all send equally many rows, so nobody sends to a block that has exited. This
+// holds also after a time-out, because threads that give up go through every exchange (push.cuh).
+#pragma once
+#include "common/reduce.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+template <int Cluster>
+struct ClusterScratch {
+    static_assert(Cluster <= 32, "a lane for each block");
+    uint2 groups[2][MAX_GROUPS];  // sum, maximum
+    u64 arrived[2];
+
+    // By all threads of the block.
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) ptx::mbarrier_init(u32(__cvta_generic_to_shared(&arrived[i])), 1);
+            ptx::fence_mbarrier_init();
+        }
+        ptx::cluster_arrive();
+    }
+
+    static __device__ __forceinline__ u32 block() { return ptx::block_in_cluster(); }
+};
+
+// As that of reduce.cuh.
+template <int Cluster, int PACKS>
+__device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scratch, u32 row,
+                                                    const float (&squares)[PACKS], u32 maximum) {
+    const u32 lane = threadIdx.x % 32;
+    const u32 warp = threadIdx.x / 32;
+    const u32 warps = blockDim.x / 32;
+    const u32 turn = row % 2;
+    const u32 arrived = u32(__cvta_generic_to_shared(&scratch.arrived[turn]));
+    if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(arrived, PACKS * Cluster * warps * u32(sizeof(uint2)));
+    maximum = ptx::warp_max(maximum);
+#pragma unroll
+    for (int j = 0; j < PACKS; ++j) {
+        const float sum = butterfly_sum(squares[j]);
+        const u32 group = (j * Cluster + scratch.block()) * warps + warp;
+        const u32 to = u32(__cvta_generic_to_shared(&scratch.groups[turn][group]));
+        if (lane < Cluster) {
+            ptx::store_async_v2(ptx::address_in_block(to, lane), __float_as_uint(sum), maximum,
+                                ptx::address_in_block(arrived, lane));
+        }
+    }
+    while (!ptx::mbarrier_try_wait_cluster(arrived, row / 2 % 2)) {
+    }
+    float sum = 0.0f;
+    maximum = 0;
+    for (u32 group = lane; group < PACKS * Cluster * warps; group += 32) {
+        const uint2 found = scratch.groups[turn][group];
+        sum = __fadd_rn(sum, __uint_as_float(found.x));
+        maximum = max(maximum, found.y);
+    }
+    return {butterfly_sum(sum), __uint_as_float(ptx::warp_max(maximum))};
+}

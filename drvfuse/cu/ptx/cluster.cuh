@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Instructions of thread-block clusters (sm_90): their barrier, the shared memory of the other blocks, and stores to it
+// that complete on a barrier object there. Addresses in shared memory have 32 bits; those of other blocks are in the
+// window shared::cluster.
+#pragma once
+#include "common/types.cuh"
+
+#if __CUDA_ARCH__ >= 900
+namespace ptx {
+
+// %cluster_ctarank
+__device__ __forceinline__ u32 block_in_cluster() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// barrier.cluster.arrive.release.aligned
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+// barrier.cluster.wait.acquire.aligned
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// mapa.shared::cluster.u32: the same place in the shared memory of block `rank` of the cluster
+__device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
+    u32 mapped;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
+// st.async.shared::cluster.v2.b32, which counts 8 bytes on the barrier object when it has completed
+__device__ __forceinline__ void store_async_v2(u32 to, u32 first, u32 second, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+                 "r"(first), "r"(second), "r"(barrier)
+                 : "memory");
+}
+
+// fence.mbarrier_init.release.cluster: the inits before it come before a cluster_arrive() after it
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64: whether the phase of that parity has ended
+__device__ __forceinline__ bool mbarrier_try_wait_cluster(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done;
+}
+
+}  // namespace ptx
+#endif

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The push protocol: a rank stores words into its peers' slots, and every word carries its own readiness.
+//
+// Slots. Each rank has two halves of slots in its workspace, which rounds use in turn; a call has one round, or several
+// where its tensor is larger than a half, and then an odd number. Between calls every 4-byte word of both halves is
+// ABSENT. A sender stores any other word; the receiver polls until no word of what it wants is ABSENT, takes it, and
+// stores ABSENT again. A word of an input that is ABSENT itself, NaNs in every type, is sent as other NaNs: no result can
+// tell, as NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since theirs are canonical.
+// Slots are named by distance: what comes from rank r lies at distance d in the slots of rank (r + d) mod ranks, so every
+// offset is the same on every rank, and nobody asks who it is while it polls.
+//
+// Which half. The first round uses the half of the epoch's parity, and a call advances the epoch by one, whatever the
+// number of its rounds. Every warp of the grid reads the epoch first and later adds its share of EPOCH_UNIT to it, so the
+// epoch cannot advance before the last warp has read it: one add by one thread would let a late warp read the next epoch.
+//
+// Memory ordering. Words are stored and polled relaxed at system scope; each guards nothing but itself. What needs order
+// is that a slot is stored again only after its receiver has made it ABSENT: two rounds later.
+//   Between calls. Every call receives a word from every peer, also from one that owns nothing (`greet`). So when rank A
+//   begins call k + 2 it has completed call k + 1, has heard of rank B's call k + 1 in it, and B began that after it
+//   had completed its call k, with all that B cleared. Completion of a kernel releases and acquires at system scope.
+//   Calls of pull algorithms between two push calls may leave the parity as it was: their barriers say the same.
+//   Between rounds. Thread t of block b sends to, receives from and clears for the thread of the same numbers, in every
+//   round. In round r + 1 A's thread hears from B's thread what that sent after it had cleared its slot of round r.
+//   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
+//
+// Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
+// with the lowest indices end first. Devices place blocks in index order.
+//
+// Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
+// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. A thread
+// that gives up goes on with what it has read, through all that follows, but polls no more: no block waits for it in
+// vain, and the blocks of a cluster still send one another what they wait for. The host then empties all slots.
+#pragma once
+#include "common/faults.cuh"
+#include "ptx/ordered.cuh"
+#include "ptx/special.cuh"
+#include "sync/workspace.cuh"
+
+constexpr u32 ABSENT = 0xffffffffu;
+constexpr u32 FOR_ABSENT = 0x7fff7fffu;
+constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: a 4-byte word every 16 bytes by distance
+
+// What a push call needs beside `Call`. drvfuse/ops/collectives/kernels.py has the same layout.
+struct PushCall {
+    char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is this rank's own
+    u64 first_share;                 // of EPOCH_UNIT, what the first warp of the grid adds to the epoch,
+    u64 share;                       // and every other one
+    u32 half_bytes;
+    int rounds;
+};
+
+enum Leg : u32 { PUSH = 1, GATHER = 2 };
+
+template <int Ranks, bool Together>
+class Push {
+public:
+    // After wait_for_producer(), every thread of the grid. With `Together` the lanes of a warp leave a poll together; then
+    // all 32 come to it.
+    __device__ __forceinline__ Push(const Call& call, const PushCall& push)
+        : call_(call), push_(push), round_(0), joined_(false) {
+        u64 epoch, abort;
+        ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call.workspaces[call.rank]));
+        epoch_ = epoch >> DRVFUSE_EPOCH_BITS;
+        aborted_ = abort != 0;
+        half_ = epoch_ % 2 != 0 ? push.half_bytes : 0;
+    }
+
+    // Adds this warp's share to the epoch, once. After its first words are sent, so that it takes no time from them.
+    __device__ __forceinline__ void join() {
+        if (joined_) return;
+        joined_ = true;
+        __syncwarp();
+        if (FAULT("epoch-by-one-thread")) {
+            if (blockIdx.x == 0 && threadIdx.x == 0)
+                ptx::add_relaxed_gpu(epoch_word(call_.workspaces[call_.rank]), EPOCH_UNIT);
+        } else if (threadIdx.x % 32 == 0) {
+            const bool first = blockIdx.x == 0 && threadIdx.x == 0;
+            ptx::add_relaxed_gpu(epoch_word(call_.workspaces[call_.rank]), first ? push_.first_share : push_.share);
+        }
+    }
+
+    __device__ __forceinline__ void next_round() {
+        ptx::fence_sys();
+        half_ = push_.half_bytes - half_;
+        ++round_;
+    }
+
+    // How far rank `of` is ahead of this one: the distance at which it receives.
+    __device__ __forceinline__ int distance(int of) const {
+        const int ahead = of - call_.rank;
+        return ahead < 0 ? ahead + Ranks : ahead;
+    }
+
+    template <int N>
+    __device__ __forceinline__ void send(int distance, u32 offset, const u32 (&word)[N]) const {
+        ptx::store_relaxed_sys_words(push_.slots[distance] + half_ + offset, word);
+    }
+
+    // K pieces of N words that peers have sent, `stride` bytes apart: piece k, of distance k + 1 in leg PUSH and `source`
+    // in leg GATHER. They are cleared. Nothing happens where they are not `wanted`.
+    template <int K, int N>
+    __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
+                                            int source = 0) {
+        char* const at = push_.slots[0] + half_ + offset;
+        u64 deadline = 0;
+        for (u32 polls = 1;; ++polls) {
+            bool late = false;
+            if (wanted) {
+#pragma unroll
+                for (int k = 0; k < K; ++k) ptx::load_relaxed_sys_words(words[k], at + k * stride);
+#pragma unroll
+                for (int k = 0; k < K; ++k) late |= absent(words[k]);
+            }
+            if (Together ? !__any_sync(0xffffffffu, late) : !late) break;
+            bool ends = aborted_;
+            if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
+            if (polls % 1024 == 0) {
+                const u64 now = ptx::nanoseconds();
+                if (deadline == 0) deadline = now + call_.timeout_ns;
+                if (now > deadline && late && !ends) {
+                    int k = 0;
+#pragma unroll
+                    for (int other = K - 1; other > 0; --other) k = absent(words[other]) ? other : k;
+                    if (absent(words[0])) k = 0;
+                    report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - k) % Ranks, offset / 16);
+                    ends = true;
+                }
+            }
+            if (Together ? __any_sync(0xffffffffu, ends) : ends) {
+                aborted_ = true;
+                break;
+            }
+        }
+        if (wanted && !FAULT("slot-not-cleared")) {
+            u32 none[N];
+#pragma unroll
+            for (int i = 0; i < N; ++i) none[i] = ABSENT;
+#pragma unroll
+            for (int k = 0; k < K; ++k) clear(at + k * stride, none);
+        }
+    }
+
+    // By the first warp of one block, once in a call of `units` pieces of work of which rank k owns k, k + ranks, ...:
+    // a rank that owns none sends every peer a word, and every peer takes it.
+    __device__ __forceinline__ void greet(i64 units) {
+        if (units >= Ranks || FAULT("no-greeting")) return;
+        const int distance = threadIdx.x + 1;
+        const bool takes_part = distance < Ranks;
+        if (takes_part && call_.rank >= units) {
+            const u32 word[1] = {0};
+            send(distance, (distance - 1) * 16, word);
+        }
+        const int source = (call_.rank + Ranks - distance) % Ranks;
+        u32 word[1][1];
+        receive(word, GATHER, (distance - 1) * 16, 0, takes_part && source >= units, source);
+    }
+
+private:
+    template <int N>
+    static __device__ __forceinline__ bool absent(const u32 (&word)[N]) {
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < N; ++i) found |= word[i] == ABSENT;
+        return found;
+    }
+
+    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[1]) { ptx::store_u32(at, none[0]); }
+    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[2]) { ptx::store_v2(at, none); }
+    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[4]) { ptx::store_v4(at, none); }
+
+    __device__ __forceinline__ void report(Leg leg, int peer, u32 word) const {
+        give_up<Ranks>(call_, {u32(peer), u32(round_ + 1), epoch_ + round_ + 1, ABSENT, leg, word});
+    }
+
+    const Call& call_;
+    const PushCall& push_;
+    u64 epoch_;
+    u32 half_;
+    int round_;
+    bool joined_;
+    bool aborted_;
+};
+
+// What is sent for words of an input.
+template <int N>
+__device__ __forceinline__ void make_sendable(u32 (&word)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) word[i] = word[i] == ABSENT ? FOR_ABSENT : word[i];
+}

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the push algorithms share out their work: threads, clusters, rounds and slots, and what a traced block notes.
+
+Everything here depends on shapes and limits that are the same on every rank. A call has one round, or several where its
+tensor is larger than half of the slots; the halves take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
+from .limits import ceil_div
+
+GREETINGS_BYTES = 128  # cu/sync/push.cuh
+CLUSTER_CAPABILITY = (9, 0)
+_MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
+
+
+@dataclass(frozen=True)
+class PushShape:
+    """What a push kernel is compiled and launched for.
+
+    A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
+    `units` are those of the largest round. `packs` of a unit belong to a thread; with `exact` all exist. `depth`: how
+    many units a block sends ahead. `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of each half
+    are used.
+    """
+
+    units: int
+    threads: int
+    packs: int
+    cluster: int
+    exact: bool
+    depth: int
+    chunk: int
+    rounds: int
+    slot_bytes: int
+
+    def blocks(self, most: int) -> int:
+        """The grid, of at most `most` blocks, or of one cluster where that is more."""
+        return min(self.units, max(most // self.cluster, 1)) * self.cluster
+
+    def shares(self, blocks: int, unit: int) -> tuple[int, int]:
+        """What the first warp of a grid and every other one add to the epoch, which counts in steps of `unit`.
+
+        A call of an even number of rounds leaves the epoch, and so the half with which the next one begins.
+        """
+        if self.rounds % 2 == 0:
+            return 0, 0
+        warps = blocks * self.threads // 32
+        each = unit // warps
+        return unit - each * (warps - 1), each
+
+
+def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
+    """For `count` >= 1 elements. ArgumentError for slots that do not hold a pack of every thread of a block."""
+    packs = ceil_div(count, work.width)
+    two_shot = work.algo == "push_two_shot"
+    threads = _threads_of_unit(packs)
+    peers = work.ranks - 1
+    if two_shot:
+        step, per_step = work.ranks * threads, peers * threads * (PACK_BYTES + work.width * work.out_itemsize)
+    else:
+        step, per_step = 1, peers * PACK_BYTES
+    chunk, rounds = _rounds(packs, step, per_step, half_bytes)
+    return PushShape(
+        units=ceil_div(min(packs, chunk), threads),
+        threads=threads,
+        packs=1,
+        cluster=1,
+        exact=packs % threads == 0 and (rounds == 1 or chunk % threads == 0),
+        depth=_depth_of_packs(packs) if two_shot else 0,
+        chunk=chunk,
+        rounds=rounds,
+        slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
+    )
+
+
+def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: bool) -> PushShape:
+    """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns, on devices with or without clusters.
+
+    ArgumentError for slots that do not hold a row of every rank.
+    """
+    if rows > MAX_ROWS:
+        raise ArgumentError("rows", rows, f"at most {MAX_ROWS}")
+    if not 1 <= columns <= MAX_COLUMNS:
+        raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
+    row_packs = ceil_div(columns, work.width)
+    two_shot = work.algo == "push_two_shot"
+    cluster, threads, packs = _threads_of_row(row_packs, _most_blocks_of_row(rows, two_shot) if clusters else 1)
+    row_bytes = row_packs * PACK_BYTES
+    if two_shot:
+        result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize
+        step, per_step = work.ranks, (work.ranks - 1) * (row_bytes + result + 4)
+    else:
+        step, per_step = 1, (work.ranks - 1) * row_bytes
+    chunk, rounds = _rounds(rows, step, per_step, half_bytes)
+    return PushShape(
+        units=min(rows, chunk),
+        threads=threads,
+        packs=packs,
+        cluster=cluster,
+        exact=row_packs == cluster * threads * packs,
+        depth=_depth_of_rows(rows) if two_shot else 0,
+        chunk=chunk,
+        rounds=rounds,
+        slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
+    )
+
+
+def trace_phases(work: Work, shape: PushShape, blocks: int) -> int:
+    """The most phases that a traced block notes."""
+    each = shape.rounds * (ceil_div(shape.units * shape.cluster, blocks) + 2 * shape.depth)
+    return 2 + 5 * each
+
+
+def _threads_of_unit(packs: int) -> int:
+    return 256 if packs > 1 << 16 else 64
+
+
+def _depth_of_packs(packs: int) -> int:
+    return 2 if packs >= 1 << 19 else 0
+
+
+def _depth_of_rows(rows: int) -> int:
+    return 1 if rows >= 256 else 0
+
+
+def _most_blocks_of_row(rows: int, two_shot: bool) -> int:
+    """Blocks that share a row: many while rows are few. Measured on H200 (docs/performance.md)."""
+    if two_shot:
+        return 8 if rows <= 32 else 4 if rows <= 128 else 1
+    return 8 if rows <= 32 else 2
+
+
+def _threads_of_row(row_packs: int, most: int) -> tuple[int, int, int]:
+    """(blocks of the cluster, threads of each, packs of a thread) for a row, if possible with no thread idle."""
+    blocks = most
+    while blocks >= 1:
+        if row_packs % (32 * blocks) == 0 and row_packs // blocks <= 1024:
+            return blocks, row_packs // blocks, 1
+        blocks //= 2
+    packs = ceil_div(row_packs, 1024 * most)
+    return most, ceil_div(ceil_div(row_packs, most * packs), 32) * 32, packs
+
+
+def _rounds(total: int, step: int, per_step: int, half_bytes: int) -> tuple[int, int]:
+    """(items of a round, rounds) for `total` items, of which `step` take `per_step` bytes of a half.
+
+    Rounds are as few as the slots allow.
+    """
+    fits = (min(half_bytes, _MAX_HALF) - GREETINGS_BYTES) // per_step if per_step else total
+    steps = ceil_div(total, step)
+    if fits < 1:
+        needed = 2 * (GREETINGS_BYTES + per_step)
+        raise ArgumentError("workspace_bytes", 2 * half_bytes, f"at least {needed} in Group.local for this call")
+    if steps <= fits:
+        return steps * step, 1
+    rounds = ceil_div(steps, fits)
+    chunk = ceil_div(steps, rounds)
+    return chunk * step, ceil_div(steps, chunk)
