@@ -233,8 +233,8 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
                 absent=_absent,
             ),
             Absent.EXITED: _Sentence(
-                "{access}: shared memory of block {absent}, whose threads have exited (CTA not present): it has to wait, "
-                "such as at a barrier of the cluster, until all others have made their accesses",
+                "{access}: shared memory of block {absent}, whose threads have exited (CTA not present): it has to "
+                "wait, such as at a barrier of the cluster, until all others have made their accesses",
                 absent=_absent,
             ),
             Absent.LATE: _Sentence(

@@ -18,7 +18,8 @@ MAX_CLUSTER = 16
 """Blocks of a cluster, without and with CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED."""
 _GPCS = (18, 18, 18, 18, 18, 18, 16, 8)
 """Multiprocessors of each GPC, so that 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks that fill a multiprocessor
-each are resident on 132 of them, as was measured on an H200. Smaller devices have the first ones, larger ones these again.
+each are resident on 132 of them, as was measured on an H200. Smaller devices have the first ones, larger ones these
+again.
 """
 
 
@@ -60,8 +61,8 @@ def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -
 
 
 def clusters(sm_count: int, each: int, blocks: int) -> int:
-    """How many clusters of `blocks` blocks a device holds, each of whose multiprocessors holds `each` blocks: all blocks of
-    a cluster are in one GPC. Without clusters (of one block) all multiprocessors count alike.
+    """How many clusters of `blocks` blocks a device holds, each of whose multiprocessors holds `each` blocks: all blocks
+    of a cluster are in one GPC. Without clusters (of one block) all multiprocessors count alike.
     """
     if blocks == 1:
         return sm_count * each

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thread block clusters: addresses in the shared memory of their blocks, asynchronous stores there, their barrier.
 
-An address in shared memory of 32 bits is the block's rank in its cluster, shifted by `abi.CLUSTER_SHIFT`, and the offset
-in the block (`native/cluster.cuh`).
+An address in shared memory of 32 bits is the block's rank in its cluster, shifted by `abi.CLUSTER_SHIFT`, and the
+offset in the block (`native/cluster.cuh`).
 """
 
 from __future__ import annotations
