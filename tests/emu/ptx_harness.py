@@ -67,7 +67,8 @@ class Thread:
         self.launch = structs.Launch(
             params=params, globals=blob, nctaid=(3, 2, 1), ntid=(64, 1, 1), shared_static=code.shared_static
         )
-        self.block = structs.Block(shared_base=shared, ctaid=(2, 1, 0))
+        self.launch.cluster_window = code.shared_static
+        self.block = structs.Block(shared_base=shared, cluster_shared_base=shared, ctaid=(2, 1, 0))
         self.frame = ctypes.create_string_buffer(code.frame_bytes)
         self.base = ctypes.addressof(self.frame)
         self.program = program

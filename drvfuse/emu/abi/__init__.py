@@ -57,6 +57,7 @@ LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread asks 
 EVENTS = 1 << 14  # that the engine's ring keeps
 WRITES = 64  # of a thread while the runtime probes
 BARRIERS = 16  # of a block
+CLUSTER_SHIFT = 18  # of a rank in an address of the cluster's shared memory: more bytes than a block can have
 POLL_WORDS = 32  # that a thread is known to poll
 POLL_COUNT = 0xFF  # of Thread::polls: how many of them
 NO_SITE = 0xFFFFFFFF
@@ -86,6 +87,7 @@ class Status(IntEnum):
     FAULT = 5  # rt_access has recorded it
     TRAP = 6  # op_kind = Trap
     SLEEP = 7  # op_a nanoseconds
+    CLUSTER = 8  # before barrier.cluster: op_kind = ClusterBarrier, op_a BARRIERS, the number that no other barrier has
 
 
 class Barrier(IntEnum):
@@ -97,6 +99,15 @@ class Barrier(IntEnum):
     AND = 3
     OR = 4
     UNALIGNED = 8  # or-ed to the others: the lanes of a warp may come by different instructions
+
+
+class ClusterBarrier(IntEnum):
+    """op_kind of CLUSTER."""
+
+    ARRIVE = 0
+    WAIT = 1
+    RELAXED = 2  # or-ed to ARRIVE: it releases nothing
+    UNALIGNED = 8  # or-ed: a lane is not held up until the rest of its warp has come
 
 
 class Trap(IntEnum):
@@ -144,6 +155,7 @@ class Access(IntEnum):
     SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
     LATER = 1 << 20  # a write that is made, and marks what it has initialised, at a later time
     BULK = 1 << 21  # the read of shared memory by a bulk copy
+    MBARRIER = 1 << 22  # an operation on an mbarrier; plain, it makes the word one, or none any more
 
 
 SCOPE_SHIFT = 4
@@ -158,6 +170,7 @@ class Fence(IntEnum):
     SC = 1 << 10  # fence.sc and membar; else fence.acq_rel
     PROXY = 1 << 11  # fence.proxy.*
     ASYNC = 1 << 12  # and it is fence.proxy.async, of shared memory too
+    INIT = 1 << 13  # fence.mbarrier_init
 
 
 class Scope(IntEnum):
@@ -169,7 +182,7 @@ class Order(IntEnum):
 
 
 class Space(IntEnum):
-    GENERIC, GLOBAL, SHARED, LOCAL, CONST, PARAM = range(6)
+    GENERIC, GLOBAL, SHARED, LOCAL, CONST, PARAM, CLUSTER = range(7)
 
 
 class Mbarrier(IntEnum):
@@ -198,6 +211,7 @@ class FaultKind(IntEnum):
     FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
+    CLUSTER_ABSENT, CLUSTER_BARRIER = range(22, 24)
 
 
 class BarrierCount(IntEnum):
@@ -213,7 +227,21 @@ class Endless(IntEnum):
 
 
 class MbarrierError(IntEnum):
-    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING = range(6)
+    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE = range(7)
+
+
+class ClusterError(IntEnum):
+    """What is wrong at the barrier of a cluster."""
+
+    TWICE, NOT_ARRIVED = range(2)
+
+
+class Absent(IntEnum):
+    """Why a block of the cluster has no shared memory: it has not begun, or its threads have exited, or (LATE) they
+    exited before an asynchronous write arrived.
+    """
+
+    NOT_YET, EXITED, LATE = range(3)
 
 
 class EventKind(IntEnum):
@@ -223,6 +251,7 @@ class EventKind(IntEnum):
     LOAD, STORE, ATOMIC = range(2, 5)
     FENCE, BARRIER, GDC_WAIT, TRIGGER = range(5, 9)
     COPY, COPY_WAIT = range(9, 11)
+    CLUSTER = 11
 
 
 FOUND = 64  # races that the detector keeps until they are told
@@ -257,6 +286,7 @@ class Edge(IntEnum):
     RELAXED_LOAD, STORE_SCOPE, LOAD_SCOPE, GDC_WAIT = range(5, 9)
     ORDER, READ_ONLY_PATH, STRONG_SCOPES, STRONG_SIZES, FLAG_SIZES = range(9, 14)
     COPY_OWN, COPY, COPIED, BULK, COPY_EARLY, PROXY = range(14, 20)
+    CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END = range(20, 24)
 
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
@@ -272,7 +302,13 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_commit": ("i32", ("ptr",)),  # likewise
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh
-    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32")),  # thread, target, source, size, mbarrier, site
+    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, site
+    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32")),
+    # thread, target, low and high half of what is stored, size, mbarrier, site
+    "rt_st_async": (
+        "i32",
+        ("ptr", "i64", "i64", "i64", "i32", "i64", "i32"),
+    ),
     "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site

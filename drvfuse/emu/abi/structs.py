@@ -82,7 +82,9 @@ class Poll(Structure):
     "u32 alike, alike_mask, alike_kind",  # alike: all lanes in `warpop` came with one operation and one mask: these
     "u32 gathered",  # of `barrier`: those that wait for the rest of the warp to come there
     "u32 syncs",  # bar.warp.sync that it has completed
-    "u32 pad[2]",
+    # Of the cluster's barrier: lanes at it, those that have arrived in this phase, those that the last one let pass.
+    "u32 cluster, joined, passed",
+    "u32 pad[3]",
 )
 class Warp(Structure):
     """One warp of a resident block: masks of lanes."""
@@ -122,6 +124,10 @@ class List(Structure):
     "u32 epoch",  # barriers that it has completed
     "u32 bulks",  # the first bulk copy to shared memory that is pending
     "u32 stores, store_turns",  # pieces of bulk copies to global memory to be written; turns since it last wrote all
+    "u32 begun",  # one of its threads has run
+    # Of the cluster, in its block of rank 0: phases of its barrier that are complete, threads that have arrived in this
+    # one, and those that have neither arrived nor exited.
+    "u32 cluster_phase, cluster_arrived, cluster_missing",
 )
 class Block(Structure):
     """A resident block, at the start of its slot."""
@@ -161,6 +167,7 @@ class Fault(Structure):
     "u32 blocks, next, finished, triggered",
     "u64 shared_base, shared_stride, local_base, local_stride",
     "u32 local_bytes, param_bytes, shared_bytes, cluster_size",
+    "u32 cluster_window",  # bytes of the shared memory of a cluster, with the gaps between the blocks
     "u32 gdc_open, state, free_count, high",
     "u32* free_groups",
     "Site* sites",
@@ -283,9 +290,9 @@ class Race(Structure):
 @layout(
     "Ref clock",
     "u32 time",
-    # By scope (block, GPU, system): known at the last fence of at least that scope; read, and learnt at the next fence
-    # of at least that scope.
-    "Ref fenced[3], held[3]",
+    # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
+    # next fence of at least that scope.
+    "Ref fenced[4], held[4]",
 )
 class RaceThread(Structure):
     """What the race detector knows of a thread."""
@@ -301,6 +308,9 @@ class Miss(Structure):
     "Ref end",  # known to its threads that have exited
     "Ref proxied",  # known to any of its threads at a fence.proxy.async
     f"Ref arrived[{BARRIERS}]",
+    # Of the cluster's barrier, in the block of rank 0: what arrivals of this phase tell, and those of the last one.
+    "Ref cluster_arrived, cluster_known",
+    "u32 relaxed",  # it has arrived there without a release
     "u32 misses, bulks",
     f"Miss miss[{MISSES}]",
 )

@@ -58,6 +58,7 @@ def _attributes(m: Machine, index: int) -> dict[str, int]:
         "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": m.limits.shared,
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": m.limits.shared_block,
         "PCI_BUS_ID": index + 1,
+        "CLUSTER_LAUNCH": int(m.capability >= (9, 0)),
     }
 
 

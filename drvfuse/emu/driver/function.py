@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import T
+from ..bindings import R, T
 from ..machine import residency
 from ..machine.machine import Machine
 from ..machine.objects import Function
+from ..machine.work import Dim
 from .entry import check, entry, is_enum
 from .module import function_of
 
 _F = T.CUfunction_attribute
-_OF_CLUSTERS = (
-    _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-    _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+NON_PORTABLE = _F.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_REQUIRED_CLUSTER = (
+    _F.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+    _F.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+    _F.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
 )
 
 
@@ -23,6 +26,15 @@ def max_dynamic(m: Machine, function: Function) -> int:
     """Dynamic shared memory that a launch may ask for."""
     key = int(_F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
     return function.attributes.get(key, max(0, residency.SHARED_DEFAULT - function.code.shared_static))
+
+
+def required_cluster(function: Function) -> Dim | None:
+    """The shape of clusters that a kernel's code requires, or its attributes."""
+    if function.code.reqncta:
+        x, y, z = function.code.reqncta
+    else:
+        x, y, z = (function.attributes.get(int(attribute), 0) for attribute in _REQUIRED_CLUSTER)
+    return (x, y, z) if x and y and z else None
 
 
 def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int]) -> int:
@@ -40,6 +52,8 @@ def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int])
         _F.CU_FUNC_ATTRIBUTE_BINARY_VERSION: version,
         _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: max(0, residency.SHARED_DEFAULT - code.shared_static),
         _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+        _F.CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET: int(code.needs_cluster),
+        **dict(zip(_REQUIRED_CLUSTER, code.reqncta or (0, 0, 0), strict=True)),
     }
     return own.get(int(attrib), values.get(attrib, 0))
 
@@ -50,8 +64,13 @@ def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own:
         check(0 <= value <= m.limits.shared_block - function.code.shared_static)
     elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
         check(-1 <= value <= 100)
+    elif attrib in _REQUIRED_CLUSTER:
+        check(not function.code.reqncta, R.CUDA_ERROR_NOT_PERMITTED)
+        check(value >= 0)
+    elif attrib == NON_PORTABLE:
+        check(value in (0, 1))
     else:
-        check(attrib in _OF_CLUSTERS)
+        check(attrib == _F.CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE)
     own[int(attrib)] = value
 
 

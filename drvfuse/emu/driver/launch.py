@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..bindings import R, T
+from ..machine import residency
 from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.objects import Function
+from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
 from ..machine.work import Dim, Launch
 from .entry import check, entry, host_address, pointers
-from .function import max_dynamic
+from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import resolve
 
 _ID = T.CUlaunchAttributeID
@@ -28,6 +30,7 @@ class _Attributes:
     cooperative: bool = False
     programmatic: bool = False
     priority: int | None = None
+    cluster: Dim | None = None
 
 
 def _by_name(*names: str) -> set[Any]:
@@ -50,7 +53,7 @@ _HINTS = _by_name(
 _NOT_EMULATED = _by_name("PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT", "DEVICE_UPDATABLE_KERNEL_NODE")
 
 
-def _attributes(config: Any) -> _Attributes:
+def attributes_of(config: Any) -> _Attributes:
     """What the attributes of a launch say; one that is not known is an error, never dropped."""
     found = _Attributes()
     attributes = list(config.attrs or [])
@@ -64,20 +67,17 @@ def _attributes(config: Any) -> _Attributes:
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PRIORITY:
             found.priority = int(value.priority)
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-            _cluster(value.clusterDim)
+            dim = value.clusterDim
+            found.cluster = (dim.x, dim.y, dim.z)
+            check(all(size > 0 for size in found.cluster))
         elif kind == _ID.CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
-            _cluster(value.preferredClusterDim)
+            preferred = value.preferredClusterDim
+            check((preferred.x, preferred.y, preferred.z) == (1, 1, 1), R.CUDA_ERROR_NOT_SUPPORTED)
         elif kind in _NOT_EMULATED:
             raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
         else:
             check(kind in _HINTS)
     return found
-
-
-def _cluster(dim: Any) -> None:
-    sizes = (dim.x, dim.y, dim.z)
-    check(all(size > 0 for size in sizes))
-    check(sizes == (1, 1, 1), R.CUDA_ERROR_NOT_SUPPORTED)
 
 
 # Parameters ---------------------------------------------------------------------------------------------------------
@@ -155,6 +155,37 @@ def _from_extra(function: Function, extra: Any) -> bytes:
     return ctypes.string_at(buffer, needed)
 
 
+# Clusters -----------------------------------------------------------------------------------------------------------
+
+
+def most_blocks(function: Function) -> int:
+    """The most blocks that a cluster of a kernel may have."""
+    most = MAX_CLUSTER if function.attributes.get(int(NON_PORTABLE), 0) else PORTABLE_CLUSTER
+    return min(most, function.code.max_cluster or most)
+
+
+def cluster_of(m: Machine, function: Function, grid: Dim, asked: Dim | None) -> Dim | None:
+    """The shape of a launch's clusters: that of its attribute, or that which the kernel requires; None for none.
+
+    CUDA_ERROR_INVALID_VALUE where the two differ, or the grid is not a multiple; CUDA_ERROR_INVALID_CLUSTER_SIZE where
+    a cluster has more blocks than the kernel or the device allows, or the kernel needs one; CUDA_ERROR_NOT_SUPPORTED
+    on devices before compute capability 9.0.
+    """
+    required = required_cluster(function)
+    shape = asked or required
+    check(shape is not None or not function.code.needs_cluster, R.CUDA_ERROR_INVALID_CLUSTER_SIZE)
+    if shape is None:
+        return None
+    check(required in (None, shape))
+    blocks = shape[0] * shape[1] * shape[2]
+    if m.capability < (9, 0):
+        check(blocks == 1, R.CUDA_ERROR_NOT_SUPPORTED)
+        return None
+    check(blocks <= most_blocks(function), R.CUDA_ERROR_INVALID_CLUSTER_SIZE)
+    check(not any(n % k for n, k in zip(grid, shape, strict=True)))
+    return shape
+
+
 # Launching ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,14 +194,18 @@ def make(m: Machine, function: Function, grid: Dim, block: Dim, smem: int, param
     assert function.module is not None
     check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
     check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
+    cluster = cluster_of(m, function, grid, a.cluster)
     launch = Launch(
-        function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority
+        function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority, cluster
     )
     check(launch.threads <= (function.code.max_threads or 1024))
     check(not function.code.reqntid or tuple(function.code.reqntid) == block)
     check(0 <= smem <= max_dynamic(m, function))
     resident = m.resident_blocks(launch)
-    check(resident, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)
+    too_much = R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    if launch.cluster_blocks > 1 and residency.blocks_per_sm(m.limits, function, launch.threads, smem):
+        too_much = R.CUDA_ERROR_INVALID_CLUSTER_SIZE
+    check(resident, too_much)
     check(not a.cooperative or launch.blocks <= resident, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
     return launch
 
@@ -228,4 +263,4 @@ def cuLaunchKernelEx(m: Machine, config: Any, f: Any, kernelParams: Any, extra: 
     check(config is not None)
     grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
     block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-    _launch(m, f, grid, block, config.sharedMemBytes, config.hStream, kernelParams, extra, _attributes(config))
+    _launch(m, f, grid, block, config.sharedMemBytes, config.hStream, kernelParams, extra, attributes_of(config))

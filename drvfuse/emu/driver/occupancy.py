@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks of a kernel a multiprocessor holds."""
+"""How many blocks of a kernel a multiprocessor holds, and how many clusters of them a device."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
+from ..bindings import R
 from ..machine import residency
 from ..machine.machine import Machine
 from ..machine.objects import Function
+from . import launch
 from .entry import check, entry, number
 from .module import function_of
 
@@ -63,3 +65,31 @@ def cuOccupancyAvailableDynamicSMemPerBlock(m: Machine, func: Any, numBlocks: in
     each = m.limits.shared // numBlocks // 128 * 128 - residency.SHARED_RESERVED - function.code.shared_static
     check(_blocks(m, function, blockSize, 0) >= numBlocks)
     return max(0, min(each, m.limits.shared_block - function.code.shared_static))
+
+
+def _config(config: Any) -> tuple[Any, int, int]:
+    """(shape of its clusters, or None; threads; dynamic shared memory) of a launch's configuration."""
+    check(config is not None)
+    threads = config.blockDimX * config.blockDimY * config.blockDimZ
+    check(threads > 0)
+    return launch.attributes_of(config).cluster, threads, config.sharedMemBytes
+
+
+@entry(1)
+def cuOccupancyMaxPotentialClusterSize(m: Machine, func: Any, config: Any) -> int:
+    """The largest cluster of which one fits a device."""
+    function = function_of(m, func)
+    _, threads, smem = _config(config)
+    check(m.capability >= (9, 0), R.CUDA_ERROR_NOT_SUPPORTED)
+    each, most = _blocks(m, function, threads, smem), launch.most_blocks(function)
+    return max((n for n in (1, 2, 4, 8, 16) if n <= most and residency.clusters(m.sm_count, each, n)), default=0)
+
+
+@entry(1)
+def cuOccupancyMaxActiveClusters(m: Machine, func: Any, config: Any) -> int:
+    """How many clusters of the launch fit an otherwise empty device; 0 if none does."""
+    function = function_of(m, func)
+    asked, threads, smem = _config(config)
+    grid = config.gridDimX, config.gridDimY, config.gridDimZ
+    x, y, z = launch.cluster_of(m, function, grid, asked) or (1, 1, 1)
+    return residency.clusters(m.sm_count, _blocks(m, function, threads, smem), x * y * z)

@@ -20,6 +20,7 @@ _WAITS = (
     ("warpop", ""),
     ("asking", "at activemask"),
     ("barrier", ""),
+    ("cluster", ""),
     ("gdc", "at griddepcontrol.wait"),
     ("sleeping", "sleeping"),
     ("ready", "runnable"),
@@ -51,6 +52,8 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
             status, address, seen, told = text, None, None, None
             if field == "barrier":
                 status = f"at barrier {t.op_a}"
+            elif field == "cluster":
+                status = _at_cluster_barrier(launch, block, t)
             elif field == "warpop":
                 status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
             elif field == "yielded" or (field == "sleeping" and t.polls & abi.POLL_COUNT):
@@ -66,6 +69,14 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
             item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, told)
             found.append(((block.index, t.linear), item))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs.Thread) -> str:
+    lead = structs.Block.from_address(launch.slots + (block.slot - block.cluster_rank) * launch.slot_stride)
+    status = f"at the barrier of the cluster, for which {lead.cluster_missing} of its threads are missing"
+    if t.op_kind & abi.ClusterBarrier.WAIT:
+        return status
+    return f"{status}, arriving"
 
 
 def resident(launch: structs.Launch) -> Iterator[structs.Block]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import abi
-from ..abi import BarrierCount, Endless, FaultKind, MbarrierError, structs
+from ..abi import Absent, BarrierCount, ClusterError, Endless, FaultKind, MbarrierError, structs
 from ..space.window import Window
 from .blocked import RAISE_LIMIT
-from .places import Identity, Index
+from .places import Identity, Index, index_text
 from .records import Record
 
 
@@ -93,6 +93,11 @@ def _asserting(record: Record) -> structs.Thread:
     return structs.Thread.from_address(record.value)
 
 
+def _absent(record: Record) -> str:
+    """The block of the cluster that is not there: the upper half of `value`."""
+    return index_text(record.identity.index(record.value >> 32, 0)[0])
+
+
 def _endless(record: Record) -> Endless | None:
     return None if record.size else Endless(record.addr)
 
@@ -116,7 +121,17 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
             ),
         },
     ),
-    FaultKind.FOREIGN_SHARED: _Sentence("{access}: outside of the block's {shared_bytes} bytes of shared memory"),
+    FaultKind.FOREIGN_SHARED: _OneOf(
+        lambda f: f.reaches_cluster,
+        {
+            False: _Sentence("{access}: outside of the block's {shared_bytes} bytes of shared memory"),
+            True: _Sentence(
+                "{access}: outside of the {shared_bytes} bytes of shared memory of each of the {blocks} blocks of the "
+                "cluster",
+                blocks=lambda f: f.launch.cluster_size,
+            ),
+        },
+    ),
     FaultKind.FOREIGN_LOCAL: _Sentence("{access}: outside of the thread's {local_bytes} bytes of local memory"),
     FaultKind.TRAP: _OneOf(
         lambda f: f.flags == abi.Trap.BREAKPOINT, {False: _Sentence("trap"), True: _Sentence("breakpoint")}
@@ -152,8 +167,8 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
         },
     ),
     FaultKind.BARRIER_DIVERGENCE: _Sentence(
-        "lanes of one warp are at different barriers: this one at barrier {number}, another at line {other}",
-        number="value",
+        "lanes of one warp are at different barriers: this one at {barrier}, another at line {other}",
+        barrier=lambda f: "the barrier of the cluster" if f.value == abi.BARRIERS else f"barrier {f.value}",
         other=lambda f: f.line(f.flags),
     ),
     FaultKind.BARRIER_KINDS: _Sentence(
@@ -204,6 +219,42 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
                 "at 0x{addr:x}: {nbytes} bytes are more than an mbarrier can count", nbytes="value"
             ),
             MbarrierError.PENDING: _Sentence("at 0x{addr:x}: more than {most} bulk copies are pending", most="value"),
+            MbarrierError.ELSEWHERE: _Sentence(
+                "at 0x{addr:x}: the mbarrier is not in the shared memory of the block that is written"
+            ),
+        },
+    ),
+    FaultKind.CLUSTER_ABSENT: _OneOf(
+        lambda f: Absent(f.value & 0xFFFFFFFF),
+        {
+            Absent.NOT_YET: _Sentence(
+                "{access}: shared memory of block {absent}, which has not begun (CTA not present): nothing makes it "
+                "certain, such as a barrier of the cluster before the first access to another block's memory",
+                absent=_absent,
+            ),
+            Absent.EXITED: _Sentence(
+                "{access}: shared memory of block {absent}, whose threads have exited (CTA not present): it has to "
+                "wait, such as at a barrier of the cluster, until all others have made their accesses",
+                absent=_absent,
+            ),
+            Absent.LATE: _Sentence(
+                "{access}: it is asynchronous, and the threads of block {absent}, whose shared memory that is, have "
+                "exited before it arrived (CTA not present): that block has to wait for its mbarrier",
+                absent=_absent,
+            ),
+        },
+    ),
+    FaultKind.CLUSTER_BARRIER: _OneOf(
+        lambda f: ClusterError(f.flags),
+        {
+            ClusterError.TWICE: _Sentence(
+                "the thread arrives at the barrier of the cluster, and has not waited (barrier.cluster.wait) since it "
+                "arrived there before"
+            ),
+            ClusterError.NOT_ARRIVED: _Sentence(
+                "the thread waits at the barrier of the cluster, and has not arrived (barrier.cluster.arrive) since it "
+                "waited there before"
+            ),
         },
     ),
 }

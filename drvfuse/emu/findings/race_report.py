@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..abi import NO_SITE, Edge, Entry, structs
-from .places import Identity, called_at, short_place
+from .places import Identity, Index, called_at, index_text, short_place
 from .reports import Place, Report
 
 if TYPE_CHECKING:
@@ -42,6 +42,22 @@ _EDGES = {
         "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the "
         "writing thread, or of one that knew of the write, is between them"
     ),
+    Edge.CLUSTER: (
+        "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its "
+        "scope, lead from the one to the other"
+    ),
+    Edge.CLUSTER_RELAXED: (
+        "the block of the earlier one arrived at the barrier of the cluster with .relaxed, which releases only what a "
+        "fence before it covers, and fence.mbarrier_init covers nothing but mbarrier.init"
+    ),
+    Edge.CLUSTER_START: (
+        "nothing makes it certain that the block whose shared memory this is has begun: no barrier of the cluster "
+        "(barrier.cluster) and no release and acquire lead from any of its threads to this access"
+    ),
+    Edge.CLUSTER_END: (
+        "the block may have ended, and its shared memory be gone, when this access is made: nothing, such as a barrier "
+        "of the cluster or a wait for its mbarrier, leads from it to the exit of any thread of that block"
+    ),
 }
 """What would have to order two accesses."""
 
@@ -49,8 +65,9 @@ _EDGES = {
 def report(f: structs.Found, identities: Mapping[int, Identity], flag: str | None) -> Report:
     """The report of a race. `flag`: what is wrong with the flag that was to order the two, if that is known."""
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
-    mine = _place(identities.get(f.op), f.site, f.block, f.thread)
-    other = _place(identities.get(f.other_op), f.other_site, f.other_block, f.other_warp * 32 + lane)
+    mine = _place(identities.get(f.op), f.site, f.block, f.thread, f.edge == Edge.CLUSTER_END)
+    other_thread = f.other_warp * 32 + lane
+    other = _place(identities.get(f.other_op), f.other_site, f.other_block, other_thread, f.edge == Edge.CLUSTER_START)
     store, load = (
         "" if site == NO_SITE else f" at {_line(_site(identities.get(op), site))}"
         for op, site in ((f.store_op, f.store_site), (f.op, f.load_site))
@@ -69,6 +86,11 @@ def report(f: structs.Found, identities: Mapping[int, Identity], flag: str | Non
     edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
     what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
     message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
+    if f.edge == Edge.CLUSTER_START:
+        message = f"{what} at 0x{f.addr:x}, in the shared memory of block {_block(other.block)}: {edge}"
+    elif f.edge == Edge.CLUSTER_END:
+        what = f"the end of block {_block(mine.block)} is not ordered behind the {verb} of its shared memory"
+        message = f"{what}, at 0x{f.addr:x}, by {other}: {edge}"
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
         other=other, edge=edge, callers=mine.callers,
@@ -103,11 +125,16 @@ def _line(site: Site | None) -> str:
     return short_place(site.file, site.line or site.ptx_line)
 
 
-def _place(identity: Identity | None, number: int, block: int, thread: int) -> Place:
+def _block(index: Index | None) -> str:
+    return "?" if index is None else index_text(index)
+
+
+def _place(identity: Identity | None, number: int, block: int, thread: int, whole: bool = False) -> Place:
+    """The place of an access, or (`whole`) of the beginning or the end of a block."""
     if identity is None:
         return Place("an operation long ago", None, None, 0, None, None)
     site = identity.site(number)
     if site is None:
-        return Place(identity.kernel, None, None, identity.device, None, None)
+        return Place(identity.kernel, None, None, identity.device, identity.index(block, 0)[0] if whole else None, None)
     place, index = identity.place(number), identity.index(block, thread)
     return Place(identity.kernel, *place, identity.device, *index, site.inlined)

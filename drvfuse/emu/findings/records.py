@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..abi import Access, FaultKind, Kind, structs
+from ..abi import SPACE_SHIFT, Access, FaultKind, Kind, Space, structs
 from ..space.window import Window, nearby
 from .blocked import resident, thread_of
 from .places import Identity
@@ -79,6 +79,11 @@ class Record:
         if "mbarrier" in parts and self.size == 8:  # of a bulk copy, which reads and writes pieces of 16 bytes
             return Kind.SHARED
         return named[0 if self.flags & Access.WRITE else -1]  # copies name the target first
+
+    @property
+    def reaches_cluster(self) -> bool:
+        """May the instruction access the shared memory of other blocks?"""
+        return self.launch.cluster_size > 1 and self.flags >> SPACE_SHIFT & 0xF != Space.SHARED
 
     @property
     def access(self) -> str:

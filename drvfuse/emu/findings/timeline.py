@@ -38,7 +38,7 @@ class Participant:
     def takes(self, event: Event) -> bool:
         if (event.device, event.block) != (self.device, self.block):
             return False
-        return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier")
+        return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier", "cluster")
 
     def __str__(self) -> str:
         text = f"device {self.device} block {index_text(self.block)}"
@@ -135,7 +135,7 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
         key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
         if groups:
             f = groups[-1][-1]
-            if e.kind not in ("start", "end", "barrier") and key == (
+            if e.kind not in ("start", "end", "barrier", "cluster") and key == (
                 f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
             ):  # fmt: skip
                 groups[-1].append(e)
@@ -156,6 +156,8 @@ def _text(members: Sequence[Event], names: Names) -> str:
         return f"ends {e.kernel}"
     if e.kind == "barrier":
         return f"barrier {e.value}, t{index_text(e.thread)} came last {place}"
+    if e.kind == "cluster":
+        return f"the cluster's barrier, phase {e.value} {place}"
     if e.kind in ("gdc_wait", "trigger"):
         what = "passes griddepcontrol.wait" if e.kind == "gdc_wait" else "allows the dependent launch"
         return f"{what} {_threads(members)} {place}"

@@ -259,7 +259,7 @@ class EngineLaunch:
         frame = round_up(kernel.frame_bytes, 64)
         stride = round_up(sizeof(structs.Block) + warps * sizeof(structs.Warp) + threads * frame, 64)
         shared = kernel.shared_static + smem
-        shared_stride = round_up(max(shared, 1), 1024)
+        shared_stride = 1 << abi.CLUSTER_SHIFT if cluster_size > 1 else round_up(max(shared, 1), 1024)
         local_stride = round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
@@ -298,6 +298,7 @@ class EngineLaunch:
             param_bytes=len(params),
             shared_bytes=shared,
             cluster_size=cluster_size,
+            cluster_window=shared_stride * cluster_size if cluster_size > 1 else shared,
             gdc_open=1,
             free_count=len(self._groups),
             free_groups=self._groups.ctypes.data,

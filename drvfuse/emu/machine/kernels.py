@@ -28,7 +28,7 @@ class Kernels:
         """
         machine = self.machine
         room = self._room(op, command)
-        if room < (command.blocks if command.cooperative else 1):
+        if room < (command.blocks if command.cooperative else command.cluster_blocks):
             self.crowded.append(op)
             return False
         function = command.function
@@ -45,6 +45,7 @@ class Kernels:
             params=command.params,
             globals_addr=function.module.globals_address,
             max_resident=machine.resident_blocks(command),
+            cluster=command.cluster,
             op=op,
         )
         op.launch.allow(room)

@@ -366,7 +366,7 @@ class Machine:
     def resident_blocks(self, launch: Launch) -> int:
         """How many blocks of a launch an otherwise empty device holds."""
         each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
-        return each * self.sm_count
+        return residency.clusters(self.sm_count, each, launch.cluster_blocks) * launch.cluster_blocks
 
 
 class Threads(threading.local):

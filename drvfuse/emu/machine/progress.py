@@ -35,8 +35,11 @@ IDLE_QUERIES = 2000
 """Queries in a row that find nothing able to move before they let virtual time pass."""
 
 _FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
+_CLUSTER = ("cluster_absent", "cluster_barrier")
 FAULTS = {
-    **dict.fromkeys((*_FAILED, "barrier_left", "unsupported", "copy_size", "mbarrier"), R.CUDA_ERROR_LAUNCH_FAILED),
+    **dict.fromkeys(
+        (*_FAILED, "barrier_left", "unsupported", "copy_size", "mbarrier", *_CLUSTER), R.CUDA_ERROR_LAUNCH_FAILED
+    ),
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,

@@ -192,7 +192,9 @@ class HostCall(Command):
 
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
-    """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it."""
+    """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it. `cluster`: the
+    shape of its clusters, None where it has none.
+    """
 
     function: Function
     grid: Dim
@@ -202,10 +204,16 @@ class Launch(Command):
     cooperative: bool = False
     programmatic: bool = False
     priority: int | None = None
+    cluster: Dim | None = None
 
     @property
     def blocks(self) -> int:
         return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of one cluster; they become resident together."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2] if self.cluster else 1
 
     @property
     def threads(self) -> int:

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "delay.cuh"
-#include "race_blocks.cuh"
+#include "race_cluster.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {
     if (l->fault.kind) return;
@@ -35,16 +35,29 @@ FAR void note_write(Engine* e, u64 addr, u32 size) {
     w->high = high_of(addr, size);
 }
 
-FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size) {
+// The block of a thread's cluster in whose shared memory a range lies, or null.
+FN Block* shared_of(Thread* t, u64 addr, u32 size) {
+    Launch* l = t->launch;
+    Block* b = t->block;
+    u64 off = addr - b->shared_base;
+    if (off < l->shared_bytes && off + size <= l->shared_bytes) return b;
+    off = addr - b->cluster_shared_base;
+    if (l->cluster_size < 2 || off >= l->cluster_window) return 0;
+    if ((off & (1 << CLUSTER_SHIFT) - 1) + size > l->shared_bytes) return 0;
+    return block_of_rank(l, b, (u32)(off >> CLUSTER_SHIFT));
+}
+
+// Another block of the cluster has shared memory while its threads run: from the first one's start to the last one's end.
+FN u32 present(Block* b) { return b->active && b->begun && b->live; }
+
+FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->begun ? ABSENT_EXITED : ABSENT_NOT_YET); }
+
+FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
-        Block* b = t->block;
-        u64 off = addr - b->shared_base;
-        if (off < l->shared_bytes && off + size <= l->shared_bytes) return 1;
-        if (l->cluster_size < 2) return 0;
-        off = addr - b->cluster_shared_base;
-        if (off >= l->shared_stride * l->cluster_size) return 0;
-        return off % l->shared_stride + size <= l->shared_bytes;
+        Block* b = shared_of(t, addr, size);
+        if (b == t->block) return 1;
+        return b && (flags >> SPACE_SHIFT & 15) != SPACE_SHARED && present(b);
     }
     u64 base = type == K_LOCAL ? t->local_base : l->params;
     u32 bytes = type == K_LOCAL ? l->local_bytes : l->param_bytes;
@@ -57,7 +70,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
     u32 kind = F_OUT_OF_BOUNDS;
-    u64 where = addr;
+    u64 where = addr, value = 0;
     if (off < l->window_bytes) {
         u32 word = *(u32*)(l->access_base + (off >> GRANULE_SHIFT) * 4);
         u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
@@ -80,7 +93,12 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             }
             if (!inside) kind = F_OUT_OF_BOUNDS;
             else if (addr & (size - 1)) kind = F_MISALIGNED;
-            else if (type == K_SHARED) kind = own_range(t, type, addr, size) ? F_UNINITIALISED : F_FOREIGN_SHARED;
+            else if (type == K_SHARED && own_range(t, type, addr, size, flags)) kind = F_UNINITIALISED;
+            else if (type == K_SHARED) {
+                Block* b = shared_of(t, addr, size);
+                kind = b && (flags >> SPACE_SHIFT & 15) != SPACE_SHARED ? F_CLUSTER_ABSENT : F_FOREIGN_SHARED;
+                if (b) value = absence(b);
+            }
             else if (type == K_LOCAL) kind = F_FOREIGN_LOCAL;
             else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
             else if (((word >> l->device) & bits) != bits)
@@ -89,7 +107,8 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
-    fault(l, t, kind, site, where, size, flags, kind == F_UNINITIALISED ? copying_to(l, where) : 0);
+    if (kind == F_UNINITIALISED) value = copying_to(l, where);
+    fault(l, t, kind, site, where, size, flags, value);
     return 1;
 }
 
@@ -138,7 +157,7 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     u32 kind = word >> 24;
     u32 type = kind & 0x3F;
     if (type >= K_SHARED) {
-        if (!own_range(t, type, addr, size)) return bad_access(t, addr, size, flags, site);
+        if (!own_range(t, type, addr, size, flags)) return bad_access(t, addr, size, flags, site);
         if (type != K_SHARED) return 0;
         kind |= KIND_FULL;
     }
@@ -212,7 +231,9 @@ API void rt_fence(Thread* t, u32 flags, u32 site) {
     if (flags & FENCE_PROXY) return;
     note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
     u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> ORDER_SHIFT & 3;
-    if (l->engine->race) race_fence(t, flags >> SCOPE_SHIFT & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
+    if (!l->engine->race) return;
+    if (flags & FENCE_INIT) race_init_fence(t);
+    else race_fence(t, flags >> SCOPE_SHIFT & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
 }
 
 // griddepcontrol.launch_dependents: a block has triggered when any of its threads did.

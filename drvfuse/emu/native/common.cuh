@@ -45,6 +45,11 @@ FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u
 
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
+// The block of a rank in the cluster of a block.
+FN Block* block_of_rank(Launch* l, Block* b, u32 rank) {
+    return (Block*)(l->slots + (b->slot - b->cluster_rank + rank) * l->slot_stride);
+}
+
 FN u64 hash(u64 x) {
     x ^= x >> 30;
     x *= 0xBF58476D1CE4E5B9ull;

@@ -44,14 +44,15 @@ struct Copy {
     u32 next;  // in its thread's queue, or of the free ones
 };
 
-// A bulk copy to shared memory (mbarrier.cuh).
+// A bulk copy to shared memory, or an st.async (mbarrier.cuh), in the list of the block whose memory it writes.
 struct Bulk {
     u64 source, target, mbarrier;
+    u64 bits[2];  // without a source: what is stored
     u32 size, site, thread, moment;
+    u32 from;   // the slot of the block of `thread`, which has issued it
     u32 known;  // what its mbarrier will tell: a reference to a clock
     u32 turns;  // of its block that it has waited for
     u32 next;   // in its block's list, oldest first, or of the free ones
-    u32 pad;
 };
 
 const u32 BULKS = 1 << 16;

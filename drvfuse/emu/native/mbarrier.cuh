@@ -45,18 +45,18 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     Launch* l = t->launch;
     u32 found, error = E_NONE;
     if (op == MB_INIT || op == MB_INVAL) {
-        if (access(t, addr, 8, A_WRITE, site)) return 1;
+        if (access(t, addr, 8, A_WRITE | A_MBARRIER | order, site)) return 1;
         if (op == MB_INIT && (!count || count > MBARRIER_COUNT_MASK)) error = E_COUNT;
         *(u64*)addr = op == MB_INIT ? MBARRIER_VALID | (u64)count << MBARRIER_EXPECTED_SHIFT | count : 0;
     } else {
-        if (refused(t, addr, 8, 0, site, &found)) return 1;
+        if (refused(t, addr, 8, order & 15 << SPACE_SHIFT, site, &found)) return 1;
         u64 word = *(u64*)addr;
         u64 after = changed_barrier(word, count, (s32)bytes, &error);
         if (op == MB_ARRIVE && !count) error = E_COUNT;
         u32 flags = A_STRONG | (order & ~(3u << ORDER_SHIFT)), done = !!((word ^ state) & MBARRIER_PARITY);
         if (op != MB_TEST) flags = A_WRITE | A_ATOMIC | A_STRONG | order;
         else if (done) flags = A_STRONG | order;
-        if (!error && access(t, addr, 8, flags, site)) return 1;
+        if (!error && access(t, addr, 8, flags | A_MBARRIER, site)) return 1;
         t->op_value = word;
         t->op_pred = done;
         if (!error && op != MB_TEST) *(u64*)addr = after | MBARRIER_USED;
@@ -93,19 +93,26 @@ FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
     return 0;
 }
 
-FAR void end_bulk(Launch* l, Block* b, Bulk* c) {
+FAR void end_bulk(Launch* l, Bulk* c) {
     Engine* e = l->engine;
-    Thread* t = thread_at(l, b, c->thread);
+    Block* from = (Block*)(l->slots + c->from * l->slot_stride);
+    Thread* t = thread_at(l, from, c->thread);
     u32 word, error = E_NONE;
-    if (unreadable_range(t, c->source, c->size, c->site, &word)) return;
+    if (e->delay) view_block(e->delay, from);
+    if (c->source && unreadable_range(t, c->source, c->size, c->site, &word)) return;
     u64 after = changed_barrier(*(u64*)c->mbarrier, 0, -(s32)c->size, &error);
     if (error) {
         fault(l, t, F_MBARRIER, c->site, c->mbarrier, 8, error, c->size);
         return;
     }
-    LOOP for (u32 i = 0; i < c->size; i += 8) {
-        *(u64*)(c->target + i) = *(u64*)(c->source + i);
-        *(u64*)(c->target + i + SHADOW_OFFSET) = 0x0303030303030303ull;
+    u64 bytes = c->source ? c->source : (u64)c->bits;
+    if (c->size == 4) {
+        *(u32*)c->target = *(u32*)bytes;
+        *(u32*)(c->target + SHADOW_OFFSET) = 0x03030303;
+    }
+    LOOP for (u32 i = 0; i < c->size / 8; i++) {
+        ((u64*)c->target)[i] = ((u64*)bytes)[i];
+        ((u64*)(c->target + SHADOW_OFFSET))[i] = 0x0303030303030303ull;
     }
     *(u64*)c->mbarrier = after;
     e->progress++;
@@ -118,7 +125,6 @@ FAR void end_bulk(Launch* l, Block* b, Bulk* c) {
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
-    if (e->delay) view_block(e->delay, b);
     u32 ended = 0, waiting = 0;
     LOOP for (u32* link = &b->bulks; *link && l->state == RUNNING;) {
         Bulk* c = &pool[*link];
@@ -127,7 +133,7 @@ FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
             link = &c->next;
             continue;
         }
-        end_bulk(l, b, c);
+        end_bulk(l, c);
         drop_bulk(l, link);
         ended++;
     }
@@ -135,60 +141,119 @@ FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     u32 skip = e->seed ? (u32)hash(hash(e->seed) + e->pass) % waiting : 0;
     LOOP for (u32* link = &b->bulks; *link; link = &pool[*link].next) {
         if (!can_end(&pool[*link]) || skip--) continue;
-        end_bulk(l, b, &pool[*link]);
+        end_bulk(l, &pool[*link]);
         drop_bulk(l, link);
         break;
     }
     return 1;
 }
 
-// cp.async.bulk from global to shared memory; 0, or 1 and a fault.
-API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site) {
+// The block that is written by a bulk copy or an st.async, or null and a fault. Its mbarrier is in the same block.
+FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
+    Launch* l = t->launch;
+    Block* b = shared_of(t, target, size);
+    u32 word = 0, full = !l->copy_pool->bulk_free && l->copy_pool->bulk_high + 1 == BULKS;
+    if (!b) {
+        fault(l, t, F_FOREIGN_SHARED, site, target, size, A_WRITE | SPACE_CLUSTER << SPACE_SHIFT, size);
+        return 0;
+    }
+    if (b != t->block && !present(b)) {
+        fault(l, t, F_CLUSTER_ABSENT, site, target, size, A_WRITE, absence(b));
+        return 0;
+    }
+    if (!--l->engine->fuel && refuel(t, target, size, A_WRITE, site)) return 0;
+    if (refused(t, mbarrier, 8, 0, site, &word)) return 0;
+    u32 error = shared_of(t, mbarrier, 8) != b ? E_ELSEWHERE : full ? E_PENDING : E_NONE;
+    if (!error && !(*(u64*)mbarrier & MBARRIER_VALID)) error = E_NO_BARRIER;
+    if (error) fault(l, t, F_MBARRIER, site, mbarrier, 8, error, BULKS - 1);
+    return error ? 0 : b;
+}
+
+// Begins what `c` says, of this thread, in the memory of a block.
+FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
-    Block* b = t->block;
     Copies* pool = l->copy_pool;
-    u64 off = target - b->shared_base;
-    u32 word = 0;
-    if (uneven(t, target, source, size, site)) return 1;
-    if (off >= l->shared_bytes || off + size > l->shared_bytes) {
-        fault(l, t, F_FOREIGN_SHARED, site, target, size, A_WRITE, size);
-        return 1;
-    }
-    if (!--e->fuel && refuel(t, target, size, A_WRITE, site)) return 1;
-    if (unreadable_range(t, source, size, site, &word) || refused(t, mbarrier, 8, 0, site, &word)) return 1;
-    u32 full = !pool->bulk_free && pool->bulk_high + 1 == BULKS;
-    if (full || !(*(u64*)mbarrier & MBARRIER_VALID)) {
-        fault(l, t, F_MBARRIER, site, mbarrier, 8, full ? E_PENDING : E_NO_BARRIER, BULKS - 1);
-        return 1;
-    }
     u32 i = pool->bulk_free;
     if (i) pool->bulk_free = pool->bulk[i].next;
     else i = ++pool->bulk_high;
-    Site* count = &l->sites[site];
-    u32 owner = l->owner_class[*(u32*)(l->access_base + (source - l->window_base >> GRANULE_SHIFT) * 4) >> 16 & 0xFF];
-    count->size = 16;
-    count->reads[owner] += size / 16;
-    count->writes[OF_SHARED] += size / 16;
-    note(l, b, t->linear, V_COPY, site, target, 0, 0);
-    Bulk* c = &pool->bulk[i];
-    c->source = source;
-    c->target = target;
-    c->mbarrier = mbarrier;
-    c->size = size;
-    c->site = site;
+    note(l, t->block, t->linear, V_COPY, c->site, c->target, 0, 0);
+    c->from = t->block->slot;
     c->thread = t->linear;
     c->next = c->turns = 0;
-    c->moment = e->seed ? (u32)hash(hash(e->seed) + (target ^ e->event_count << 32 ^ (u64)b->index << 20)) & 3 : M_WAIT;
+    u64 number = c->target ^ e->event_count << 32 ^ (u64)t->block->index << 20;
+    c->moment = e->seed ? (u32)hash(hash(e->seed) + number) & 3 : M_WAIT;
     if (c->moment == M_MADE) c->moment = M_WAIT;
-    c->known = e->race ? race_bulk(t, target, source, size, site) : 0;
-    u32* link = &b->bulks;
+    c->known = e->race ? race_bulk(t, c->target, c->source, c->size, c->mbarrier, c->site) : 0;
+    pool->bulk[i] = *c;
+    u32* link = &to->bulks;
     LOOP while (*link) link = &pool->bulk[*link].next;
     *link = i;
     if (c->moment != M_ISSUE || !can_end(c)) return 0;
-    end_bulk(l, b, c);
+    end_bulk(l, &pool->bulk[i]);
     drop_bulk(l, link);
     return l->state != RUNNING;
+}
+
+// cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's. `ranks`:
+// with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. 0, or 1 and a fault.
+API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 site) {
+    Launch* l = t->launch;
+    u32 word = 0;
+    if (uneven(t, target, source, size, site)) return 1;
+    LOOP for (u32 rank = 0; rank < 16; rank++) {
+        if (ranks ? !(ranks >> rank & 1) : rank) continue;
+        u64 shift = 0;
+        if (ranks) shift = ((u64)rank << CLUSTER_SHIFT) - (target - t->block->cluster_shared_base >> CLUSTER_SHIFT << CLUSTER_SHIFT);
+        Bulk c;
+        c.source = source;
+        c.target = target + shift;
+        c.mbarrier = mbarrier + shift;
+        c.size = size;
+        c.site = site;
+        Block* to = written_block(t, c.target, size, c.mbarrier, site);
+        if (!to || unreadable_range(t, source, size, site, &word)) return 1;
+        Site* count = &l->sites[site];
+        count->size = 16;
+        count->reads[l->owner_class[word >> 16 & 0xFF]] += size / 16;
+        count->writes[OF_SHARED] += size / 16;
+        if (begin_bulk(t, to, &c)) return 1;
+    }
+    return 0;
+}
+
+// st.async of up to 16 bytes; 0, or 1 and a fault.
+API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbarrier, u32 site) {
+    if (target & size - 1) {
+        fault(t->launch, t, F_MISALIGNED, site, target, size, A_WRITE, size);
+        return 1;
+    }
+    Block* to = written_block(t, target, size, mbarrier, site);
+    if (!to) return 1;
+    Site* count = &t->launch->sites[site];
+    count->size = size;
+    count->writes[OF_SHARED]++;
+    Bulk c;
+    c.source = 0;
+    c.bits[0] = low;
+    c.bits[1] = high;
+    c.target = target;
+    c.mbarrier = mbarrier;
+    c.size = size;
+    c.site = site;
+    return begin_bulk(t, to, &c);
+}
+
+// A block has ended: what others have sent it that has not arrived finds nobody.
+FAR void late_bulks(Launch* l, Block* b) {
+    Bulk* c;
+    LOOP for (u32 k = b->bulks; k; k = c->next) {
+        c = &l->copy_pool->bulk[k];
+        if (c->from == b->slot) continue;
+        Block* from = (Block*)(l->slots + c->from * l->slot_stride);
+        fault(l, thread_at(l, from, c->thread), F_CLUSTER_ABSENT, c->site, c->target, c->size, A_WRITE,
+              (u64)b->index << 32 | ABSENT_LATE);
+    }
 }
 
 // A block has ended, or is stopped: its shared memory is gone, and with it what was to be read or written there.

@@ -36,7 +36,7 @@
 struct Entry {
     u32 op, block, time, lanes;
     unsigned short bytes;
-    u8 warp : 5, size : 3;  // size: of a strong access (of each of its elements), log2
+    u8 warp : 5, size : 3;  // size: of a strong access (of each of its elements), log2; or MADE, or OF_MBARRIER
     u8 kind;
     u32 site;
     Ref next;
@@ -79,7 +79,8 @@ const u32 COPYING = 1 << 25;
 // A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
 // which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
 const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
-const u32 POLLED = 0x80000000u;  // of a cell: races are the protocol here
+const u32 POLLED = 0x80000000u;       // of a cell: races are the protocol here
+const u32 MADE = 6, OF_MBARRIER = 7;  // as Entry::size: mbarrier.init or .inval; any other operation on an mbarrier
 const u32 READERS_LOOKED_AT = 4;
 const u32 POOL_GROWTH = 16;  // entries
 
@@ -89,7 +90,8 @@ struct Who {
     Launch* l;
     RaceBlock* rb;
     RaceThread* rt;
-    u32 op, block, warp, bit, time, site, flags, kind, device, scope, acquires, releases;
+    u32 op, block, warp, bit, time, site, flags, kind, device, acquires, releases;
+    u32 scope;   // of what it synchronises with; `kind` has that in which it is atomic
     u32 agent;   // its block, with COPYING or BULK or without
     u32 number;  // of a bulk copy
     u32 again;   // a poll that sees what the last one saw
@@ -100,30 +102,47 @@ struct Who {
 
 FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
 FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
-FN u32 level(u32 scope) { return scope < SCOPE_GPU ? 0 : scope - 1; }
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
 
-// 1 if strong accesses by these two are within each other's scope.
-FN u32 include(u32 same_block, u32 same_device, u32 a, u32 b) {
-    u32 need = same_block ? 0 : same_device ? 1 : 2;
-    return level(a) >= need && level(b) >= need;
+FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
+
+// The number of a block's cluster in its launch.
+FAR u32 cluster_of(Launch* l, u32 block) {
+    u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
+    u32 x = block % l->nctaid[0], y = block / l->nctaid[0] % l->nctaid[1], z = block / l->nctaid[0] / l->nctaid[1];
+    return x / cx + l->nctaid[0] / cx * (y / cy + l->nctaid[1] / cy * (z / cz));
 }
 
-FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
+// Blocks without a cluster are clusters of one.
+FN u32 same_cluster(Who* w, u32 op, u32 block) {
+    if (op != w->op || !w->l || w->l->cluster_size < 2) return same_block(w, op, block);
+    return cluster_of(w->l, block) == cluster_of(w->l, w->block);
+}
+
+// The narrowest scope that includes the thread of the current access and those of another block.
+FN u32 scope_needed(Who* w, u32 op, u32 block) {
+    if (same_block(w, op, block)) return SCOPE_CTA;
+    if (same_cluster(w, op, block)) return SCOPE_CLUSTER;
+    return w->r->ops[op].device == w->device ? SCOPE_GPU : SCOPE_SYS;
+}
 
 // Two accesses that may conflict without being a race.
 FN u32 morally_strong(Who* w, Entry* e) {
     if (!(e->kind & w->kind & N_STRONG) || e->size != w->log) return 0;
-    u32 local = w->r->ops[e->op].device == w->device;
-    return include(same_block(w, e->op, e->block), local, e->kind >> N_SCOPE & 3, w->scope);
+    u32 need = scope_needed(w, e->op, e->block);
+    return (e->kind >> N_SCOPE & 3) >= need && (w->kind >> N_SCOPE & 3) >= need;
 }
+
+const u32 INIT = 1 << 24;  // or-ed to a block in a clock: that its mbarriers were initialised, by fence.mbarrier_init
 
 FN u32 ordered(Who* w, Entry* e, u32 lanes) {
     if (same_block(w, e->op, e->block)) {
         if (!w->rt || e->time < w->rb->sync) return 1;
     }
-    return knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1;
+    if (knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1) return 1;
+    if (e->size != MADE || w->log != OF_MBARRIER) return 0;
+    return knows(w->r, w->clock, e->op, e->block | INIT, e->warp, lanes, e->time) == 1;
 }
 
 FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
@@ -142,6 +161,16 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
         m->load_site = w->site;
     }
     if (m->clock != what) put(r, &m->clock, retain(r, what));
+}
+
+// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release.
+FN u32 relaxed_arrival(Who* w, Entry* e) {
+    Launch* l = w->l;
+    LOOP for (u32 slot = 0; slot < l->high; slot++) {
+        Block* b = (Block*)(l->slots + slot * l->slot_stride);
+        if (b->active && b->index == e->block) return b->race->relaxed;
+    }
+    return 0;
 }
 
 // What would have ordered the current access behind an entry; its sites, if a flag was seen.
@@ -168,10 +197,12 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
             return m->edge;
         }
     }
+    u32 near = same_cluster(w, e->op, e->block);
+    if (near && relaxed_arrival(w, e)) return X_CLUSTER_RELAXED;
     Op* ops = w->r->ops;
     if (ops[w->op].primary == e->op || ops[e->op].primary == w->op) return X_GDC_WAIT;
     if (knows(w->r, w->clock, e->op, e->block, e->warp, e->lanes, e->time) == 2) return X_RELEASED_EARLIER;
-    return e->op == w->op ? X_NONE : X_ORDER;
+    return near ? X_CLUSTER : e->op == w->op ? X_NONE : X_ORDER;
 }
 
 FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {

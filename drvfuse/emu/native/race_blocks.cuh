@@ -19,14 +19,15 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
     rb->sync = 1;
     rb->end = rb->proxied = 0;
-    rb->misses = rb->bulks = 0;
+    rb->cluster_arrived = rb->cluster_known = 0;
+    rb->misses = rb->bulks = rb->relaxed = 0;
     LOOP for (u32 i = 0; i < BARRIERS; i++) rb->arrived[i] = 0;
     LOOP for (u32 i = 0; i < MISSES; i++) rb->miss[i].op = rb->miss[i].clock = 0;
     LOOP for (u32 i = 0; i < l->threads; i++) {
         RaceThread* t = race_thread(b, i);
         t->clock = retain(r, l->start);
         t->time = 1;
-        LOOP for (u32 k = 0; k < 3; k++) t->fenced[k] = t->held[k] = 0;
+        LOOP for (u32 k = 0; k < 4; k++) t->fenced[k] = t->held[k] = 0;
     }
     race_clear(r, b->shared_base, l->shared_bytes);
 }
@@ -36,7 +37,7 @@ FAR void race_exit(Thread* t) {
     RaceThread* rt = race_thread(t->block, t->linear);
     learn(r, &t->block->race->end, rt->clock);
     put(r, &rt->clock, 0);
-    LOOP for (u32 k = 0; k < 3; k++) {
+    LOOP for (u32 k = 0; k < 4; k++) {
         put(r, &rt->fenced[k], 0);
         put(r, &rt->held[k], 0);
     }
@@ -49,6 +50,8 @@ FAR void race_finish_block(Launch* l, Block* b) {
     put(r, &b->race->proxied, 0);
     LOOP for (u32 i = 0; i < BARRIERS; i++) put(r, &b->race->arrived[i], 0);
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
+    put(r, &b->race->cluster_arrived, 0);
+    put(r, &b->race->cluster_known, 0);
 }
 
 FAR void race_gdc_wait(Thread* t) {
@@ -64,7 +67,7 @@ FAR u32 race_meet(Race* r, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, 
         if (t->time > last) last = t->time;
         if (t->clock != *known) learn(r, known, t->clock);
         if (!share) continue;
-        LOOP for (u32 k = 0; k < 3; k++) {
+        LOOP for (u32 k = 0; k < 4; k++) {
             if (t->fenced[k] != fenced[k]) learn(r, &fenced[k], t->fenced[k]);
             if (t->held[k] != held[k]) learn(r, &held[k], t->held[k]);
         }
@@ -79,7 +82,7 @@ FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref
         t->time = time;
         if (t->clock != known) put(r, &t->clock, retain(r, known));
         if (!share) continue;
-        LOOP for (u32 k = 0; k < 3; k++) {
+        LOOP for (u32 k = 0; k < 4; k++) {
             if (t->fenced[k] != fenced[k]) put(r, &t->fenced[k], retain(r, fenced[k]));
             if (t->held[k] != held[k]) put(r, &t->held[k], retain(r, held[k]));
         }
@@ -92,18 +95,17 @@ FN void learn_lanes(Race* r, Launch* l, Block* b, Ref* known, u32 w, u32 lanes, 
 
 FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
     Race* r = l->engine->race;
-    Ref known = 0, none[3] = {0, 0, 0};
+    Ref known = 0, none[4] = {0, 0, 0, 0};
     u32 time = race_meet(r, b, w, lanes, &known, none, none, 0) + 1;
     learn_lanes(r, l, b, &known, w, lanes, time);
     race_part(r, b, w, lanes, time, known, none, none, 0);
     release(r, known);
 }
 
-// Lanes of a warp have arrived at a barrier and do not wait for it.
-FAR void race_arrive(Launch* l, Block* b, u32 id, u32 w, u32 lanes) {
+// Lanes of a warp have arrived at a barrier, which keeps what arrivals tell in *known, and do not wait for it.
+FAR void race_arrive(Launch* l, Block* b, Ref* known, u32 w, u32 lanes) {
     Race* r = l->engine->race;
-    Ref* known = &b->race->arrived[id];
-    Ref none[3] = {0, 0, 0};
+    Ref none[4] = {0, 0, 0, 0};
     u32 time = race_meet(r, b, w, lanes, known, none, none, 0) + 1;
     learn_lanes(r, l, b, known, w, lanes, time);
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) race_thread(b, w * 32 + FFS(rest) - 1)->time = time;
@@ -122,7 +124,7 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     Race* r = l->engine->race;
     RaceBlock* rb = b->race;
     u32 share = !r->strict, last = 0;
-    Ref known = rb->arrived[id], fenced[3] = {0, 0, 0}, held[3] = {0, 0, 0};
+    Ref known = rb->arrived[id], fenced[4] = {0, 0, 0, 0}, held[4] = {0, 0, 0, 0};
     rb->arrived[id] = 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         u32 lanes = waiting_at(l, b, id, w);
@@ -142,7 +144,7 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
         if (lanes) race_part(r, b, w, lanes, last + 1, known, fenced, held, share);
     }
     release(r, known);
-    LOOP for (u32 k = 0; k < 3; k++) {
+    LOOP for (u32 k = 0; k < 4; k++) {
         release(r, fenced[k]);
         release(r, held[k]);
     }

@@ -2,7 +2,7 @@
 // The race detector: asynchronous copies, whose accesses last. What their entries say is in race.cuh.
 #pragma once
 
-#include "race_blocks.cuh"
+#include "race_cluster.cuh"
 
 // A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending) {
@@ -40,8 +40,25 @@ FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site) {
     oldest->time = race_thread(t->block, t->linear)->time;
 }
 
-// A bulk copy begins: what its mbarrier can tell of it (a reference).
-FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+// The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
+FAR void race_completes(Who* w, u64 mbarrier) {
+    Ref* cell = cell_at(w->r, mbarrier);
+    if (*cell & POLLED) return;
+    u32 mask = line_mask(mbarrier, mbarrier + 8), both;
+    Entry* e;
+    w->log = OF_MBARRIER;
+    LOOP for (Ref ref = *cell; ref; ref = e->next) {
+        e = (Entry*)at(w->r, ref);
+        both = e->kind & N_LOCATION ? 0 : e->bytes & mask;
+        if (!both || e->size != MADE) continue;
+        if (same_block(w, e->op, e->block) && e->warp == w->warp && e->lanes == w->bit) continue;
+        if (!ordered(w, e, e->lanes)) found(w, e, e->lanes, (mbarrier & ~15ull) + FFS(both) - 1, 0);
+    }
+    w->log = 0;
+}
+
+// A bulk copy begins, or an st.async, which has no source: what its mbarrier can tell of it (a reference).
+FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site) {
     Who w;
     who(&w, t);
     Race* r = w.r;
@@ -49,11 +66,18 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     w.site = site;
     w.size = size;
     w.scope = w.log = w.acquires = w.releases = 0;
+    u32 to_other = target - t->block->shared_base >= w.l->shared_bytes;
+    u32 from_shared = source - t->block->shared_base < w.l->shared_bytes;
+    w.addr = target;
+    w.kind = N_WRITE | N_ASYNC;
+    if (to_other) race_other_block(&w, t, target);
+    w.addr = mbarrier;
+    if (to_other) race_completes(&w, mbarrier);
     w.agent |= BULK;
     w.number = w.rb->bulks++;
-    LOOP for (u32 write = 0; write < 2; write++) {
+    LOOP for (u32 write = !source; write < 2; write++) {
         w.addr = write ? target : source;
-        w.flags = write ? A_WRITE : 0;
+        w.flags = write ? A_WRITE : from_shared ? A_BULK : 0;
         w.kind = (write ? N_WRITE : 0) | N_ASYNC;
         touch_range(&w, w.addr, w.addr + size);
     }
@@ -61,7 +85,8 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     return with_items(r, 0, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
 }
 
-// It has ended, and its mbarrier tells of it those who acquire that. The thread that issued it learns nothing.
+// It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the
+// cluster. The thread that issued it learns nothing.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Who w;
     who(&w, t);
@@ -69,9 +94,10 @@ FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     if (r->off) return;
     Ref* cell = cell_at(r, mbarrier);
     u32 mask = line_mask(mbarrier, mbarrier + 8);
+    u32 scope = mbarrier - t->block->shared_base < w.l->shared_bytes ? SCOPE_CTA : SCOPE_CLUSTER;
     r->stamp++;
     LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
         Location* v = (Location*)at(r, ref);
-        if (v->kind & N_LOCATION && v->bytes == mask) publish(&w, v, 0, known);
+        if (v->kind & N_LOCATION && v->bytes == mask) publish(&w, v, scope, known);
     }
 }

@@ -15,12 +15,19 @@ FAR void drop_published(Race* r, Location* v) {
     }
 }
 
+// Whether what the current thread publishes for the scope of `p` is published there: it has one for each block, cluster, device.
+FN u32 publishes_there(Who* w, Published* p) {
+    if (p->scope == SCOPE_CTA) return same_block(w, p->op, p->block);
+    if (p->scope == SCOPE_CLUSTER) return same_cluster(w, p->op, p->block);
+    return p->device == w->device;
+}
+
 FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     Race* r = w->r;
     Published* p = 0;
     LOOP for (Ref ref = v->published; ref; ref = p->next) {
         p = (Published*)at(r, ref);
-        if (p->device == w->device && p->scope == scope && (scope || same_block(w, p->op, p->block))) {
+        if (p->scope == scope && publishes_there(w, p)) {
             learn(r, &p->clock, what);
             if (same_block(w, p->op, p->block)) learn(r, &p->last, what);
             else put(r, &p->last, retain(r, what));
@@ -42,6 +49,12 @@ FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     v->published = ref;
 }
 
+// A release for a scope wider than the cluster is one for the cluster too, as blocks of others may have added to the former.
+FN void publish_release(Who* w, Location* v, u32 scope, Ref what) {
+    publish(w, v, scope, what);
+    if (scope > SCOPE_CLUSTER && w->l->cluster_size > 1) publish(w, v, SCOPE_CLUSTER, what);
+}
+
 // What the thread knows, its own accesses up to now included (a new reference).
 FN Ref all_known(Who* w) {
     return with_items(w->r, w->rt->clock, w->op, w->block, w->rb->sync, w->warp, w->bit, w->rt->time + 1);
@@ -55,8 +68,10 @@ FAR void acquire(Who* w, Location* v) {
         Published* p = (Published*)at(r, ref);
         ref = p->next;
         if (p->op == v->op && p->block == v->block) published = 1;
-        u32 own = same_block(w, p->op, p->block), local = p->device == w->device;
-        u32 need = local ? 1 : 2, theirs = p->scope, ours = level(w->scope);
+        u32 need = scope_needed(w, p->op, p->block), own = need == SCOPE_CTA, theirs = p->scope, ours = w->scope;
+        u32 twin = need == SCOPE_CLUSTER && theirs > SCOPE_CLUSTER;  // it was published for the cluster too
+        if (twin && ours == SCOPE_CLUSTER) continue;
+        if (need < SCOPE_GPU) need = theirs == SCOPE_CLUSTER ? SCOPE_CLUSTER : p->device == w->device ? SCOPE_GPU : SCOPE_SYS;
         Ref what = theirs >= need && ours >= need ? p->clock : own ? p->last : 0;
         if (!what) {
             missed(w, p->op, p->block, theirs < need ? X_STORE_SCOPE : X_LOAD_SCOPE, v->site, p->clock);
@@ -124,8 +139,8 @@ FAR u32 observed(Who* w, Ref* cell, Entry* e) {
             Seen* s = (Seen*)at(r, next);
             next = s->next;
             if (e->serial - s->first > s->last - s->first) continue;
-            if (same_block(w, s->op, s->block) && (s->time < w->rb->sync || (s->warp == w->warp && s->lanes & w->bit)))
-                return 1;
+            u32 own = same_block(w, s->op, s->block);
+            if (own && (!w->rt || s->time < w->rb->sync || (s->warp == w->warp && s->lanes & w->bit))) return 1;
             LOOP for (u32 rest = s->lanes; rest; rest &= rest - 1)
                 if (knows(r, w->clock, s->op, s->block, s->warp, rest & -rest, s->time) == 1) return 1;
         }
@@ -165,7 +180,7 @@ FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     if (!(w->kind & N_ATOMIC) || !morally_strong(w, v)) {
         v->first = r->serial;
         drop_published(r, v);
-        if (v->released) publish(w, v, v->released_scope, v->released);
+        if (v->released) publish_release(w, v, v->released_scope, v->released);
     }
     if (v->seen) drop_seen(r, v, oldest);
     v->op = w->op;
@@ -174,15 +189,15 @@ FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     v->lanes = w->bit;
     v->time = w->time;
     v->size = w->log;
-    v->kind = (u8)(N_LOCATION | N_STRONG | w->scope << N_SCOPE);
+    v->kind = (u8)(N_LOCATION | N_STRONG | (w->kind & 3 << N_SCOPE));
     v->site = w->site;
     v->serial = r->serial;
-    u32 scope = level(w->scope);
+    u32 scope = w->scope;
     LOOP for (u32 k = 0; k <= scope; k++)
-        if (t->fenced[k]) publish(w, v, k, t->fenced[k]);
+        if (t->fenced[k] && (k != SCOPE_CLUSTER || w->l->cluster_size > 1)) publish(w, v, k, t->fenced[k]);
     if (w->releases) {
         Ref all = all_known(w);
-        publish(w, v, scope, all);
+        publish_release(w, v, scope, all);
         put(r, &v->released, all);
         v->released_scope = scope;
     }

@@ -51,7 +51,7 @@ FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
 
 FN u32 covers_strength(Who* w, Entry* e) {
     if (!(w->kind & N_STRONG)) return 1;
-    return (e->kind & N_STRONG) && e->size == w->log && level(e->kind >> N_SCOPE & 3) >= level(w->scope);
+    return (e->kind & N_STRONG) && e->size == w->log && (e->kind >> N_SCOPE & 3) >= (w->kind >> N_SCOPE & 3);
 }
 
 // The read-only path may hold what was there when the launch began.
@@ -205,6 +205,23 @@ FN void touch_range(Who* w, u64 addr, u64 end) {
     }
 }
 
+// A block as a whole, at its end.
+FN void of_block(Who* w, Launch* l, Block* b) {
+    w->r = l->engine->race;
+    w->l = l;
+    w->rb = b->race;
+    w->rt = 0;
+    w->op = l->op;
+    w->block = w->agent = b->index;
+    w->warp = w->thread = w->bit = w->time = w->scope = w->log = w->acquires = w->releases = w->flags = w->again = 0;
+    w->kind = N_WRITE;
+    w->site = NO_SITE;
+    w->device = l->device;
+    w->clock = b->race->end;
+    w->common = 0;
+    w->now = l->engine->event_count;
+}
+
 FN void who(Who* w, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -225,6 +242,22 @@ FN void who(Who* w, Thread* t) {
     w->again = l->engine->fruitless;
 }
 
+// An access to the shared memory of another block of the cluster, of which the thread has to know that it has begun.
+FAR void race_other_block(Who* w, Thread* t, u64 addr) {
+    u64 off = addr - t->block->cluster_shared_base;
+    if (off >= w->l->cluster_window) return;
+    Block* b = block_of_rank(w->l, t->block, (u32)(off >> CLUSTER_SHIFT));
+    if (b == t->block || knows(w->r, w->clock, w->op, b->index, 31, 1, 0)) return;
+    Entry e;
+    e.op = w->op;
+    e.block = b->index;
+    e.time = e.warp = e.size = 0;
+    e.lanes = 1;
+    e.kind = N_WRITE;
+    e.site = NO_SITE;
+    found(w, &e, 1, addr, X_CLUSTER_START);
+}
+
 // A compare-and-swap that finds what it compares with: else it is a read.
 FN u32 swaps(Thread* t, u64 addr, u32 size) {
     return low_of(addr, size) == t->op_value && (size < 16 || high_of(addr, size) == t->op_seen);
@@ -243,12 +276,18 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     w.size = size;
     w.scope = strong ? flags >> SCOPE_SHIFT & 3 : 0;
     w.log = strong ? FFS(size >> elements) - 1 : 0;
-    w.kind = (writes ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) |
-             (strong ? N_STRONG : 0) | w.scope << N_SCOPE;
+    u32 atomic_in = w.scope;
+    if (flags & A_MBARRIER) {
+        w.log = strong ? OF_MBARRIER : MADE;
+        if (strong && w.scope < SCOPE_CLUSTER) atomic_in = SCOPE_CLUSTER;
+        if (!w.r->strict) w.scope = atomic_in;
+    }
+    w.kind = (writes ? N_WRITE : 0) | (flags & A_ATOMIC ? N_ATOMIC : 0) | (strong ? N_STRONG : 0) | atomic_in << N_SCOPE;
     w.acquires = order & ORDER_ACQUIRE;
     w.releases = order & ORDER_RELEASE;
     if ((flags & A_VOLATILE) && !w.r->strict) w.acquires = 1;
     u32 each = size >> elements;
+    if (w.l->cluster_size > 1) race_other_block(&w, t, addr);
     LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
 }
@@ -259,14 +298,14 @@ FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     who(&w, t);
     Race* r = w.r;
     if (r->off) return;
-    LOOP for (u32 k = 0; acquires && k <= level(scope); k++) {
+    LOOP for (u32 k = 0; acquires && k <= scope; k++) {
         if (!w.rt->held[k]) continue;
         learn(r, &w.rt->clock, w.rt->held[k]);
         put(r, &w.rt->held[k], 0);
     }
     if (!releases) return;
     Ref all = all_known(&w);
-    LOOP for (u32 k = 0; k <= level(scope); k++) put(r, &w.rt->fenced[k], retain(r, all));
+    LOOP for (u32 k = 0; k <= scope; k++) put(r, &w.rt->fenced[k], retain(r, all));
     release(r, all);
     w.rt->time++;
 }

@@ -43,6 +43,8 @@ FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     e->progress++;
     e->quiet = e->strain = 0;
     if (warp->gathered && warp->gathered == warp->live) arrive(l, b, warp);
+    u32 w = (u32)(warp - b->warps);
+    cluster_exit(l, b, warp, bit, thread_at(l, b, w * 32 + FFS(bit) - 1));
     LOOP for (u32 i = 0; i < BARRIERS; i++)
         if (b->barrier[i].arrived) try_barrier(l, b, i);
 }
@@ -79,6 +81,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         high = high_of(addr, size);
         remember(l, b, t, low, high);
     }
+    b->begun = 1;
     e->clock++;
     e->quiet += watched;
     e->tank = e->fuel = e->loop_limit < FUEL ? e->loop_limit : FUEL;
@@ -125,6 +128,14 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         warp->barrier |= bit;
         warp->gathered |= bit;
         if (warp->gathered == warp->live) arrive(l, b, warp);
+    } else if (status == CLUSTER) {
+        warp->cluster |= bit;
+        if (t->op_kind & CB_UNALIGNED) {
+            cluster_barrier(l, b, t->warp, bit);
+        } else {
+            warp->gathered |= bit;
+            if (warp->gathered == warp->live) arrive(l, b, warp);
+        }
     } else if (status == EXIT) {
         exit_thread(l, b, warp, bit);
     } else if (status == GDC_WAIT) {
@@ -254,7 +265,9 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     b->cluster_shared_base = l->shared_base + (slot - rank) * l->shared_stride;
     b->active = 1;
     b->live = l->threads;
-    b->woken = b->triggered = b->bulks = b->stores = 0;
+    b->woken = b->triggered = b->bulks = b->stores = b->begun = 0;
+    b->cluster_phase = b->cluster_arrived = 0;
+    b->cluster_missing = l->threads * l->cluster_size;
     LOOP for (u32 i = 0; i < BARRIERS; i++) b->barrier[i].arrived = 0;
     if (l->engine->delay) delay_start_block(l->engine->delay, b);
     note(l, b, 0, V_START, NO_SITE, 0, 0, 0);
@@ -270,6 +283,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
         u32 left = l->threads - w * 32;
         p->lanes = p->live = p->ready = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1;
         p->yielded = p->warpop = p->barrier = p->gdc = p->sleeping = p->asking = p->gathered = p->syncs = 0;
+        p->cluster = p->joined = p->passed = 0;
     }
     LOOP for (u32 i = 0; i < l->threads; i++) {
         Thread* t = thread_at(l, b, i);
@@ -301,11 +315,15 @@ FAR void finish_block(Launch* l, Block* b) {
         Barrier* r = &b->barrier[i];
         if (r->arrived) fault(l, r->last, F_BARRIER_LEFT, r->site, 0, 0, 0, i);
     }
+    if (b->bulks) late_bulks(l, b);
     if (l->state != RUNNING) return;
     if (l->engine->delay) delay_end_block(l->engine->delay, b);
     if (l->copies) drop_copies(l, b);
     note(l, b, 0, V_END, NO_SITE, 0, 0, 0);
-    if (l->engine->race) race_finish_block(l, b);
+    if (l->engine->race) {
+        race_end_shared(l, b);
+        race_finish_block(l, b);
+    }
     b->active = 0;
     l->finished++;
     if (!b->triggered) l->triggered++;
@@ -350,7 +368,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         ran++;
         LOOP for (u32 i = 0; i < size; i++) start_block(l, first + i, group, i);
         LOOP for (u32 i = 0; i < size; i++) {
-            Block* b = (Block*)(l->slots + (first + i) * l->slot_stride);
+            Block* b = (Block*)(l->slots + (first + (u32)((random % size + i) % size)) * l->slot_stride);
             ran += run_block(l, b, 0);
             l->turn_warp = 0;
             if (l->state != RUNNING) return ran;

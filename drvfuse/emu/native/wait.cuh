@@ -2,7 +2,7 @@
 // What threads wait for: words that they poll, barriers, the other lanes of a warp operation.
 #pragma once
 
-#include "access.cuh"
+#include "cluster.cuh"
 
 // Spins ------------------------------------------------------------------------------------------------------------------
 
@@ -126,6 +126,17 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
     u32 w = (u32)(warp - b->warps);
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
     u32 id = first->op_a;
+    if (first->status == CLUSTER) {
+        LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
+            Thread* t = thread_at(l, b, w * 32 + FFS(rest) - 1);
+            if (t->site == first->site) continue;
+            fault(l, t, F_BARRIER_DIVERGENCE, t->site, 0, 0, first->site, t->op_a);
+            return;
+        }
+        warp->gathered = 0;
+        cluster_barrier(l, b, w, lanes);
+        return;
+    }
     if (id >= BARRIERS) {
         fault(l, first, F_BARRIER_COUNT, first->site, COUNT_NUMBER, 0, 0, id);
         return;
@@ -169,7 +180,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
             r->every &= t->op_c != 0;
         }
     }
-    if (gone && l->engine->race) race_arrive(l, b, id, w, gone);
+    if (gone && l->engine->race) race_arrive(l, b, &b->race->arrived[id], w, gone);
     warp->gathered = 0;
     r->arrived += 32;
     r->threads += POPC(lanes);

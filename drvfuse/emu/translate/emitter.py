@@ -56,6 +56,13 @@ class Emitter(Registers):
             return super().word(operand, n)
         return value if w == n else self.op(f"{'trunc' if w > n else 'zext'} i{w} {value} to i{n}")
 
+    def pred(self, operand: Any) -> str:
+        """`operand` as an i1; a special register can be one."""
+        if isinstance(operand, Special):
+            value, n = special(self, operand.name)
+            return self.op(f"icmp ne i{n} {value}, 0")
+        return super().pred(operand)
+
     def header(self, base: str, member: str, index: int = 0) -> str:
         """A 32-bit member (or element of one) of the thread "t", its "block" or "launch" that does not change while the
         kernel runs.
@@ -72,6 +79,8 @@ class Emitter(Registers):
         if self.mode == "raw":
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
+        if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
+            plain = flags  # another block's memory has to be refused
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -123,7 +132,7 @@ class Emitter(Registers):
         if var.space == "shared":
             if self.mode == "raw":
                 raise RefusedError("shared memory in a raw module")
-            return str(self.unit.shared_offset(var, self.fn) + offset)
+            return self._shift(self.op("sub i64 %shared, %window"), self.unit.shared_offset(var, self.fn) + offset)
         if var.space == "local":
             if self.mode == "raw":
                 return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
@@ -176,8 +185,8 @@ class Emitter(Registers):
             if offset:
                 narrow = self.op(f"add i32 {narrow}, {offset}")
             value = self.op(f"zext i32 {narrow} to i64")
-        if space == "shared":
-            value = self.op(f"add i64 %shared, {value}")
+        if space.startswith("shared"):
+            value = self.op(f"add i64 {'%shared' if isinstance(base, Imm) else '%window'}, {value}")
         return value
 
     def parameter(self, operand: Any) -> str | None:

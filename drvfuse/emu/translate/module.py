@@ -17,9 +17,9 @@ from .emitter import Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
-from .opcodes import bits, control, convert, copies, floating, integer, mbarrier, memory, select
+from .opcodes import bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, select
 
-OPCODE_MODULES = (bits, control, convert, copies, floating, integer, mbarrier, memory, select)
+OPCODE_MODULES = (bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, select)
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class KernelCode:
     """`symbol` runs one thread over a frame of `frame_bytes`. `sites` are the whole module's, indexed by site number.
 
     Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
+    reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
+    a launch has to have clusters (.explicitcluster).
     """
 
     name: str
@@ -64,6 +66,9 @@ class KernelCode:
     has_pdl_wait: bool
     has_pdl_trigger: bool
     has_copies: bool
+    reqncta: tuple[int, int, int] | None
+    max_cluster: int
+    needs_cluster: bool
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,12 @@ def _params(fn: Function) -> tuple[tuple[Param, ...], int]:
     return tuple(Param(v.name, v.type, v.size, v.align, offset) for v, offset in placed), size
 
 
+def _shape(fn: Function, directive: str) -> tuple[int, int, int] | None:
+    """Three dimensions that a kernel requires; those that it leaves out are 1."""
+    given = fn.directives.get(directive)
+    return (*given, 1, 1)[:3] if given else None  # type: ignore[return-value]
+
+
 def _prologue() -> list[str]:
     """What a kernel and each function that it calls begin with: the addresses that do not change while they run."""
     lines = []
@@ -109,6 +120,7 @@ def _prologue() -> list[str]:
         ("block", "ptr", "t", structs.Thread, "block"),
         ("launch", "ptr", "t", structs.Thread, "launch"),
         ("shared", "i64", "block", structs.Block, "shared_base"),
+        ("window", "i64", "block", structs.Block, "cluster_shared_base"),  # what shared addresses of 32 bits count from
         ("params", "i64", "launch", structs.Launch, "params"),
         ("globals", "i64", "launch", structs.Launch, "globals"),
         ("local", "i64", "t", structs.Thread, "local_base"),
@@ -131,6 +143,12 @@ class Unit:
         self._static: dict[str, int] = {}
         self._params: dict[str, dict[str, int]] = {}
         self._used_functions: list[str] = []
+        # Without mapa nothing has the address of another block's shared memory.
+        self.has_clusters = any(
+            isinstance(item, Instruction) and item.base == "mapa"
+            for fn in module.functions.values()
+            for item in fn.body or ()
+        )
         self.globals: dict[str, GlobalVar] = {}
         self.globals_bytes = 0
         self.text: list[str] = []
@@ -252,7 +270,6 @@ class Unit:
         for name, g in emitted.items():
             params, size = _params(g.fn)
             reached = [device[f.name] for f in self._reached(g.fn) if f.name in device]
-            required = g.fn.directives.get("reqntid")
             out[name] = KernelCode(
                 name,
                 self.prefix + name,
@@ -262,11 +279,14 @@ class Unit:
                 self._static[name],
                 g.local_bytes,
                 g.fn.thread_limit() or 0,
-                (required + (1, 1))[:3] if required else None,  # type: ignore[arg-type]
+                _shape(g.fn, "reqntid"),
                 sites,
                 any(e.waits for e in (g, *reached)),
                 any(e.triggers for e in (g, *reached)),
                 any(e.copies for e in (g, *reached)),
+                _shape(g.fn, "reqnctapercluster"),
+                g.fn.directives.get("maxclusterrank", (0,))[0],
+                "explicitcluster" in g.fn.directives,
             )
         return out
 

@@ -82,6 +82,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*bases: str) -> Callable[[Handler], Handler]:
+    """Registers the handler of some opcodes. That of one with its first modifier ("st.async") goes before others."""
+
     def register(handler: Handler) -> Handler:
         for base in bases:
             HANDLERS[base] = handler
@@ -113,11 +115,12 @@ _OPERANDS = {
     name: count
     for count, names in enumerate(
         (
-            "ret exit trap brkpt fence membar griddepcontrol",
+            "barrier.cluster ret exit trap brkpt fence membar griddepcontrol",
             "activemask nanosleep pmevent prefetch prefetchu setmaxnreg",
-            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 isspacep ld ldu lg2 mov neg not popc rcp "
-            "red rsqrt sin sqrt st tanh testp",
-            "add addc and bmsk copysign div match max min mul mul24 or redux rem shl shr sub subc szext vote xor",
+            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 getctarank isspacep ld ldu lg2 mov neg not "
+            "popc rcp red rsqrt sin sqrt st tanh testp",
+            "add addc and bmsk copysign div mapa match max min mul mul24 or redux rem shl shr st.async sub subc szext "
+            "vote xor",
             "atom bar barrier bfe cvt dp2a dp4a fma mad mad24 madc prmt sad selp set setp shf slct",
             "bfi shfl",
             "lop3",
@@ -127,12 +130,17 @@ _OPERANDS = {
 }
 
 
+def _with_modifier(text: str) -> str:
+    """An opcode with its first modifier alone."""
+    return ".".join(text.split(".", 2)[:2])
+
+
 def decode(ins: Instruction) -> Action:
     """The action of an instruction's opcode. Raises `PtxError`."""
     action = _cache.get(ins.opcode)
     if action is None:
         op = Opcode(ins.opcode)
-        handler = HANDLERS.get(op.base)
+        handler = HANDLERS.get(_with_modifier(ins.opcode)) or HANDLERS.get(op.base)
         if handler is None:
             raise ins.error("unsupported opcode")
         try:
@@ -141,7 +149,8 @@ def decode(ins: Instruction) -> Action:
         except RefusedError as e:
             raise ins.error(str(e)) from None
         _cache[ins.opcode] = action
-    most = _OPERANDS.get(ins.base, len(ins.operands)) + (".L2::cache_hint" in ins.opcode)
+    most = _OPERANDS.get(_with_modifier(ins.opcode), _OPERANDS.get(ins.base, len(ins.operands)))
+    most += ".L2::cache_hint" in ins.opcode
     if len(ins.operands) > most:
         raise ins.error(f"at most {most} operand(s) expected")
     return action

@@ -70,7 +70,7 @@ def test_the_numbers_are_the_same_in_python_and_in_cpp() -> None:
 
 def test_what_the_native_runtime_is_given_of_enums_is_all_but_what_it_never_reads() -> None:
     enums = {value for value in vars(abi).values() if isinstance(value, type) and issubclass(value, IntEnum)}
-    assert enums - {IntEnum, *ENUMS} == {abi.Space, abi.Clock}
+    assert enums - {IntEnum, *ENUMS} == {abi.Clock}
 
 
 def test_an_element_of_an_array_has_an_offset_of_its_own() -> None:

@@ -314,7 +314,10 @@ def test_launch_attributes_are_understood_or_refused(cuda: Any) -> None:
     cluster.value.clusterDim.x = cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
     assert launch(cluster) == R.CUDA_SUCCESS
     cluster.value.clusterDim.x = 2
-    assert launch(cluster) == R.CUDA_ERROR_NOT_SUPPORTED
+    assert launch(cluster) == R.CUDA_ERROR_INVALID_VALUE  # the grid is one block
+    preferred = _attribute("PREFERRED_CLUSTER_DIMENSION")
+    preferred.value.preferredClusterDim.x = 2
+    assert launch(preferred) == R.CUDA_ERROR_NOT_SUPPORTED
     assert launch(_attribute("PROGRAMMATIC_EVENT")) == R.CUDA_ERROR_NOT_SUPPORTED
     unknown = _attribute("IGNORE")
     ctypes.c_uint32.from_address(unknown.getPtr()).value = 99

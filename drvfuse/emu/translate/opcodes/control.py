@@ -136,8 +136,6 @@ def barrier(op: Opcode) -> Action:
     if op.flag("warp"):
         op.pick("sync")
         return _warp(abi.WarpOp.WARP_SYNC, 0, lambda g, ins: None)
-    if op.flag("cluster"):
-        raise RefusedError("thread block clusters are not supported yet")
     op.flag("cta")
     aligned = op.flag("aligned") or op.base == "bar"
     verb = op.pick("sync", "arrive", "red")

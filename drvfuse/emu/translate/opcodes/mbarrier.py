@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....ptx.ir import Instruction
+from ....ptx.ir import SINK, Instruction
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
@@ -17,7 +17,7 @@ def _call(
     ins: Instruction,
     op: abi.Mbarrier,
     address: Any,
-    flags: int = 0,
+    flags: int,
     *,
     count: Any = 0,
     bytes_: Any = 0,
@@ -32,44 +32,47 @@ def _call(
 def mbarrier(op: Opcode) -> Action:
     verbs = {"init": _init, "inval": _init, "arrive": _arrive, "test_wait": _wait, "try_wait": _wait}
     verb = op.pick(*verbs, default="")
-    if op.flag("noComplete", "shared::cluster", "cluster"):
-        raise RefusedError("thread block clusters and .noComplete are not supported yet")
-    if not verb and "expect_tx" not in op.rest:
+    if op.flag("noComplete"):
+        raise RefusedError(".noComplete is not supported yet")
+    if not verb and not {"expect_tx", "complete_tx"} & {*op.rest}:
         raise RefusedError(f"mbarrier.{op.rest[0] if op.rest else ''} is not supported yet")
     return verbs[verb](op, verb) if verb else _expect(op)
 
 
-def _place(op: Opcode) -> None:
-    op.pick("shared", "shared::cta")
+def _place(op: Opcode, *more: str) -> int:
+    """Flag bits of the state space: the block's own shared memory, or what else the operation allows."""
+    space = op.pick("shared", "shared::cta", *more)
     op.pick("b64")
+    return int(abi.Space.CLUSTER if space == "shared::cluster" else abi.Space.SHARED) << abi.SPACE_SHIFT
 
 
 def _order(op: Opcode, *orders: str) -> int:
-    order = op.pick(*orders, default=orders[0])
-    op.pick("cta", default="cta")
-    return int(ORDERS[order]) << abi.ORDER_SHIFT | int(SCOPES["cta"]) << abi.SCOPE_SHIFT
+    order, scope = op.pick(*orders, default=orders[0]), op.pick("cta", "cluster", default="cta")
+    return int(ORDERS[order]) << abi.ORDER_SHIFT | int(SCOPES[scope]) << abi.SCOPE_SHIFT
 
 
 def _init(op: Opcode, verb: str) -> Action:
-    _place(op)
+    flags = _place(op)
 
     def emit(g: Emitter, ins: Instruction) -> None:
         address, *count = ins.operands
         if len(count) != (verb == "init"):
             raise RefusedError("a count is expected of init, and of nothing else")
         which = abi.Mbarrier.INIT if count else abi.Mbarrier.INVAL
-        _call(g, ins, which, address, count=g.word(count[0], 32) if count else 0)
+        _call(g, ins, which, address, flags, count=g.word(count[0], 32) if count else 0)
 
     return Action(emit, pure=False)
 
 
 def _arrive(op: Opcode, verb: str) -> Action:
     expects = op.flag("expect_tx")
-    flags = _order(op, "release", "relaxed")
-    _place(op)
+    remote = "shared::cluster" in op.rest
+    flags = _order(op, "release", "relaxed") | _place(op, "shared::cluster")
 
     def after(g: Emitter, ins: Instruction) -> None:
         target, address, *rest = ins.operands
+        if remote and target is not SINK:
+            raise RefusedError("an arrival in .shared::cluster has no result: _ is expected")
         if len(rest) > 1 or (expects and not rest):
             raise RefusedError("one count is expected at most, and by expect_tx")
         amount = g.word(rest[0], 32) if rest else "1"
@@ -81,21 +84,21 @@ def _arrive(op: Opcode, verb: str) -> Action:
 
 
 def _expect(op: Opcode) -> Action:
-    op.pick("expect_tx")
-    flags = _order(op, "relaxed")
-    _place(op)
+    expects = op.pick("expect_tx", "complete_tx") == "expect_tx"
+    flags = _order(op, "relaxed") | _place(op, "shared::cluster")
 
     def after(g: Emitter, ins: Instruction) -> None:
         address, amount = ins.operands
-        _call(g, ins, abi.Mbarrier.EXPECT, address, flags, bytes_=g.word(amount, 32))
+        nbytes = g.word(amount, 32)
+        nbytes = nbytes if expects else g.op(f"sub i32 0, {nbytes}")
+        _call(g, ins, abi.Mbarrier.EXPECT, address, flags, bytes_=nbytes)
 
     return Action(after, before=announce("shared", 8), rereads=True, pure=False)
 
 
 def _wait(op: Opcode, verb: str) -> Action:
     parity = op.flag("parity")
-    flags = _order(op, "acquire", "relaxed")
-    _place(op)
+    flags = _order(op, "acquire", "relaxed") | _place(op)
 
     def after(g: Emitter, ins: Instruction) -> None:
         done, address, state, *hint = ins.operands
@@ -111,16 +114,21 @@ def _wait(op: Opcode, verb: str) -> Action:
 
 
 def bulk_load(op: Opcode) -> Action:
-    """cp.async.bulk from global to shared memory."""
-    op.pick("shared::cluster", "shared::cta")
-    op.pick("global")
+    """cp.async.bulk from global memory to shared memory, or from the block's own to that of a block of its cluster."""
+    to_cluster = op.pick("shared::cluster", "shared::cta") == "shared::cluster"
+    source_space = op.pick("global", *(("shared::cta",) if to_cluster else ()))
     op.pick("mbarrier::complete_tx::bytes")
-    has_policy = "L2::cache_hint" in op.rest
-    drop_hints(op)
+    spreads = to_cluster and source_space == "global" and op.flag("multicast::cluster")
+    has_policy = source_space == "global" and "L2::cache_hint" in op.rest
+    if has_policy:
+        drop_hints(op)
 
     def emit(g: Emitter, ins: Instruction) -> None:
-        target, source, size, barrier = ins.operands[:-1] if has_policy else ins.operands
-        where = g.address(target, "shared"), g.address(source, "global"), g.word(size, 32)
-        g.copying("rt_bulk", *where, g.address(barrier, "shared"), str(g.site(ins)))
+        target, source, size, barrier, *mask = ins.operands[:-1] if has_policy else ins.operands
+        if len(mask) != spreads:
+            raise RefusedError("a mask of blocks is expected with .multicast::cluster alone")
+        ranks = g.op(f"or i32 {g.op(f'zext i16 {g.word(mask[0], 16)} to i32')}, 65536") if mask else "0"
+        where = g.address(target, "shared"), g.address(source, source_space), g.word(size, 32)
+        g.copying("rt_bulk", *where, g.address(barrier, "shared"), ranks, str(g.site(ins)))
 
     return Action(emit, pure=False)

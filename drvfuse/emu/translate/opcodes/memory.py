@@ -19,6 +19,7 @@ _SPACES = {
     "global": abi.Space.GLOBAL,
     "shared": abi.Space.SHARED,
     "shared::cta": abi.Space.SHARED,
+    "shared::cluster": abi.Space.CLUSTER,
     "local": abi.Space.LOCAL,
     "const": abi.Space.CONST,
     "param": abi.Space.PARAM,
@@ -200,7 +201,14 @@ def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
     )
 
 
+def _in_cluster(g: Emitter, address: str) -> str:
+    """Is a generic address in the shared memory of the blocks of the cluster?"""
+    total = g.op(f"zext i32 {g.header('launch', 'cluster_window')} to i64")
+    return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %window')}, {total}")
+
+
 def _in_shared(g: Emitter, address: str) -> str:
+    """Is it in that of the block?"""
     static = g.header("launch", "shared_static")
     total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', 'smem_dynamic'))} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")
@@ -289,7 +297,7 @@ def atom(op: Opcode) -> Action:
             if space:
                 extra = ["true" if space == "global" else "false"]
             else:
-                extra = [g.op(f"xor i1 {_in_shared(g, g.op(f'ptrtoint ptr {at(0)} to i64'))}, true")]
+                extra = [g.op(f"xor i1 {_in_cluster(g, g.op(f'ptrtoint ptr {at(0)} to i64'))}, true")]
         for i in range(count):
             pointer = at(i * n // 8)
             old = g.op(f"load i{n}, ptr {pointer}, align {min(n // 8, 16)}")
@@ -309,7 +317,7 @@ def fence(op: Opcode) -> Action:
     if op.flag("mbarrier_init"):
         op.pick("release")
         op.pick("cluster")
-        flags = int(abi.Scope.CLUSTER) << abi.SCOPE_SHIFT | int(ORDERS["release"]) << abi.ORDER_SHIFT
+        flags = int(abi.Scope.CLUSTER) << abi.SCOPE_SHIFT | int(ORDERS["release"]) << abi.ORDER_SHIFT | abi.Fence.INIT
     elif op.flag("proxy"):
         is_async = op.pick("alias", "async") == "async"
         only_global = op.flag("global")
@@ -333,16 +341,16 @@ def fence(op: Opcode) -> Action:
 # Addresses ----------------------------------------------------------------------------------------------------------
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
-    """Only shared memory has addresses of its own: offsets in the block's."""
+    """Only shared memory has addresses of its own: offsets in the cluster's."""
     to_space = op.flag("to")
-    space = op.pick(*_SPACES, "shared::cluster").split("::")[0]
+    space = op.pick(*_SPACES).split("::")[0]
     op.pick("u64")
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         x = g.word(a, 64)
         if space == "shared":
-            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %shared")
+            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %window")
         g.set_int(d, x, 64)
 
     return Action(emit)
@@ -350,7 +358,8 @@ def cvta(op: Opcode) -> Action:
 
 @opcode("isspacep")
 def isspacep(op: Opcode) -> Action:
-    space = op.pick(*_SPACES, "shared::cluster").split("::")[0]
+    space = op.pick(*_SPACES)
+    space = space if space == "shared::cluster" else space.split("::")[0]
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
@@ -364,6 +373,8 @@ def isspacep(op: Opcode) -> Action:
 
         if space == "shared":
             r = _in_shared(g, x)
+        elif space == "shared::cluster":
+            r = _in_cluster(g, x)
         elif space == "local":
             r = inside("%local", str(g.local_bytes))
         elif space == "param":
@@ -371,7 +382,7 @@ def isspacep(op: Opcode) -> Action:
         elif space == "const":
             r = "false"
         else:
-            either = g.op(f"or i1 {_in_shared(g, x)}, {inside('%local', str(g.local_bytes))}")
+            either = g.op(f"or i1 {_in_cluster(g, x)}, {inside('%local', str(g.local_bytes))}")
             r = g.op(f"xor i1 {either}, true")
         g.set_pred(d, r)
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters of blocks: the barrier of all threads of a cluster (barrier.cluster).
+//
+// The blocks of a cluster lie in neighbouring slots, in the order of their ranks, and become resident together. Their shared
+// memories are 1 << CLUSTER_SHIFT bytes apart, so an address in shared memory of 32 bits is rank << CLUSTER_SHIFT | offset: it
+// means the same to all blocks of the cluster, and mapa exchanges the rank. An instruction on .shared::cta may use it only for
+// its own block's memory, one on .shared::cluster, or with a generic address, for that of every block of the cluster that
+// is present (access.cuh).
+//
+// A phase of the barrier is complete when each thread of the cluster has arrived in it or exited. A thread arrives once
+// in a phase, and waits for it before it arrives in the next. The counts are in the block of rank 0, whose slot is not
+// used again before the last block of the cluster has ended. Lanes at an .aligned arrive or wait are held up until all
+// of their warp that have not exited have come to the same instruction; others go on one by one.
+//
+// An arrival releases, unless it is .relaxed, and a wait acquires, at the scope of the cluster: race_cluster.cuh.
+#pragma once
+
+#include "access.cuh"
+
+FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
+    lead->cluster_arrived = lead->cluster_missing = 0;
+    if (l->engine->race) race_cluster_complete(l->engine->race, lead->race);
+    LOOP for (u32 rank = 0; rank < l->cluster_size; rank++) {
+        Block* b = block_of_rank(l, lead, rank);
+        if (!b->active) continue;
+        lead->cluster_missing += b->live;
+        note(l, b, last->linear, V_CLUSTER, last->site, 0, lead->cluster_phase, 0);
+        b->woken = 1;
+        LOOP for (u32 w = 0; w < l->warps; w++) {
+            Warp* warp = &b->warps[w];
+            u32 waiting = warp->cluster & ~warp->gathered;
+            warp->passed = warp->joined & ~waiting;
+            warp->joined = 0;
+            warp->cluster &= ~waiting;
+            warp->ready |= waiting;
+            if (waiting && l->engine->race) race_cluster_wait(l->engine->race, lead->race, b, w, waiting);
+        }
+    }
+    lead->cluster_phase++;
+}
+
+// `count` threads less are missing: arrivals, or an exit.
+FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
+    Block* lead = block_of_rank(l, b, 0);
+    lead->cluster_missing -= count;
+    if (!lead->cluster_missing && lead->cluster_arrived) complete_cluster(l, lead, last);
+}
+
+// Lanes of a warp that are at the same half of the barrier.
+FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
+    Warp* warp = &b->warps[w];
+    Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
+    u32 known = warp->joined | warp->passed, waits = first->op_kind & CB_WAIT;
+    u32 wrong = waits ? lanes & ~known : lanes & known;
+    if (wrong) {
+        Thread* t = thread_at(l, b, w * 32 + FFS(wrong) - 1);
+        fault(l, t, F_CLUSTER_BARRIER, t->site, 0, 0, waits ? E_NOT_ARRIVED : E_TWICE, 0);
+        return;
+    }
+    u32 free = waits ? lanes & warp->passed : lanes;
+    warp->cluster = (warp->cluster | lanes) & ~free;
+    warp->ready |= free;
+    if (waits) {
+        warp->passed &= ~free;
+        if (free && l->engine->race) race_cluster_wait(l->engine->race, block_of_rank(l, b, 0)->race, b, w, free);
+        return;
+    }
+    u32 releases = !(first->op_kind & CB_RELAXED);
+    LOOP for (u32 rest = lanes; rest && releases && l->engine->delay && !l->engine->probing; rest &= rest - 1)
+        release(thread_at(l, b, w * 32 + FFS(rest) - 1), SCOPE_CLUSTER);
+    Block* lead = block_of_rank(l, b, 0);
+    if (l->engine->race) race_cluster_arrive(l, lead->race, b, w, lanes, releases);
+    warp->joined |= lanes;
+    lead->cluster_arrived += POPC(lanes);
+    cluster_counts(l, b, POPC(lanes), first);
+}
+
+// A thread has exited, which counts as an arrival in all phases.
+FN void cluster_exit(Launch* l, Block* b, Warp* warp, u32 bit, Thread* t) {
+    cluster_counts(l, b, !(warp->joined & bit), t);
+    warp->joined &= ~bit;
+}
