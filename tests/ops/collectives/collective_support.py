@@ -11,8 +11,9 @@ import pytest
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
 
-ALGOS = ("one_stage", "two_stage")
+__all__ = ["ALGOS", "ALL_ALGOS", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
 
 
