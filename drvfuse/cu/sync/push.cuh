@@ -126,7 +126,8 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset);
+                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
+                       offset + first * stride);
             });
         if (wanted && !FAULT("slot-not-cleared")) {
 #pragma unroll
