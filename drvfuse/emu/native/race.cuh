@@ -134,15 +134,17 @@ FN u32 morally_strong(Who* w, Entry* e) {
     return (e->kind >> N_SCOPE & 3) >= need && (w->kind >> N_SCOPE & 3) >= need;
 }
 
-const u32 INIT = 1 << 24;  // or-ed to a block in a clock: that its mbarriers were initialised, by fence.mbarrier_init
+// Or-ed to a block in a clock: not its accesses are known, but that its mbarriers were initialised (fence.mbarrier_init),
+// or what it has read.
+const u32 INIT = 1 << 24, READS = INIT | 1 << 23;
 
 FN u32 ordered(Who* w, Entry* e, u32 lanes) {
     if (same_block(w, e->op, e->block)) {
         if (!w->rt || e->time < w->rb->sync) return 1;
     }
     if (knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1) return 1;
-    if (e->size != MADE || w->log != OF_MBARRIER) return 0;
-    return knows(w->r, w->clock, e->op, e->block | INIT, e->warp, lanes, e->time) == 1;
+    u32 how = !(e->kind & N_WRITE) ? READS : e->size == MADE && w->log == OF_MBARRIER ? INIT : 0;
+    return how && !(e->block & BULK) && knows(w->r, w->clock, e->op, e->block | how, e->warp, lanes, e->time) == 1;
 }
 
 FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
@@ -163,12 +165,12 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
     if (m->clock != what) put(r, &m->clock, retain(r, what));
 }
 
-// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release.
+// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release behind it.
 FN u32 relaxed_arrival(Who* w, Entry* e) {
     Launch* l = w->l;
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
-        if (b->active && b->index == e->block) return b->race->relaxed;
+        if (b->active && b->index == e->block) return e->time <= b->race->relaxed;
     }
     return 0;
 }
