@@ -121,6 +121,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
 }
 
+_VARIABLES = {name: f"DRVFUSE_{name.upper()}" for name in SETTINGS}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _scoped: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("drvfuse_settings", default=_NONE)
 
@@ -134,9 +135,9 @@ def get(name: str) -> Any:
     scoped = _scoped.get()
     if name in scoped:
         return scoped[name]
-    variable = f"DRVFUSE_{name.upper()}"
+    variable = _VARIABLES[name]
     text = os.environ.get(variable)
-    if text is None or text == "":
+    if not text:
         return setting.default() if callable(setting.default) else setting.default
     return _parse(f"environment variable {variable}", setting, text)
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from .. import dtypes
 from ..comm.group import Group
-from ..ops.call.prepared import Op, Prepared
+from ..ops.call.op import Op
+from ..ops.call.prepared import Prepared
 from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8

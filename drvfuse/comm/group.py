@@ -250,7 +250,7 @@ class Group(Owned, Owner):
             _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 
     def require_open(self) -> None:
-        if self.closed:
+        if self._closed:
             raise ClosedError("the group is closed")
         self.driver.require_open()
 

@@ -42,16 +42,16 @@ class PushShape:
         """The grid, of at most `most` blocks, or of one cluster where that is more."""
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
-    def shares(self, blocks: int, unit: int) -> tuple[int, int]:
-        """What the first warp of a grid and every other one add to the epoch, which counts in steps of `unit`.
+    def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
+        """What the first warp, or block, of a grid and every other one add to the epoch, which counts in steps of `unit`.
 
         A call of an even number of rounds leaves the epoch, and so the half with which the next one begins.
         """
         if self.rounds % 2 == 0:
             return 0, 0
-        warps = blocks * self.threads // 32
-        each = unit // warps
-        return unit - each * (warps - 1), each
+        adders = blocks if by_block else blocks * self.threads // 32
+        each = unit // adders
+        return unit - each * (adders - 1), each
 
 
 def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
@@ -89,7 +89,8 @@ def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: 
         raise ArgumentError("columns", columns, f"1 to {MAX_COLUMNS}")
     row_packs = ceil_div(columns, work.width)
     two_shot = work.algo == "push_two_shot"
-    cluster, threads, packs = _threads_of_row(row_packs, _most_blocks_of_row(rows, two_shot) if clusters else 1)
+    most = _most_blocks_of_row(rows) if clusters else 1
+    cluster, threads, packs = _threads_of_row(row_packs, most, 1024 if work.ranks <= 4 else 512)
     row_bytes = row_packs * PACK_BYTES
     if two_shot:
         result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize
@@ -125,24 +126,25 @@ def _depth_of_packs(packs: int) -> int:
 
 
 def _depth_of_rows(rows: int) -> int:
-    return 1 if rows >= 256 else 0
+    return 1 if rows >= 512 else 0
 
 
-def _most_blocks_of_row(rows: int, two_shot: bool) -> int:
+def _most_blocks_of_row(rows: int) -> int:
     """Blocks that share a row: many while rows are few. Measured on H200 (docs/performance.md)."""
-    if two_shot:
-        return 8 if rows <= 32 else 4 if rows <= 128 else 1
     return 8 if rows <= 32 else 2
 
 
-def _threads_of_row(row_packs: int, most: int) -> tuple[int, int, int]:
-    """(blocks of the cluster, threads of each, packs of a thread) for a row, if possible with no thread idle."""
+def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, int]:
+    """(blocks of the cluster, threads of each, packs of a thread) for a row, if possible with no thread idle.
+
+    At most `most` blocks of `threads` threads, which have registers enough.
+    """
     blocks = most
     while blocks >= 1:
-        if row_packs % (32 * blocks) == 0 and row_packs // blocks <= 1024:
+        if row_packs % (32 * blocks) == 0 and row_packs // blocks <= threads:
             return blocks, row_packs // blocks, 1
         blocks //= 2
-    packs = ceil_div(row_packs, 1024 * most)
+    packs = ceil_div(row_packs, threads * most)
     return most, ceil_div(ceil_div(row_packs, most * packs), 32) * 32, packs
 
 

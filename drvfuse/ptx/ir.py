@@ -130,13 +130,13 @@ class Instruction:
     line: int
     loc: int  # index into Module.locations
     text: str
+    base: str = field(init=False)  # the opcode without its modifiers
+
+    def __post_init__(self) -> None:
+        self.base = self.opcode.split(".", 1)[0]
 
     def error(self, reason: str) -> PtxError:
         return PtxError(self.line, self.text, reason)
-
-    @property
-    def base(self) -> str:
-        return self.opcode.split(".", 1)[0]
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,7 +35,10 @@ class Array:
     `array[2:5]` and `array[i]` are arrays over a part of the first dimension's memory, which they keep alive.
     """
 
-    __slots__ = ("__weakref__", "_block", "_owner", "device", "dtype", "nbytes", "ptr", "shape", "size", "stream")
+    __slots__ = (
+        *("__weakref__", "_block", "_layout", "_owner"),
+        *("device", "dtype", "nbytes", "ptr", "shape", "size", "stream"),
+    )
 
     def __init__(
         self, ptr: int, shape: tuple[int, ...], dtype: DType, device: Device, stream: Stream, owner: object = None
@@ -44,6 +47,7 @@ class Array:
         self.size = element_count(shape)
         self.nbytes = self.size * dtype.itemsize
         self._block: Block | None = None
+        self._layout: tuple[Device, str, tuple[int, ...], int] | None = None
         self._owner: object = owner
         if isinstance(owner, Array):
             self._block = owner._block
@@ -85,6 +89,14 @@ class Array:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def layout(self) -> tuple[Device, str, tuple[int, ...], int]:
+        """Device, dtype, shape, and how far the address is from a multiple of 16 bytes."""
+        found = self._layout
+        if found is None:
+            found = self._layout = self.device, self.dtype.name, self.shape, self.ptr % 16
+        return found
 
     @property
     def pooled(self) -> bool:

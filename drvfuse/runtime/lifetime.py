@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -26,8 +25,7 @@ from ..errors import CaptureError, ClosedError, DrvfuseError
 from .driver import Driver, forked
 
 _log = logging.getLogger("drvfuse.driver")
-_open_groups = 0
-_open_groups_lock = threading.Lock()
+_open_groups: list[None] = []
 _holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 
@@ -35,14 +33,10 @@ class launch_group:
     """Around the launches of all ranks of one collective: nothing that was queued is freed inside, on any thread."""
 
     def __enter__(self) -> None:
-        global _open_groups
-        with _open_groups_lock:
-            _open_groups += 1
+        _open_groups.append(None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        global _open_groups
-        with _open_groups_lock:
-            _open_groups -= 1
+        _open_groups.pop()
 
 
 def hold(owner: object) -> None:

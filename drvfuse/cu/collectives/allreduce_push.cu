@@ -26,7 +26,7 @@
 
 constexpr bool EXACT = DRVFUSE_EXACT;
 constexpr int DEPTH = DRVFUSE_DEPTH;
-using Pushing = Push<RANKS, false>;
+using Pushing = Push<RANKS, false, false>;
 
 // `first` of the base is 0, and `chunk_packs` is of a round: with push_two_shot a multiple of ranks * threads.
 struct AllreducePushParams : AllreduceParams {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& 
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 2 : 4)
     DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

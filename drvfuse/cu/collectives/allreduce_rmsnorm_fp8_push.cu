@@ -30,7 +30,7 @@
 #include "collectives/push_packs.cuh"
 
 constexpr int DEPTH = DRVFUSE_DEPTH;
-using Pushing = Push<RANKS, true>;
+using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256)>;
 
 // `chunk_rows` of the base is of a round: with push_two_shot a multiple of the ranks.
 struct FusedPushParams : FusedParams {
@@ -159,18 +159,20 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
                                        int row, const Place& at) {
     const int owner = row % RANKS;
     const u32 result = at.result + at.steps() * at.result_stride;
+    const bool scaled = QUANTISE && !RESIDUAL && rows.index(0) == 0;
     constexpr int WORDS = RESULT_BYTES / 4;
-    u32 words[PACKS][1][WORDS];
+    u32 words[PACKS][WORDS], scale[1];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i)
-        push.receive(words[i], GATHER, result + rows.index(i) * RESULT_BYTES, 0, rows.has(i), owner);
+        push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
+                          at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
     if constexpr (RESIDUAL) {
         float x[PACKS][W];
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             InPack pack;
 #pragma unroll
-            for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[i][0][k % WORDS];
+            for (int k = 0; k < InPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.residual_output, begin + row, rows.index(i), p, pack);
             to_float(x[i], pack);
         }
@@ -182,17 +184,10 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
         for (int i = 0; i < PACKS; ++i) {
             OutPack pack;
 #pragma unroll
-            for (int k = 0; k < OutPack::words; ++k) pack.word[k] = words[i][0][k % WORDS];
+            for (int k = 0; k < OutPack::words; ++k) pack.word[k] = words[i][k % WORDS];
             if (rows.has(i)) store_of_row(p.output, begin + row, rows.index(i), p, pack);
         }
-        if constexpr (QUANTISE) {
-            if (rows.index(0) < 32) {  // one warp, as its lanes leave the poll together
-                u32 word[1][1];
-                const bool mine = rows.index(0) == 0;
-                push.receive(word, GATHER, at.scale + at.steps() * at.scale_stride, 0, mine, owner);
-                if (mine) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(word[0][0]));
-            }
-        }
+        if (scaled) store_scalar(static_cast<Scale*>(p.scales) + begin + row, __uint_as_float(scale[0]));
         trace.lap(TraceRole::gather);
     }
 }
@@ -222,7 +217,7 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS, 1024 / DRVFUSE_MOST_THREADS)
+extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS, DRVFUSE_MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1)
     DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};

@@ -10,7 +10,12 @@ __device__ __forceinline__ void bar_sync(u32 number, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// The same at barrier 1.
+// bar.arrive: the threads that bar_sync() there wait for this one, which goes on
+__device__ __forceinline__ void bar_arrive(u32 number, u32 threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// bar_sync() at barrier 1.
 __device__ __forceinline__ void bar_sync_1(u32 threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
 // bar.red.or.pred: whether `own` is true for one of the threads

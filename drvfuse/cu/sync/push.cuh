@@ -9,9 +9,10 @@
 // Slots are named by distance: what comes from rank r lies at distance d in the slots of rank (r + d) mod ranks, so every
 // offset is the same on every rank, and nobody asks who it is while it polls.
 //
-// Which half. The first round uses the half of the epoch's parity, and a call advances the epoch by one, whatever the
-// number of its rounds. Every warp of the grid reads the epoch first and later adds its share of EPOCH_UNIT to it, so the
-// epoch cannot advance before the last warp has read it: one add by one thread would let a late warp read the next epoch.
+// Which half. The first round uses the half of the epoch's parity, and a call advances the epoch by one if the
+// number of its rounds is odd; with an even number the halves are in turn again. Every warp of the grid reads the epoch
+// first. Later it adds its share of EPOCH_UNIT to it, or its block does after a barrier, so the epoch cannot advance before
+// the last warp has read it: one addition by one thread would let a late warp read the next epoch.
 //
 // Memory ordering. Words are stored and polled relaxed at system scope; each guards nothing but itself. What needs order
 // is that a slot is stored again only after its receiver has made it ABSENT: two rounds later.
@@ -32,8 +33,10 @@
 // vain, and the blocks of a cluster still send one another what they wait for. The host then empties all slots.
 #pragma once
 #include "common/faults.cuh"
+#include "common/pack16.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
+#include "ptx/threads.cuh"
 #include "sync/workspace.cuh"
 
 constexpr u32 ABSENT = 0xffffffffu;
@@ -43,7 +46,7 @@ constexpr u32 GREETINGS_BYTES = 128;  // at the start of a half: a 4-byte word e
 // What a push call needs beside `Call`. drvfuse/ops/collectives/kernels.py has the same layout.
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // by distance; entry 0 is this rank's own
-    u64 first_share;                 // of EPOCH_UNIT, what the first warp of the grid adds to the epoch,
+    u64 first_share;                 // of EPOCH_UNIT, what the first warp or block of the grid adds to the epoch,
     u64 share;                       // and every other one
     u32 half_bytes;
     int rounds;
@@ -51,31 +54,38 @@ struct PushCall {
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
-template <int Ranks, bool Together>
+// With `Together` the lanes of a warp leave a poll together; then all 32 come to it. Shares of the epoch are added by warp
+// or, with `ByBlock`, by block: thousands of additions to one word would take longer than a barrier in each block.
+template <int Ranks, bool Together, bool ByBlock>
 class Push {
 public:
-    // After wait_for_producer(), every thread of the grid. With `Together` the lanes of a warp leave a poll together; then
-    // all 32 come to it.
+    // After wait_for_producer(), every thread of the grid.
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
         : call_(call), push_(push), round_(0), joined_(false) {
         u64 epoch, abort;
         ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call.workspaces[call.rank]));
-        epoch_ = epoch >> DRVFUSE_EPOCH_BITS;
+        epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
         aborted_ = abort != 0;
         half_ = epoch_ % 2 != 0 ? push.half_bytes : 0;
     }
 
-    // Adds this warp's share to the epoch, once. After its first words are sent, so that it takes no time from them.
+    // Adds the share of this warp or block to the epoch, once, by all threads of the block. After its first words are
+    // sent, so that it takes no time from them.
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
-        __syncwarp();
+        const bool first = threadIdx.x == 0 && blockIdx.x == 0;
+        u64* const epoch = epoch_word(call_.workspaces[call_.rank]);
         if (FAULT("epoch-by-one-thread")) {
-            if (blockIdx.x == 0 && threadIdx.x == 0)
-                ptx::add_relaxed_gpu(epoch_word(call_.workspaces[call_.rank]), EPOCH_UNIT);
-        } else if (threadIdx.x % 32 == 0) {
-            const bool first = blockIdx.x == 0 && threadIdx.x == 0;
-            ptx::add_relaxed_gpu(epoch_word(call_.workspaces[call_.rank]), first ? push_.first_share : push_.share);
+            if (first) ptx::add_relaxed_gpu(epoch, EPOCH_UNIT);
+        } else if (!ByBlock) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::add_relaxed_gpu(epoch, first ? push_.first_share : push_.share);
+        } else if (threadIdx.x >= 32) {
+            ptx::bar_arrive(1, blockDim.x);
+        } else {
+            ptx::bar_sync(1, blockDim.x);
+            if (threadIdx.x == 0) ptx::add_relaxed_gpu(epoch, first ? push_.first_share : push_.share);
         }
     }
 
@@ -101,43 +111,42 @@ public:
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
-        char* const at = push_.slots[0] + half_ + offset;
-        u64 deadline = 0;
-        for (u32 polls = 1;; ++polls) {
-            bool late = false;
-            if (wanted) {
+        char* const at = own(offset);
+        wait(
+            [&] {
+                if (!wanted) return false;
+                bool late = false;
 #pragma unroll
                 for (int k = 0; k < K; ++k) ptx::load_relaxed_sys_words(words[k], at + k * stride);
 #pragma unroll
                 for (int k = 0; k < K; ++k) late |= absent(words[k]);
-            }
-            if (Together ? !__any_sync(0xffffffffu, late) : !late) break;
-            bool ends = aborted_;
-            if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
-            if (polls % 1024 == 0) {
-                const u64 now = ptx::nanoseconds();
-                if (deadline == 0) deadline = now + call_.timeout_ns;
-                if (now > deadline && late && !ends) {
-                    int k = 0;
+                return late;
+            },
+            [&] {
+                int first = 0;
 #pragma unroll
-                    for (int other = K - 1; other > 0; --other) k = absent(words[other]) ? other : k;
-                    if (absent(words[0])) k = 0;
-                    report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - k) % Ranks, offset / 16);
-                    ends = true;
-                }
-            }
-            if (Together ? __any_sync(0xffffffffu, ends) : ends) {
-                aborted_ = true;
-                break;
-            }
-        }
+                for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
+                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset);
+            });
         if (wanted && !FAULT("slot-not-cleared")) {
-            u32 none[N];
 #pragma unroll
-            for (int i = 0; i < N; ++i) none[i] = ABSENT;
-#pragma unroll
-            for (int k = 0; k < K; ++k) clear(at + k * stride, none);
+            for (int k = 0; k < K; ++k) clear<N>(at + k * stride);
         }
+    }
+
+    // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
+    template <int N>
+    __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
+                                                 u32 word_offset, bool word_wanted, int source) {
+        wait(
+            [&] {
+                if (wanted) ptx::load_relaxed_sys_words(words, own(offset));
+                if (word_wanted) ptx::load_relaxed_sys_words(word, own(word_offset));
+                return (wanted && absent(words)) || (word_wanted && absent(word));
+            },
+            [&] { report(GATHER, source, wanted && absent(words) ? offset : word_offset); });
+        if (wanted && !FAULT("slot-not-cleared")) clear<N>(own(offset));
+        if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
     // By the first warp of one block, once in a call of `units` pieces of work of which rank k owns k, k + ranks, ...:
@@ -164,17 +173,48 @@ private:
         return found;
     }
 
-    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[1]) { ptx::store_u32(at, none[0]); }
-    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[2]) { ptx::store_v2(at, none); }
-    static __device__ __forceinline__ void clear(char* at, const u32 (&none)[4]) { ptx::store_v4(at, none); }
+    template <int N>
+    static __device__ __forceinline__ void clear(char* at) {
+        u32 none[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) none[i] = ABSENT;
+        store_words<N>(at, none);
+    }
 
-    __device__ __forceinline__ void report(Leg leg, int peer, u32 word) const {
-        give_up<Ranks>(call_, {u32(peer), u32(round_ + 1), epoch_ + round_ + 1, ABSENT, leg, word});
+    __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
+
+    // poll() loads what is wanted and says whether some of it is absent; tell() then reports that.
+    template <typename Poll, typename Tell>
+    __device__ __forceinline__ void wait(const Poll& poll, const Tell& tell) {
+        u64 deadline = 0;
+        for (u32 polls = 1;; ++polls) {
+            const bool late = poll();
+            if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
+            if (__builtin_expect(polls % 32 != 0, 1)) continue;  // the rest is placed where it is not in the way
+            bool ends = aborted_ || ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0;
+            if (polls % 1024 == 0) {
+                const u64 now = ptx::nanoseconds();
+                if (deadline == 0) deadline = now + call_.timeout_ns;
+                if (now > deadline && late && !ends) {
+                    tell();
+                    ends = true;
+                }
+            }
+            if (Together ? __any_sync(0xffffffffu, ends) : ends) {
+                aborted_ = true;
+                return;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void report(Leg leg, int peer, u32 offset) const {
+        const u32 phase = round_ + 1;
+        give_up<Ranks>(call_, {u32(peer), phase, u64(epoch_) + phase, ABSENT, leg, offset / 16});
     }
 
     const Call& call_;
     const PushCall& push_;
-    u64 epoch_;
+    u32 epoch_;  // its low bits
     u32 half_;
     int round_;
     bool joined_;

@@ -9,6 +9,7 @@ bits can be seen: in the integer form, in memory, in another block.
 
 from __future__ import annotations
 
+import functools
 import struct
 from ctypes import sizeof
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class _Value:
     raw_nan: bool  # `real` is an fp32 result whose NaN is not canonical yet
 
 
+@functools.cache
 def storage(type_: str) -> str:
     """LLVM type of a register's slot."""
     return {"pred": "i1", "f32": "float", "f64": "double"}.get(type_) or f"i{width(type_)}"

@@ -10,14 +10,17 @@
    address.
    A driver (`KernelCache`) owns the kernels, a device or a group (`PlanCache`) the plans, `Scratch` the workspaces:
    `owner.part(KernelCache)` is the one object of a class.
-3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls; the op writes that in place.
-4. Launch. `Prepared.launch` is the same for every op: `Turns.admit` raises what earlier launches have reported, each
+3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls; the op writes that in place,
+   addresses of arrays by `Ready.point`.
+4. Launch. `submit` is the same for every op: `Turns.admit` raises what earlier launches have reported, each
    stream is asked once whether it is captured, `Schedule.check` refuses what the algorithm cannot do there,
    `Turns.follow` and `Route.follow_producers` order the streams, the kernels are queued in one launch group, and the
    arrays, graphs and owners of foreign arrays are told. Nothing is checked or allocated between the launches of two
    ranks, and nothing fails after them but a broken driver.
 
-`op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`, after which its launches go
-back to the plan; those of a `Prepared` are its own, so its parameters may change (`set`) and it may be launched rank by
-rank. `GroupTurns` holds what collectives share, `WorkspaceTurns` what ops on one device with a workspace share.
+`op` makes an op of the function that prepares it. A plain call is `prepare` and `launch`. Most plain calls differ from
+an earlier one in addresses alone: `repeat` finds that out from the arguments, and then only writes them to the launches
+of that call. The launches of any other go back to the plan. Those of a `Prepared` are its own, so its parameters may
+change (`set`) and it may be launched rank by rank. `GroupTurns` holds what collectives share, `WorkspaceTurns` what ops
+on one device with a workspace share.
 """

@@ -45,6 +45,11 @@ class Operand:
         return f"<Operand {self.name} {self.dtype}{list(self.shape)}>"
 
     @property
+    def argument(self) -> str:
+        """The argument that it is of, as "inputs" of "inputs[2]"."""
+        return self.name.partition("[")[0].partition(".")[0]
+
+    @property
     def device(self) -> Device:
         return self.array.device
 

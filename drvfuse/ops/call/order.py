@@ -19,15 +19,32 @@ class Route:
     stream itself; mostly there are none.
     """
 
-    __slots__ = ("_told", "arrays", "owners", "producers", "stream")
+    __slots__ = ("_away", "arrays", "owners", "producers", "stream")
 
-    def __init__(self, stream: Stream, operands: Iterable[Operand]) -> None:
-        self.stream = stream
-        self.arrays = [operand.array for operand in operands]
-        others = [o for o in operands if o.producer is not stream and o.producer is not None]
-        self.producers = _distinct(others) if others else []
-        self.owners = _distinct([o for o in others if o.foreign]) if others else []
-        self._told: Sequence[Array] | None = None
+    def __init__(
+        self,
+        stream: Stream,
+        arrays: Sequence[Array],
+        away: Sequence[Array],
+        producers: Sequence[Stream],
+        owners: Sequence[Stream] = (),
+    ) -> None:
+        """`away` are those of the arrays whose home may be another stream."""
+        self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
+
+    @classmethod
+    def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
+        """For these operands."""
+        others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
+        arrays = [operand.array for operand in operands]
+        owners = _distinct(p for p, foreign in others if foreign)
+        return cls(stream, arrays, arrays, _distinct(p for p, _ in others), owners)
+
+    @classmethod
+    def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
+        """For arrays of drvfuse's own pools."""
+        away = [array for array in arrays if array.stream is not stream]
+        return cls(stream, arrays, away, _distinct(array.stream for array in away) if away else ())
 
     def follow_producers(self, capture: int | None) -> None:
         """Order the stream, which is in `capture`, after the producers.
@@ -54,13 +71,12 @@ class Route:
 
     def tell(self, event: Event | None, more: Sequence[Array]) -> None:
         """Tell the arrays, and `more` memory of the launch, who uses them."""
-        if self._told is more:
-            return
-        mark_used(self.arrays, self.stream, event)
+        if self._away:
+            mark_used(self._away, self.stream, event)
+            if not self.stream.foreign:
+                self._away = ()  # an array does not forget a stream that drvfuse made
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:
-            self._told = more  # an array does not forget a stream that drvfuse made
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
         """Order foreign arrays' own streams after the launch: a library may reuse its memory in that order."""
@@ -75,6 +91,6 @@ class Route:
                 owner.follow(self.stream)
 
 
-def _distinct(operands: Iterable[Operand]) -> list[Stream]:
-    """The producers of some arrays, each once."""
-    return list({(p.device.index, p.handle, p.closed): p for o in operands if (p := o.producer) is not None}.values())
+def _distinct(streams: Iterable[Stream]) -> list[Stream]:
+    """Each stream once."""
+    return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

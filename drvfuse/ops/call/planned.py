@@ -8,6 +8,8 @@ or a group, keeps those of its last calls.
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,6 +23,7 @@ from .specialisation import Specialisation, load
 
 Plan = TypeVar("Plan")
 _KEPT = 256
+POINTER_BYTES = 8
 
 
 class PlanCache:
@@ -35,14 +38,14 @@ class PlanCache:
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """The plan of that key, which is all that it depends on."""
-        with self._lock:
-            found: Plan | None = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                return found
-        found = make()
+        found: Plan | None = self._plans.get(key)
+        if found is not None and len(self._plans) < _KEPT // 2:  # far from full, their order does not matter yet
+            return found
+        if found is None:
+            found = make()
         with self._lock:
             self._plans[key] = found
+            self._plans.move_to_end(key)
             while len(self._plans) > _KEPT:
                 self._plans.popitem(last=False)
         return found
@@ -59,17 +62,42 @@ def limits(device: Device) -> Limits:
 
 
 class Ready:
-    """A launch, and its parameters in place, of which the plan has written what it knows."""
+    """A launch, and its parameters in place, of which the plan has written what it knows.
 
-    __slots__ = ("launch", "parameters", "planned")
+    `pointers` are the addresses of arrays in the parameters, by their offsets.
+    """
+
+    __slots__ = ("launch", "parameters", "planned", "pointers")
 
     def __init__(self, planned: Planned, launch: Launch) -> None:
         self.planned, self.launch = planned, launch
         self.parameters: Any = launch.view(0, type(planned.template))
+        self.pointers: dict[int, int] = {}
+
+    def point(self, field: str, *addresses: int) -> None:
+        """Write the address of an array to a field, or those of some to one that is a list.
+
+        Every address of an array is written so, as a repeated call replaces those of `pointers` and nothing else.
+        """
+        kind: Any = type(self.parameters)
+        offset = _offset(kind, field)
+        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
+        for address in addresses:
+            self.pointers[offset] = address
+            offset += POINTER_BYTES
 
     def give_back(self) -> None:
         """Another call may have it. What was launched or captured keeps its parameters."""
         self.planned.idle.append(self)
+
+
+@functools.cache
+def _offset(kind: Any, field: str) -> int:
+    """The bytes in front of a field, which may be one of a structure in it, as "call.input"."""
+    outer, _, inner = field.partition(".")
+    offset: int = getattr(kind, outer).offset
+    within: Any = type(getattr(kind(), outer))
+    return offset + _offset(within, inner) if inner else offset
 
 
 class Planned:

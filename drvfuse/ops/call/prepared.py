@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from ...comm.history import CallNote
+from ...comm.history import CallNote, Noted
 from ...errors import ArgumentError, CaptureError
 from ...plans.traffic import NONE, Traffic
 from ...runtime.graph import capturing
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from .streams import StreamArgument, Streams
 
 R = TypeVar("R")
-P = ParamSpec("P")
 
 
 class Schedule(Protocol):
@@ -69,6 +66,55 @@ class Direct:
 
     def launch_one(self, position: int, stream: Stream) -> None:
         self.launches[position][0](stream)
+
+
+def submit(
+    call: Noted,
+    turns: Turns,
+    schedule: Schedule | None,
+    positions: Sequence[int],
+    routes: Sequence[Route],
+    sections: Sequence[object] = (),
+    *,
+    alone: bool = False,
+) -> None:
+    """Queue the launches of `call` at these positions, each on the stream of its route; no schedule means no work.
+
+    `sections` are what graphs keep besides the arrays. `alone`: only the one position's part of a call of several.
+    """
+    streams = [route.stream for route in routes]
+    turns.admit(streams)
+    if schedule is None:
+        return
+    captures = [stream.capture_id() for stream in streams]
+    schedule.check(captures, alone)
+    turns.follow(positions, streams)
+    for route, capture in zip(routes, captures, strict=True):
+        if route.producers:
+            route.follow_producers(capture)
+    if captures.count(None) == len(captures):
+        turns.begin(positions, call)
+    try:
+        with launch_group():
+            if alone:
+                schedule.launch_one(positions[0], streams[0])
+            else:
+                schedule.launch_all(streams)
+    except BaseException:
+        turns.abandon()
+        raise
+    for position, route, capture in zip(positions, routes, captures, strict=True):
+        stream = route.stream  # a foreign one may be gone when somebody waits for it
+        event = stream.mark() if stream.foreign and capture is None else None
+        turns.launched(position, stream, event, capture)
+        route.tell(event, turns.more)
+        if capture is not None:
+            graph = capturing(stream)
+            turns.captured(position, graph, call)
+            if graph is not None:
+                graph.keep(*route.arrays, *turns.more, *sections)
+        if route.owners:
+            route.lead_owners(event, capture)
 
 
 class Replaceable(Protocol):
@@ -121,6 +167,7 @@ class Prepared(Generic[R]):
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
         self._routes: dict[tuple[int, Stream], Route] = {}
+        self._usual: list[Route] = []  # on the streams of `prepare`
         first, barriers = self._reads[0][0], ready[0].planned.barriers if ready else 0
         self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers)
 
@@ -181,55 +228,25 @@ class Prepared(Generic[R]):
             kept = self._reads[position][: len(self._reads[position]) - len(old.operands[position])]
             self._reads[position] = [*kept, *new.operands[position]]
         self._routes.clear()
+        self._usual = []
         self._parameters = new
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
-        turns, schedule = self._turns, self._schedule
-        turns.admit(streams)
-        if schedule is None:
-            return
-        captures = [stream.capture_id() for stream in streams]
-        schedule.check(captures, alone)
-        routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
-        turns.follow(positions, streams)
-        for route, capture in zip(routes, captures, strict=True):
-            if route.producers:
-                route.follow_producers(capture)
-        if captures.count(None) == len(captures):
-            turns.begin(positions, self)
-        try:
-            with launch_group():
-                if alone:
-                    schedule.launch_one(positions[0], streams[0])
-                else:
-                    schedule.launch_all(streams)
-        except BaseException:
-            turns.abandon()
-            raise
-        for position, route, capture in zip(positions, routes, captures, strict=True):
-            stream = route.stream  # a foreign one may be gone when somebody waits for it
-            event = stream.mark() if stream.foreign and capture is None else None
-            turns.launched(position, stream, event, capture)
-            route.tell(event, turns.more)
-            if capture is not None:
-                self._captured(position, route)
-            if route.owners:
-                route.lead_owners(event, capture)
+        routes = self._usual if streams is self._streams else []
+        if not routes:
+            routes = [self._route(position, stream) for position, stream in zip(positions, streams, strict=True)]
+            if streams is self._streams:
+                self._usual = routes
+        submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
         """A foreign stream's wrapper is new at each launch, so its route is kept only where the wrapper is."""
         route = self._routes.get((position, stream))
         if route is None:
-            route = Route(stream, self._reads[position] + self._writes[position])
+            route = Route.of(stream, self._reads[position] + self._writes[position])
             if stream is self._streams[position] or not stream.foreign:
                 self._routes[position, stream] = route
         return route
-
-    def _captured(self, position: int, route: Route) -> None:
-        graph = capturing(route.stream)
-        self._turns.captured(position, graph, self)
-        if graph is not None:
-            graph.keep(*route.arrays, *self._turns.more, *self._sections)
 
     def give_back(self) -> None:
         """Let other calls have the launches; this one is not launched again."""
@@ -255,37 +272,3 @@ def on_device(
 
 def _flat(found: Iterable[Sequence[Operand]]) -> list[Operand]:
     return [operand for arrays in found for operand in arrays]
-
-
-class Op(Protocol[P, R]):
-    """An op: calling it prepares and launches; `prepare` takes the same arguments and launches nothing."""
-
-    __name__: str
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]: ...
-
-
-def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
-    """Make an op of the function that prepares it, whose name and documentation are those of the call."""
-
-    @functools.wraps(prepare)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        prepared = prepare(*args, **kwargs)
-        result = prepared.launch()
-        prepared.give_back()
-        return result
-
-    signature = inspect.signature(prepare)
-    returned = str(signature.return_annotation).removeprefix("Prepared[").removesuffix("]")
-    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    call.__annotations__ = {**prepare.__annotations__, "return": returned}
-    call.prepare = prepare  # type: ignore[attr-defined]
-    name = prepare.__name__
-    prepare.__name__, prepare.__qualname__ = "prepare", f"{name}.prepare"
-    prepare.__doc__ = (
-        f"Check, plan and load the call `{name}(...)` of these arguments, and launch nothing.\n\n"
-        "Launch it with `Prepared.launch()` any number of times. What the call allocates is allocated here, once."
-    )
-    return cast("Op[P, R]", call)

@@ -52,6 +52,7 @@ class Workspace:
     def __init__(self, reports: _Reports, device: Device, array: Array, owned: bool) -> None:
         self.array, self.ptr, self.nbytes = array, array.ptr, array.nbytes
         self._reports, self._index, self._owned = reports, device.index, owned
+        self._slot = reports.slot(array.ptr)
         self._stale = False
         self._user: Stream | None = None
 
@@ -73,7 +74,8 @@ class Workspace:
 
         CaptureError where it must be zeroed and `stream` is being captured.
         """
-        self.check()
+        if self._reports.magic[self._slot]:
+            self.check()
         if self._stale:
             if stream.capture_id() is not None:
                 raise CaptureError("the op's workspace must be zeroed after a time-out, outside the capture")
@@ -98,15 +100,15 @@ class _Reports:
     def __init__(self, driver: Driver) -> None:
         self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
         self._blocks = self._pinned.view(_REPORT)
-        self._magic = self._blocks["magic"].data  # quicker to read one by one than by numpy
+        self.magic = self._blocks["magic"].data  # quicker to read one by one than by numpy
 
     def address(self, workspace: int) -> int:
-        return self._pinned.ptr + self._slot(workspace) * _REPORT.itemsize
+        return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
         """Raise what was reported, of one workspace or of any, and forget it. Reads host memory only."""
-        for slot in range(_SLOTS) if workspace is None else (self._slot(workspace),):
-            if not self._magic[slot]:
+        for slot in range(_SLOTS) if workspace is None else (self.slot(workspace),):
+            if not self.magic[slot]:
                 continue
             report = self._blocks[slot]
             if workspace is not None and int(report["state"]) != workspace:
@@ -116,7 +118,8 @@ class _Reports:
             raise GridTimeout(device, *fields)
 
     @staticmethod
-    def _slot(workspace: int) -> int:
+    def slot(workspace: int) -> int:
+        """Which block is that of a workspace."""
         return workspace // 512 % _SLOTS
 
 

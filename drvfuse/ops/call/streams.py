@@ -26,15 +26,15 @@ def _current(operand: Operand, argument: str) -> Stream:
     return operand.producer
 
 
-def resolve_stream(device: Device, stream: Any, x: Operand) -> Stream:
-    """None: the device's own stream. "current": that of x's framework. Else a stream or a handle, of which
-    0 and 1 are the legacy default stream."""
+def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> Stream:
+    """None: the device's own stream. "current": that of the first input's framework. Else a stream or a handle, of
+    which 0 and 1 are the legacy default stream."""
     if stream is None:
         return device.stream
     if isinstance(stream, str):
         if stream != "current":
             raise ArgumentError("stream", repr(stream), 'None, "current" or a stream')
-        return _current(x, "stream")
+        return _current(inputs[0], "stream")
     return Stream.wrap(device, stream)
 
 

@@ -83,7 +83,8 @@ class GroupTurns:
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         for position, stream in zip(positions, streams, strict=True):
             rank = self._ranks[position]
-            rank.order.admit(stream, rank.index)
+            if rank.order.last is not stream or stream.foreign:
+                rank.order.admit(stream, rank.index)
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         self._ranks[position].order.launched(stream, event, capture)
@@ -102,10 +103,10 @@ class DeviceTurns:
         self.require_open = device.driver.require_open
 
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
-        for name, value in (("streams", streams), ("rank", rank)):
+        for name, value in () if streams is rank is None else (("streams", streams), ("rank", rank)):
             if value is not None:
                 raise ArgumentError(name, repr(value), "left out: the op is on one device; use stream=")
-        return [], [resolve_stream(self.device, stream, inputs[0])]
+        return [], [resolve_stream(self.device, stream, inputs)]
 
     def admit(self, streams: Sequence[Stream]) -> None:
         pass

@@ -15,9 +15,10 @@ from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
+from ..call.op import op
 from ..call.options import PDLLevel
 from ..call.planned import Planned, resident
-from ..call.prepared import Prepared, op
+from ..call.prepared import Prepared
 from ..call.results import Wanted
 from ..call.scratch import ScratchParams
 from ..call.streams import StreamArgument

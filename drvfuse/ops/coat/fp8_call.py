@@ -69,7 +69,7 @@ class Fp8Call:
         x = self._read[0]
         self.rows, self.columns = math.prod(x.shape[:-1]), x.shape[-1]
         self.device = operands.one_device(self._read)
-        self._queue = resolve_stream(self.device, given.stream, x)
+        self._queue = resolve_stream(self.device, given.stream, [x])
         self._written, self.values = results.outputs(self.device, self._queue, list(wanted.values()), given.outputs)
         self._workspace_bytes = workspace_bytes
         self.own = scratch.checked(given.workspace, self.device.driver, self.device, workspace_bytes)
@@ -102,7 +102,7 @@ class Fp8Call:
         key = (*key, self.rows, self.columns, self.level, planted())
         ready = self.device.part(PlanCache).get(key, plan).take()
         for field, operand in self.arrays.items():
-            setattr(ready.parameters, field, operand.ptr)
+            ready.point(field, operand.ptr)
         for field, operand in self._strides.items():
             setattr(ready.parameters, field, operand.stride)
         return ready

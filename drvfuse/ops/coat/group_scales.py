@@ -26,10 +26,11 @@ from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands
+from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits, resident
-from ..call.prepared import Prepared, op
+from ..call.prepared import Prepared
 from ..call.results import Wanted
 from ..call.specialisation import Defines
 from ..call.streams import StreamArgument

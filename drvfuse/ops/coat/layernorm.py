@@ -18,9 +18,10 @@ from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
+from ..call.op import op
 from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits, resident
-from ..call.prepared import Prepared, op
+from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams
 from ..call.streams import StreamArgument
 from .fp8_call import Fp8Call, Fp8Params, Options

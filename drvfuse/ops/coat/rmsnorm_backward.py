@@ -17,10 +17,11 @@ from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands
+from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Planned, limits
-from ..call.prepared import Prepared, op
+from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams, Workspace
 from ..call.specialisation import Defines
 from ..call.streams import StreamArgument
@@ -164,8 +165,9 @@ def gradient(
 
     kinds = len(gradients), sums, centred, bool(weights), aligned, scales.rows_aligned
     ready = call.ready(("backward", QB, kinds, xs.dtype, weight), plan)
+    ready.point("g", *(operand.ptr for operand in gradients))
     for position, operand in enumerate(gradients):
-        ready.parameters.g[position], ready.parameters.g_stride[position] = operand.ptr, operand.stride
+        ready.parameters.g_stride[position] = operand.stride
     waits = not few_rows(call.rows, call.columns)
     return call.prepared(ready, result(*call.values), workspace=sums > 0 and (waits or bool(call.own)))
 

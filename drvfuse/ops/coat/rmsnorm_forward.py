@@ -16,9 +16,10 @@ from ...plans.scratch import WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
+from ..call.op import op
 from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits
-from ..call.prepared import Prepared, op
+from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams
 from ..call.specialisation import Defines
 from ..call.streams import StreamArgument

@@ -14,10 +14,11 @@ from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
+from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.prepared import Direct, Prepared, Schedule, op
+from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
@@ -202,7 +203,8 @@ class _Call:
             expression = self.epilogue.epilogue.expression
             raise CompileError(f"epilogue {expression!r}", explain(error.log, expression)) from None
         for one, output in zip(found, outputs, strict=True):
-            one.parameters.output, one.parameters.first = output, first
+            one.point("output", output)
+            one.parameters.first = first
         return found
 
     def _plan(self, count: int, columns: int, text: str) -> plan.Plan:

@@ -15,10 +15,11 @@ from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands, options
+from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.prepared import Direct, Prepared, Schedule, op
+from ..call.prepared import Direct, Prepared, Schedule
 from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
@@ -270,9 +271,9 @@ class _Call:
         inputs = [own.input for own in arrays]
         found = plan.take(self.group, key, lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
         for one, own in zip(found, arrays, strict=True):
+            for field, address in zip(own._fields[1:], own[1:], strict=True):
+                one.point(field, address)
             parameters = one.parameters
-            parameters.gamma, parameters.output, parameters.scales = own.gamma, own.output, own.scales
-            parameters.residual, parameters.residual_output = own.residual, own.residual_output
             parameters.epsilon, parameters.weight_offset, parameters.scale_ub = self.numbers
         return found
 

@@ -53,7 +53,8 @@ def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, 
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
     grid = shape.blocks(blocks * resident)
-    first, each = shape.shares(grid, EPOCH_UNIT)
+    by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels have it
+    first, each = shape.shares(grid, EPOCH_UNIT, by_block)
     half = group.workspace.half_bytes
     parameters.push = PushCall(first_share=first, share=each, half_bytes=half, rounds=shape.rounds)
     group.workspace.require_slots(shape.slot_bytes)
@@ -94,9 +95,9 @@ def take(
     ready = []
     for of_rank, arguments, sources, own in zip(planned, behind, table, inputs, strict=True):
         one = of_rank.take(arguments)
-        call = one.parameters.call
-        call.sources[: len(sources)] = sources
-        call.input, call.timeout_ns = own, timeout
+        one.point("call.sources", *sources)
+        one.point("call.input", own)
+        one.parameters.call.timeout_ns = timeout
         ready.append(one)
     return ready
 

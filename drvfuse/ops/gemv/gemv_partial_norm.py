@@ -20,11 +20,12 @@ from ...runtime.stream import Stream
 from ...trace import layout
 from ..call import operands
 from ..call.faults import planted
+from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel, real
 from ..call.options import pdl_level as checked_level
 from ..call.planned import PlanCache, Planned, limits
-from ..call.prepared import Prepared, on_device, op
+from ..call.prepared import Prepared, on_device
 from ..call.results import refuse_capture
 from ..call.scratch import ScratchParams, Workspace
 from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, load
@@ -116,7 +117,7 @@ def gemv_partial_norm(
     epsilon = real("eps", eps, least=0.0)
     read = [operand for operand in (x, w, g, scales) if operand is not None]
     device = operands.one_device(read)
-    queue = resolve_stream(device, stream, x)
+    queue = resolve_stream(device, stream, [x])
     normed, unnormed = _outputs(device, queue, x, n, normed_count, normed_output, unnormed_output)
     counter = _counter(device, finish_counter)
     written = [normed, unnormed, *([] if counter is None else [counter])]
@@ -135,15 +136,18 @@ def gemv_partial_norm(
     else:
         plan, planned = call.plan(traced)
         ready = planned.take([section.parameters for section in traced.sections])
+    fields = {"act": x, "weight": w, "gamma": g, "scales": scales}
+    fields |= {"normed": normed, "unnormed": unnormed, "finish_counter": counter}
+    for field, operand in fields.items():
+        ready.point(field, 0 if operand is None else operand.ptr)
     parameters = ready.parameters
-    parameters.weight, parameters.weight_step = w.ptr, w.stride * w.dtype.itemsize
-    parameters.act, parameters.act_stride = x.ptr, x.stride
-    parameters.scales, parameters.gamma = scales.ptr if scales is not None else 0, g.ptr if g is not None else 0
-    parameters.normed, parameters.unnormed, parameters.eps = normed.ptr, unnormed.ptr, epsilon
+    parameters.weight_step, parameters.act_stride, parameters.eps = w.stride * w.dtype.itemsize, x.stride, epsilon
+    own_counter = counter is None
 
     def bind(space: Workspace) -> None:
         parameters.words, parameters.scratch = space.ptr + STATE_BYTES, space.params
-        parameters.finish_counter = space.ptr + _USERS if counter is None else counter.ptr
+        if own_counter:
+            parameters.finish_counter = space.ptr + _USERS
 
     turns = WorkspaceTurns(device, queue, None, STATE_BYTES + plan.words_bytes, bind, "gemv")
     return on_device("gemv_partial_norm", turns, queue, result, read, written, ready, traced)

@@ -9,6 +9,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.ops.call.planned import PlanCache
+from drvfuse.ops.call.repeat import Repeats
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,4 @@ def device(driver: str) -> Iterator[df.Device]:
 def no_plans_of_other_tests(device: df.Device) -> None:
     """A test may change what plans are made of."""
     device.part(PlanCache).clear()
+    device.part(Repeats).clear()

@@ -9,6 +9,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.ops.call.planned import PlanCache
+from drvfuse.ops.call.repeat import Repeats
 from drvfuse.plans import gemv as gemv_plan
 
 
@@ -33,3 +34,4 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_plans_of_other_tests(device: df.Device) -> None:
     """A test may change what plans are made of."""
     device.part(PlanCache).clear()
+    device.part(Repeats).clear()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops, made of the functions that prepare their calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar, cast
+
+from .prepared import Prepared
+from .repeat import Layout, Repeat, Repeats
+
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class Op(Protocol[P, R]):
+    """An op: calling it prepares and launches; `prepare` takes the same arguments and launches nothing."""
+
+    __name__: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]: ...
+
+
+def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
+    """Make an op of the function that prepares it, whose name and documentation are those of the call."""
+
+    @functools.wraps(prepare)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        layout = Layout.of(prepare, args, kwargs)
+        idle: list[Repeat] = [] if layout is None else layout.owner.part(Repeats).get(layout.key, list)
+        repeat: Repeat | None
+        try:
+            repeat = idle.pop()  # which no other thread launches then
+        except IndexError:
+            prepared = prepare(*args, **kwargs)
+            result = prepared.launch()
+            repeat = None if layout is None else Repeat.of(prepared, layout.arrays)
+            if repeat is None:
+                prepared.give_back()
+                return result
+        else:
+            assert layout is not None
+            result = repeat.launch(layout, kwargs.get("streams"), kwargs.get("stream"))
+        idle.append(repeat)
+        return result
+
+    signature = inspect.signature(prepare)
+    returned = str(signature.return_annotation).removeprefix("Prepared[").removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    call.__annotations__ = {**prepare.__annotations__, "return": returned}
+    call.prepare = prepare  # type: ignore[attr-defined]
+    name = prepare.__name__
+    prepare.__name__, prepare.__qualname__ = "prepare", f"{name}.prepare"
+    prepare.__doc__ = (
+        f"Check, plan and load the call `{name}(...)` of these arguments, and launch nothing.\n\n"
+        "Launch it with `Prepared.launch()` any number of times. What the call allocates is allocated here, once."
+    )
+    return cast("Op[P, R]", call)
