@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of blocks: their barrier, the shared memory of other blocks while it is there, scopes, st.async and mbarriers.
+"""Clusters of blocks: their barrier, when the shared memory of other blocks is there, scopes, st.async, mbarriers.
 
 The accesses by which a block is found to have begun or ended late have the mark "host".
 """
@@ -373,6 +373,28 @@ add("exchange", fill(EXCHANGE, start="C_SYNC", wait=HEAR), grid(8, 64, cluster=4
 add("exchange-relaxed", fill(EXCHANGE, start='PASS(".relaxed")', wait=HEAR), grid(8, 64, cluster=4))
 late = fill(EXCHANGE, start="C_SYNC", wait=f"if (warp == 0) {HEAR} ") + "C_SYNC"
 add("exchange-in-which-a-warp-does-not-wait", late, grid(8, 64, cluster=4), races="c~r")
+
+# Rounds by two buffers in turn: who sends in round k + 2 has heard in round k + 1 from warps that had read in round k.
+ROUNDS = """
+__shared__ alignas(16) u64 slots[2][4][2];
+__shared__ u64 bar[2];
+u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = 0;
+if (T(0)) { C_INIT(bar, 1) C_INIT(bar + 1, 1) C_INIT_FENCE }
+C_SYNC
+for (u32 i = 0; i < 5; i++) {
+  u32 k = i % $buffers;
+  if (T(0)) C_EXPECT(bar + k, 4 * 2 * 8)
+  if (lane < 4) {
+    SEND_TWO(&slots[k][rank_()][warp], lane, bar + k)  // @c
+  }
+  C_AWAIT(".acquire.cluster", bar + k, i / $buffers & 1)
+  if (lane < 8) sum += (u32)slots[k][lane / 2][lane % 2];  // @r
+  $warp
+}
+x[blockIdx.x * 64 + threadIdx.x] = sum;
+"""
+add("rounds", fill(ROUNDS, buffers="2", warp="__syncwarp();"), grid(8, 64, cluster=4))
+add("rounds-that-shuffles-alone-order", fill(ROUNDS, buffers="2", warp=""), grid(8, 64, cluster=4), races="c~r")
 
 
 @pytest.mark.parametrize(("case", "profile"), suite.params())
