@@ -13,14 +13,15 @@
 //                         The read of a reduction does not, and a compare-and-swap that fails is a read only.
 //     observation         A strong read saw the last strong write of its location, and those which that one continued
 //                         as an atomic: they, and nothing else of their threads, precede all that knows the read.
-//     barriers            of a block (sync, red; arrive contributes, but learns nothing) and of a warp (bar.warp.sync).
-//                         Shuffles and votes order nothing.
+//     barriers            of a block (sync, red; arrive contributes, but learns nothing), of a warp (bar.warp.sync) and of
+//                         a cluster (race_cluster.cuh). Shuffles and votes order nothing.
 //     operations          A launch knows from its start what the operations know that it waited for, and what the host
 //                         knew when it was queued. With a programmatic dependency it knows the kernel in front of it
 //                         only after griddepcontrol.wait. Its end is a release of all its threads.
 //
-// Unless `strict`, two things count that the model does not have but hardware does: a volatile read acquires, and what
-// other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it.
+// Unless `strict`, some things count that the model does not have but hardware does: a volatile read acquires, what
+// other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it, and operations
+// on mbarriers have at least the scope of the cluster.
 //
 // Bulk copies access memory by the async proxy. Of a bulk copy to global memory that reads what its block has written by
 // ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
