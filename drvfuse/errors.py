@@ -94,9 +94,9 @@ class ClosedError(DrvfuseError):
 class BarrierTimeout(DrvfuseError):
     """A rank waited for a peer longer than the `spin_timeout` setting and gave up.
 
-    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. In a call
-    of a push algorithm it waited for the 16-byte word `word` of its slots, which is None elsewhere. `call`
-    says which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
+    `rank` waited for `peer` in block `block` at `phase`; the flag had to reach `expected` and stood at `seen`. In a
+    call of a push algorithm it waited for the 16-byte word `word` of its slots, which is None elsewhere. `call` says
+    which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`.
     """

@@ -18,6 +18,7 @@ slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import numpy as np
 
 from ..runtime.pinned import PinnedBuffer

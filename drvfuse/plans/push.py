@@ -43,7 +43,7 @@ class PushShape:
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """What the first warp, or block, of a grid and every other one add to the epoch, which counts in steps of `unit`.
+        """What the first warp (or block) of a grid and every other one add to the epoch, whose steps are `unit`.
 
         A call of an even number of rounds leaves the epoch, and so the half with which the next one begins.
         """

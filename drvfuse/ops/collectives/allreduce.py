@@ -60,8 +60,8 @@ def allreduce(
     rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
-    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers), "naive"
-    (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
+    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
+    "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
     `max_num_blocks` bounds the grid, up to the group's `max_blocks`. `use_multimem=True` raises Unsupported.
     `pdl_level`: see `PDLLevel`.
 

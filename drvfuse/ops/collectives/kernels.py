@@ -199,13 +199,13 @@ class PushCall(ctypes.Structure):
 class AllreducePushParams(AllreduceParams):
     """`struct AllreducePushParams` of cu/collectives/allreduce_push.cu."""
 
-    _fields_ = (("push", PushCall),)
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
 
 
 class FusedPushParams(FusedParams):
     """`struct FusedPushParams` of cu/collectives/allreduce_rmsnorm_fp8_push.cu."""
 
-    _fields_ = (("push", PushCall),)
+    _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
 
 
 def parameters(op: str, algo: str) -> type[AllreduceParams] | type[FusedParams]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ... import config
-from ...errors import Unsupported
 from ...comm.workspace import EPOCH_UNIT
+from ...errors import Unsupported
 from ...plans.collectives import LaunchShape, barriers, trace_counts
 from ...plans.push import CLUSTER_CAPABILITY, PushShape, trace_phases
 from ...runtime import interop
@@ -19,13 +19,12 @@ from ..call import faults
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import PlanCache, Planned, Ready
-from ..call.tracing import CallTrace
 from ..call.specialisation import load
+from ..call.tracing import CallTrace
 from .kernels import Call, CollectiveKernel, PushCall
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-
 
 
 @dataclass(frozen=True)
