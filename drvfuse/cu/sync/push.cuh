@@ -23,6 +23,8 @@
 //   Between rounds. Thread t of block b sends to, receives from and clears for the thread of the same numbers, in every
 //   round. In round r + 1 A's thread hears from B's thread what that sent after it had cleared its slot of round r.
 //   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
+//   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
+//   hear of the clears in the round before it, whose slots the first round of the next call uses.
 //
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
