@@ -115,7 +115,7 @@ public:
     }
 
     __device__ __forceinline__ void next_round() {
-        ptx::fence_sys();
+        if (!FAULT("no-fence-between-rounds")) ptx::fence_sys();
         half_ = push_.half_bytes - half_;
         ++round_;
     }
@@ -151,8 +151,7 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
-                       offset + first * stride);
+                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
             });
         if (wanted && !FAULT("slot-not-cleared")) {
 #pragma unroll
@@ -204,6 +203,10 @@ private:
         u32 none[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) none[i] = ABSENT;
+        if constexpr (FAULT("clear-of-half") && N == 4) {
+            store_words<2>(at, reinterpret_cast<const u32(&)[2]>(none));
+            return;
+        }
         store_words<N>(at, none);
     }
 

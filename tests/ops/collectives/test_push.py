@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The push algorithms: rounds, greetings, words that look like none, and calls that follow one another unsynchronised."""
+"""The push algorithms: rounds, greetings, words that look like none, and calls that follow one another."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.comm import workspace
 from drvfuse.errors import ArgumentError
+from drvfuse.ops.call import faults
 
 BF16 = dtypes.get("bfloat16").numpy
 SMALL = 16 << 10  # bytes of a workspace whose slots hold a part of what the tests send
@@ -141,7 +142,7 @@ WORDS = {
 @pytest.mark.parametrize("dtype", WORDS)
 @pytest.mark.parametrize("algo", PUSH)
 def test_inputs_whose_words_look_like_none(open_group, rng, algo, dtype):
-    """All of 0xFFFFFFFF, and mixed with numbers and other NaNs: a NaN result is the canonical one, a number is exact."""
+    """All of 0xFFFFFFFF, and mixed with numbers and other NaNs: a NaN result is canonical, a number is exact."""
     group, kind = open_group(2), dtypes.get(dtype).numpy
     bits = np.array(WORDS[dtype], f"uint{8 * kind.itemsize}")
     full = np.full(1029, bits[0]).view(kind)
@@ -174,7 +175,13 @@ def test_algorithms_ops_dtypes_and_sizes_in_any_order_without_synchronising(new_
         for algo in PUSH:
             arrays = garbage(group, (rows, 256), out)
             call = df.allreduce_rmsnorm_fp8.prepare(
-                group, place(group, hosts), replicate(group, gamma), epsilon=1e-6, out_dtype=out, outputs=arrays, algo=algo
+                group,
+                place(group, hosts),
+                replicate(group, gamma),
+                epsilon=1e-6,
+                out_dtype=out,
+                outputs=arrays,
+                algo=algo,
             )
             expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype=out).output
             calls.append((call, [arrays], [expected]))
@@ -348,3 +355,39 @@ class _Opened:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+@pytest.mark.emu
+def test_a_scale_that_is_not_cleared_is_noticed():
+    """Where words arrive in order a stale scale does no harm, so no result shows it."""
+    for fault in ("", "scale-not-cleared"):
+        with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:
+            with faults.in_kernels(fault):
+                hosts = random_inputs(np.random.default_rng(5), 2, (4, 264), "bfloat16")
+                call, expected = fused(group, hosts, "push_two_shot")
+                assert_norm(call.launch(), expected)
+            if fault:
+                with pytest.raises(AssertionError):
+                    slots_are_empty(group)
+            else:
+                slots_are_empty(group)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
+@pytest.mark.parametrize("algo", PUSH)
+def test_a_call_behind_one_whose_last_round_is_not_full(algo, op):
+    """It uses the slots of the last round but one, and knows that they are clear by what came in the last round."""
+    with (
+        df.emu.Machine(devices=2, seed=1, race="strict") as machine,
+        df.Group.local(2, driver=machine, workspace_bytes=4096, max_blocks=2) as group,
+    ):
+        hosts = random_inputs(np.random.default_rng(7), 2, (5, 264), "bfloat16")
+        if op == "allreduce":
+            calls = [df.allreduce.prepare(group, place(group, hosts), algo=algo) for _ in range(3)]
+        else:
+            calls = [fused(group, hosts, algo)[0] for _ in range(3)]
+        for call in calls:
+            call.launch()
+        group.synchronize()
+    assert machine.reports == []
