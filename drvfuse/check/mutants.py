@@ -359,7 +359,7 @@ _ALL = (
         "epoch-by-one-thread",
         "one thread advances the epoch, and warps that have not read it yet take the other half of the slots",
         "prototypes of push protocols, which hung",
-        near_push,
+        partial(near_push, shape=(1, 1040), timeout=0.002),
         (*WRONG, *HANGS),
     ),
     Mutant(

@@ -3,8 +3,9 @@
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
 call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls that
-was. There are two exceptions. Push calls of an even number of rounds leave the epoch as it is, so several calls may have
-begun with the same one. And nothing here learns of the replays of a graph that another library captured or replays.
+was. There are two exceptions. Push calls of an even number of rounds leave the epoch as it is, so several calls may
+have begun with the same one. And nothing here learns of the replays of a graph that another library captured or
+replays.
 """
 
 from __future__ import annotations
