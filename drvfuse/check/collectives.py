@@ -301,7 +301,10 @@ def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: boo
 def near_32_bits(
     run: Run, op: str = "allreduce", algo: str = "two_stage", shape: tuple[int, int] = (9, 520), timeout: float = 10.0
 ) -> None:
-    """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32. Waits are given up after `timeout` seconds."""
+    """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32.
+
+    Waits are given up after `timeout` seconds.
+    """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         group.synchronize()
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):
