@@ -107,11 +107,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MxN",
         help="rows x columns of a rank's input; of gemv as for bench",
     )
-    trace.add_argument("--algo", choices=("auto", "one_stage", "two_stage", "naive"), default="auto")
+    algorithms = ("auto", "push_one_shot", "push_two_shot", "one_stage", "two_stage", "naive")
+    trace.add_argument("--algo", choices=algorithms, default="auto")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+
+    tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
+    tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
+    tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")
+    tune.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     return parser
 
 
@@ -136,6 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cli.trace import run_trace
 
             return run_trace(arguments)
+        if arguments.command == "tune":
+            from .cli.tune import run_tune
+
+            return run_tune(arguments)
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)

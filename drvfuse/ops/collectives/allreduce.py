@@ -27,6 +27,7 @@ from . import naive, plan
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, AllreduceParams, AllreducePushParams, CollectiveKernel
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -145,7 +146,7 @@ def _algorithms(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None)
     if algo == "auto":
         if not group.peers_readable:
             return ["naive"]
-        best = tuning.allreduce_algorithm(plan.capability(group), group.size, nbytes)
+        best = tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes)
         return ["push_one_shot"] if differs else [best, "push_one_shot"]
     plan.require_peers(group, algo)
     if algo in ("two_stage", "push_two_shot") and differs:
