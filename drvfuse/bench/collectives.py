@@ -17,6 +17,7 @@ import numpy as np
 
 from .. import config
 from ..comm.group import Group
+from ..errors import Unsupported
 from ..ops.call.options import PDLLevel
 from ..runtime.array import Array
 from . import peers, stored_peers, timing
@@ -38,7 +39,12 @@ def measure(
     settings: Settings,
     with_peers: bool,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each shape, without and with a residual as asked for. The peers are measured first."""
+    """A result for each shape, without and with a residual as asked for. The peers are measured first.
+
+    Unsupported where a rank cannot access every other rank's memory.
+    """
+    if not group.peers_readable:
+        raise Unsupported("the floors and most algorithms need peer access between all GPUs of the group")
     names = peers.names(op) if with_peers else ()
     found = {name: peers.measure(name, op, residuals, group.size, shapes, settings) for name in names}
     most = max(least_wire_bytes(op, True, group.size, 2 * rows * cols) for rows, cols in shapes)
