@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,10 @@ class CollectiveCalls:
 
         self._sets = [[rank.array(values()) for rank in group] for _ in range(sets)]
         self._sums = [rank.empty((rows, cols), "bfloat16") for rank in group]
-        self._gammas = [rank.array(np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)) for rank in group]
-        self._quantised: dict[str, Any] = {
+        gamma = np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)
+        self._norm: dict[str, Any] = {
+            "gammas": [rank.array(gamma) for rank in group],
+            "epsilon": EPSILON,
             "outputs": [rank.empty((rows, cols), "float8_e4m3fn") for rank in group],
             "scales": [rank.empty((rows,), "float32") for rank in group],
         }
@@ -58,14 +59,14 @@ class CollectiveCalls:
         trace: Trace | None = None,
     ) -> list[Prepared[Any]]:
         """A call of one of `OPS` on each set of inputs."""
-        prepare: Callable[..., Prepared[Any]]
-        if op == "allreduce":
-            prepare = partial(allreduce.prepare, outputs=self._sums)
-        else:
-            prepare = partial(allreduce_rmsnorm_fp8.prepare, gammas=self._gammas, epsilon=EPSILON, **self._quantised)
+        prepare: Callable[..., Prepared[Any]] = allreduce.prepare
+        options: dict[str, Any] = {"outputs": self._sums}
+        if op != "allreduce":
+            prepare, options = allreduce_rmsnorm_fp8.prepare, self._norm
             if residual:
-                prepare = partial(prepare, residuals=self._residuals, residual_outputs=self._sums)
-        return [prepare(self._group, inputs=xs, algo=algo, pdl_level=pdl_level, trace=trace) for xs in self._sets]
+                options = {**options, "residuals": self._residuals, "residual_outputs": self._sums}
+        options = {**options, "algo": algo, "pdl_level": pdl_level, "trace": trace}
+        return [prepare(self._group, inputs=inputs, **options) for inputs in self._sets]
 
     def gemvs(self, weights: Sequence[Sequence[Array]], acts: Sequence[Array]) -> Calls:
         """For each set a GEMV on every rank that writes the first row of its input, with PDL.
