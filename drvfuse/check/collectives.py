@@ -302,7 +302,7 @@ def near_32_bits(run: Run, op: str = "allreduce", algo: str = "two_stage") -> No
         group.synchronize()
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):
             word = view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
-            word.copy_from(np.array([2**32 - 1 - int(run.seed % 4)], np.uint64))
+            word.copy_from(np.array([(2**32 - 1 - int(run.seed % 4)) * workspace.EPOCH_UNIT], np.uint64))
         problems = [Problem(op, 4, (9, 520), number=number) for number in range(3)]
         calls = Calls(run, group, problems, algo)
         streams = [rank.stream for rank in group]

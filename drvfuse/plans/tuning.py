@@ -1,39 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which algorithm `algo="auto"` takes: one table of thresholds, by size and number of ranks.
+"""Which algorithm `algo="auto"` takes: the one that a model of two constants per algorithm takes to be quickest.
 
-Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the table
-reads nothing but shapes.
+Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
+nothing but shapes and the lowest compute capability of the group. It is for devices that all reach one another by
+NVLink; where a group pushes through PCIe, both algorithms are slower by the same factor, and the choice is as good.
 """
 
 from __future__ import annotations
 
-_ALWAYS = 1 << 62
-
-ALLREDUCE_ONE_STAGE_BYTES = {1: _ALWAYS, 2: _ALWAYS, 4: 192 << 10}
-"""Largest input that one stage is taken for, by ranks; 512 KiB for numbers of ranks not listed.
-
-2 and 4 ranks: measured on H200 (docs/performance.md). The others are guesses.
-"""
-
-FUSED_TWO_STAGE_BYTES = {
-    1: (_ALWAYS, _ALWAYS),
-    2: (8 << 20, 8 << 20),
-    3: (512 << 10, 256 << 10),
-    4: (128 << 10, 256 << 10),
-}
-"""Least bytes of the input rows that one rank owns for two stages, by ranks: (without residual, with residual).
-
-80 KiB for numbers of ranks not listed. 2 and 4 ranks without residual: measured on H200; the others are guesses.
-"""
+from dataclasses import dataclass
 
 
-def allreduce_algorithm(ranks: int, nbytes: int) -> str:
-    """Algorithm for an all-reduce of `nbytes` per rank, where every rank can read its peers' memory."""
-    return "one_stage" if nbytes <= ALLREDUCE_ONE_STAGE_BYTES.get(ranks, 512 << 10) else "two_stage"
+@dataclass(frozen=True)
+class Cost:
+    """A call takes `base_us`, and the bytes that each rank receives at `bytes_per_us`."""
+
+    base_us: float
+    bytes_per_us: float
+
+    def microseconds(self, received: float) -> float:
+        """Of a call in which each rank receives so many bytes."""
+        return self.base_us + received / self.bytes_per_us
 
 
-def fused_algorithm(ranks: int, rows: int, row_bytes: int, residual: bool) -> str:
-    """Algorithm for the fused norm of `rows` input rows of `row_bytes` each."""
-    without, with_residual = FUSED_TWO_STAGE_BYTES.get(ranks, (80 << 10, 80 << 10))
-    owned = -(-rows // ranks) * row_bytes
-    return "two_stage" if owned >= (with_residual if residual else without) else "one_stage"
+@dataclass(frozen=True)
+class Costs:
+    """The constants of a generation of GPUs, back to back in a graph with PDL."""
+
+    one_shot: Cost
+    two_shot: Cost
+    fused_one_shot: Cost
+    fused_two_shot: Cost
+
+
+HOPPER = Costs(Cost(1.9, 320e3), Cost(2.7, 350e3), Cost(2.5, 320e3), Cost(3.5, 330e3))
+"""Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received."""
+
+AMPERE = Costs(Cost(2.5, 200e3), Cost(3.6, 215e3), Cost(4.0, 200e3), Cost(5.2, 205e3))
+BLACKWELL = Costs(Cost(1.9, 640e3), Cost(2.7, 700e3), Cost(2.5, 640e3), Cost(3.5, 660e3))
+"""Not measured: Hopper's, with the bandwidth of the generation's NVLink and, before clusters, slower rows."""
+
+
+def costs(capability: tuple[int, int]) -> Costs:
+    """The constants for devices of that compute capability."""
+    return BLACKWELL if capability >= (10, 0) else HOPPER if capability >= (9, 0) else AMPERE
+
+
+def allreduce_algorithm(capability: tuple[int, int], ranks: int, nbytes: int) -> str:
+    """Algorithm for an all-reduce of `nbytes` per rank, where every rank can write its peers' memory."""
+    found = costs(capability)
+    one_shot = found.one_shot.microseconds((ranks - 1) * nbytes)
+    two_shot = found.two_shot.microseconds(2 * (ranks - 1) / ranks * nbytes)
+    return "push_one_shot" if ranks == 1 or one_shot <= two_shot else "push_two_shot"
+
+
+def fused_algorithm(
+    capability: tuple[int, int], ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool
+) -> str:
+    """Algorithm for the fused norm of `rows` rows of `row_bytes` each, whose results have `result_bytes`."""
+    found, gathered = costs(capability), row_bytes if residual else result_bytes
+    one_shot = found.fused_one_shot.microseconds((ranks - 1) * rows * row_bytes)
+    two_shot = found.fused_two_shot.microseconds((ranks - 1) / ranks * rows * (row_bytes + gathered))
+    return "push_one_shot" if ranks == 1 or one_shot <= two_shot else "push_two_shot"

@@ -25,6 +25,7 @@ from .stream import Stream, StreamLike
 
 _DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
 _PORTABLE_CLUSTER = 8
+_MAX_CLUSTER = 16
 
 
 def compile(
@@ -93,6 +94,7 @@ class _Loaded:
     handle: Any
     attributes: FunctionAttributes
     dynamic_limit: int
+    required_cluster: tuple[int, ...] | None
 
 
 class Module:
@@ -171,8 +173,12 @@ class Kernel:
                 const_bytes=read("CONST_SIZE_BYTES"),
                 max_threads=read("MAX_THREADS_PER_BLOCK"),
             )
+            required = None
+            if device.capability >= (9, 0):
+                required = tuple(read(f"REQUIRED_CLUSTER_{side}") for side in ("WIDTH", "HEIGHT", "DEPTH"))
+            free = _DEFAULT_SHARED - attributes.shared_bytes
             return self._loaded.setdefault(
-                device, _Loaded(handle, attributes, _DEFAULT_SHARED - attributes.shared_bytes)
+                device, _Loaded(handle, attributes, free, required if required and all(required) else None)
             )
 
     def attributes(self, device: Device) -> FunctionAttributes:
@@ -215,12 +221,16 @@ class Kernel:
     ) -> Launch:
         """A launch with everything checked and packed, to be called with a stream any number of times.
 
-        `grid` counts blocks also where there are clusters. `args` are Arrays, ints, numbers, and buffers for structs by
-        value (see `packing.Arguments`); `device` is needed only if no argument is an Array. `attrs` are values of
+        `grid` counts blocks also where there are clusters, of `cluster` blocks in x, y and z. `args` are Arrays, ints,
+        numbers, and buffers for structs by value (see `packing.Arguments`); `device` is needed only if no argument is
+        an Array. `attrs` are values of
         `runtime.launch_attributes`, or CUlaunchAttribute objects. The kernel is loaded here.
 
-        LaunchError where the kernel or the device does not allow the launch: grid, block, shared memory, a cooperative
-        grid that does not fit, PDL for a kernel without griddepcontrol.wait (it would race with its predecessor).
+        LaunchError where the kernel or the device does not allow the launch: grid, block, shared memory, a grid that is
+        no multiple of its clusters, clusters of more than 16 blocks, of another shape than the kernel requires
+        (__cluster_dims__), or of which none fits, a cooperative grid that does not fit, PDL for a kernel without
+        griddepcontrol.wait (it would race with its predecessor). Unsupported for clusters and PDL on a device before
+        compute capability 9.0.
         """
         where = _device_of(args, device)
         dimensions, threads = _dimensions("grid", grid), _dimensions("block", block)
@@ -230,8 +240,10 @@ class Kernel:
         wanted: list[object] = []
         if cluster is not None:
             shape = _dimensions("cluster", cluster)
-            self._check_cluster(where, loaded, dimensions, shape)
+            self._check_cluster(where, loaded, dimensions, threads, smem, shape)
             wanted.append(Cluster(*shape))
+        elif loaded.required_cluster is not None:
+            self._check_cluster(where, loaded, dimensions, threads, smem, loaded.required_cluster)
         if cooperative:
             self._check_cooperative(where, dimensions, threads, smem)
             wanted.append(Cooperative())
@@ -254,16 +266,38 @@ class Kernel:
         if threads > limit:
             raise LaunchError(f"block is {block}, {threads} threads; {self.info.name} allows at most {limit}")
 
-    def _check_cluster(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], cluster: tuple[int, ...]) -> None:
+    def _check_cluster(
+        self,
+        device: Device,
+        loaded: _Loaded,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        smem: int,
+        cluster: tuple[int, ...],
+    ) -> None:
         if device.capability < (9, 0):
             raise Unsupported(f"clusters need compute capability 9.0; {device!r} has {device.capability}")
         if any(n % m for n, m in zip(grid, cluster, strict=True)):
             raise LaunchError(f"grid is {grid}; it must be a multiple of the cluster {cluster}")
-        if cluster[0] * cluster[1] * cluster[2] > _PORTABLE_CLUSTER:
-            enum = self.module.driver.types.CUfunction_attribute
-            allowed = enum.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            with device.use():
-                self.module.driver.cuFuncSetAttribute(loaded.handle, allowed, 1)
+        if loaded.required_cluster not in (None, cluster):
+            raise LaunchError(f"cluster is {cluster}; {self.info.name} requires {loaded.required_cluster}")
+        blocks = cluster[0] * cluster[1] * cluster[2]
+        if blocks > _MAX_CLUSTER:
+            raise LaunchError(f"cluster is {cluster}, {blocks} blocks; it must have at most {_MAX_CLUSTER}")
+        driver = self.module.driver
+        with device.use():
+            if blocks > _PORTABLE_CLUSTER:
+                allowed = driver.types.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                driver.cuFuncSetAttribute(loaded.handle, allowed, 1)
+            config = driver.types.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = block
+            config.sharedMemBytes = smem
+            config.attrs, config.numAttrs = [Cluster(*cluster).build(driver.types)], 1
+            if not driver.cuOccupancyMaxActiveClusters(loaded.handle, config):
+                raise LaunchError(
+                    f"no cluster of {blocks} blocks of {self.info.name} with {smem} bytes fits on {device!r}"
+                )
 
     def _check_cooperative(self, device: Device, grid: tuple[int, ...], block: tuple[int, ...], smem: int) -> None:
         if not device.attribute("COOPERATIVE_LAUNCH"):

@@ -20,7 +20,14 @@ from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
-from drvfuse.ops.collectives.kernels import AllreduceParams, Call, FusedParams
+from drvfuse.ops.collectives.kernels import (
+    AllreduceParams,
+    AllreducePushParams,
+    Call,
+    FusedParams,
+    FusedPushParams,
+    PushCall,
+)
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 
@@ -44,9 +51,10 @@ _TEAMS = _defines(TEAM_WARPS=1, TEAMS=1, PACKS=1, ALIGNED=1, GROUP=16)
 _FP8 = _defines(DTYPE="e4m3", WEIGHT_DTYPE="bf16")
 _COLLECTIVE = {
     **workspace.defines(),
-    **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, DTYPE="bf16", OUT_DTYPE="bf16"),
+    **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, EXACT=0, DTYPE="bf16", OUT_DTYPE="bf16"),
 }
-_FUSED = {**_COLLECTIVE, **_defines(RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
+_PUSH = {"DRVFUSE_TWO_SHOT": 0, "DRVFUSE_DEPTH": 0, "DRVFUSE_KERNEL": "kernel", "DRVFUSE_MOST_THREADS": 128}
+_FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
 _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
@@ -77,6 +85,9 @@ _GEMV = {
 BLOCKS = [
     Block(AllreduceParams, "collectives/allreduce.cu", "AllreduceParams", _COLLECTIVE),
     Block(FusedParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED),
+    Block(AllreducePushParams, "collectives/allreduce_push.cu", "AllreducePushParams", _COLLECTIVE | _PUSH),
+    Block(FusedPushParams, "collectives/allreduce_rmsnorm_fp8_push.cu", "FusedPushParams", _FUSED | _PUSH),
+    Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines()),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
@@ -104,12 +115,14 @@ def of_host(block: Block) -> dict[str, tuple[int, int]]:
 def source_of(block: Block, names: list[str]) -> str:
     """A kernel that stores offset and size of each field, or of the whole where the name is "".
 
+    Of a structure that extends another one, its own fields, as those of the other are checked for that.
+
     NVRTC has no <cstddef>, but its front end folds the spelling of offsetof below. The binding does not compile where
     the structure has another number of fields.
     """
     fields = [name for name in names if name]
     lines = [f'#include "{block.header}"', f'extern "C" __global__ void layout({block.cxx}* null, u32* out) {{']
-    if not isinstance(block.host, np.dtype):
+    if not isinstance(block.host, np.dtype) and block.host.__base__ is ctypes.Structure:
         lines.append(f"auto& [{', '.join(f'field_{name}' for name in fields)}] = *null;")
     for i, name in enumerate(names):
         offset = f"__INTADDR__(&((({block.cxx}*)0)->{name}))" if name else "0"

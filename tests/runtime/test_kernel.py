@@ -238,6 +238,8 @@ def test_cooperative_grid_that_does_not_fit_is_refused(module: Module, device: d
         ("bounded", 1, 65, {}, "at most 64"),
         ("add_one", (1, 70_000), 32, {}, "grid is"),
         ("add_one", 3, 32, {"cluster": 2}, "multiple of the cluster"),
+        ("add_one", 32, 32, {"cluster": 32}, "32 blocks; it must have at most 16"),
+        ("add_one", (4, 6), 32, {"cluster": (2, 4)}, "multiple of the cluster"),
     ],
 )
 def test_shapes_beyond_the_limits_are_launch_errors(
@@ -247,6 +249,50 @@ def test_shapes_beyond_the_limits_are_launch_errors(
         module[kernel].prepare(grid, block, device.zeros((4,), "int32"), **options)
 
 
+IN_CLUSTERS = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) pairs(int* out) {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  out[blockIdx.x] = rank;
+}
+extern "C" __global__ void plain(int* out) { out[blockIdx.x] = 1; }
+"""
+
+
+def test_clusters_that_a_kernel_requires_or_that_do_not_fit(driver: str) -> None:
+    device = df.device(0, driver=driver)
+    if device.capability < (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    module, out = df.compile(IN_CLUSTERS, driver=driver), device.zeros((8,), "int32")
+    module["pairs"].prepare(8, 1, out)(device.stream)
+    module["pairs"].prepare(8, 1, out, cluster=2)(device.stream)
+    np.testing.assert_array_equal(out.numpy(), [0, 1] * 4)
+    with pytest.raises(LaunchError, match=r"cluster is \(4, 1, 1\); pairs requires \(2, 1, 1\)"):
+        module["pairs"].prepare(8, 1, out, cluster=4)
+    with pytest.raises(LaunchError, match="multiple of the cluster"):
+        module["pairs"].prepare(7, 1, out)
+
+
+@pytest.mark.emu
+def test_a_cluster_that_fits_nowhere_is_refused() -> None:
+    with df.emu.Machine(devices=1, sm_count=2) as machine:
+        device = df.device(0, driver=machine)
+        kernel, out = df.compile(IN_CLUSTERS, driver=machine)["plain"], device.zeros((8,), "int32")
+        kernel.prepare(8, 32, out, cluster=2, smem=200 << 10)
+        with pytest.raises(LaunchError, match="no cluster of 4 blocks of plain with 204800 bytes fits"):
+            kernel.prepare(8, 32, out, cluster=4, smem=200 << 10)
+
+
+@pytest.mark.emu
+def test_clusters_need_compute_capability_9() -> None:
+    with df.emu.Machine(devices=1, arch="sm_80") as machine:
+        device = df.device(0, driver=machine)
+        kernel = df.compile('extern "C" __global__ void k(int* out) {}', driver=machine)["k"]
+        out = device.zeros((8,), "int32")
+        with pytest.raises(Unsupported, match="clusters need compute capability 9.0"):
+            kernel.prepare(8, 32, out, cluster=2)
+
+
 @pytest.mark.parametrize("shape", [0, (1, 2, 3, 4), (), (1, -1), 1.5, "x"])
 def test_malformed_shapes_are_argument_errors(module: Module, device: df.Device, shape: Any) -> None:
     array = device.zeros((4,), "int32")
@@ -254,6 +300,8 @@ def test_malformed_shapes_are_argument_errors(module: Module, device: df.Device,
         module["add_one"].prepare(shape, 32, array)
     with pytest.raises(ArgumentError, match="block"):
         module["add_one"].prepare(1, shape, array)
+    with pytest.raises(ArgumentError, match="cluster"):
+        module["add_one"].prepare(1, 32, array, cluster=shape)
 
 
 def test_device_is_taken_from_the_arrays_or_asked_for(module: Module, device: df.Device) -> None:

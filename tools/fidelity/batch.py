@@ -86,10 +86,10 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 
 @functools.cache
-def batches() -> tuple[Batch, ...]:
-    """All forms, by their operand kinds, in the order in which those appear first."""
+def batches(awaited: bool = False) -> tuple[Batch, ...]:
+    """All forms (as `forms.table` has them), by their operand kinds, in the order in which those appear first."""
     groups: dict[tuple[str, ...], list[Form]] = {}
-    for form in table():
+    for form in table(awaited):
         groups.setdefault(form.sources, []).append(form)
     return tuple(Batch(" ".join(s) or "nothing", s, tuple(f)) for s, f in groups.items())
 

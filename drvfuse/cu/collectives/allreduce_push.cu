@@ -12,7 +12,7 @@
 //   push_one_shot  [distance - 1][chunk_packs]
 //   push_two_shot  [distance - 1][owned units][threads], then results, likewise
 //
-// Grid. One dimension, the same on every rank, no more blocks than a round has units.
+// Grid. One dimension, the same on every rank, no more blocks than the first round has units: every block joins.
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
@@ -145,7 +145,9 @@ __device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& 
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 2 : 4)
+extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
+                                                  : RANKS > 2 ? 3
+                                                              : 4)
     DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
@@ -173,7 +175,6 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4 ? 2 : 4)
         }
 #endif
     }
-    push.join();
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet((packs_of_round(p, 0) + blockDim.x - 1) / blockDim.x);
 #endif

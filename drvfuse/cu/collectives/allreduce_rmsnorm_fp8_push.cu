@@ -16,7 +16,8 @@
 //   push_one_shot  [distance - 1][chunk_rows]
 //   push_two_shot  [distance - 1][owned rows]; then results and then scales, of 4 bytes each, likewise
 //
-// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than a round has rows.
+// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first
+// round has rows: every block joins.
 // Threads: a multiple of 32 up to 1024.
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
@@ -217,7 +218,8 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS, DRVFUSE_MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
+                                             DRVFUSE_TWO_SHOT&& DRVFUSE_MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1)
     DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
@@ -250,7 +252,6 @@ extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS, DRVFUSE_MOST_
         }
 #endif
     }
-    push.join();
 #if DRVFUSE_TWO_SHOT
     if (blockIdx.x == 0 && threadIdx.x < 32) push.greet(p.rows);
 #endif

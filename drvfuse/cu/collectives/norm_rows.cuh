@@ -83,7 +83,7 @@ __device__ __forceinline__ Quantisation quantisation(float maximum, float upper_
     const float bound = rounded<S>(upper_bound);
     const float limit = bound < largest ? bound : largest;  // NaN stays NaN
     const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
-    const float inverse = __fdiv_rn(1.0f, scale);
+    const float inverse = __frcp_rn(scale);
     const float largest_float = __uint_as_float(0x7f7fffffu);
     return {scale, fabsf(inverse) <= largest_float ? inverse : 0.0f};  // 0 for a scale that is 0, tiny or NaN
 }
@@ -192,8 +192,7 @@ public:
             }
         }
         const RowStatistics row = reduce_row(scratch_, done_++, squares, maximum);
-        const float mean = __fdiv_rn(row.sum_of_squares, float(p_.columns));
-        const float f = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, p_.epsilon)));
+        const float f = __frcp_rn(__fsqrt_rn(__fadd_rn(mean_of(row.sum_of_squares), p_.epsilon)));
         trace_.need(f);
         trace_.lap(TraceRole::reduce);
         float inverse = 1.0f;
@@ -269,6 +268,12 @@ private:
     __device__ __forceinline__ void refresh() {
         thread_ = block_ * blockDim.x + threadIdx.x;
         ptx::forget(thread_);
+    }
+
+    // sum / columns, by a multiplication where that gives the same bits in a fraction of the time.
+    __device__ __forceinline__ float mean_of(float sum) const {
+        const float columns = float(p_.columns);
+        return (p_.columns & (p_.columns - 1)) == 0 ? __fmul_rn(sum, __frcp_rn(columns)) : __fdiv_rn(sum, columns);
     }
 
     __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at, const InPack* fetched) const {

@@ -49,6 +49,7 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(arrived, PACKS * Cluster * warps * u32(sizeof(uint2)));
     maximum = ptx::warp_max(maximum);
+    __syncwarp();  // shuffles order no memory: all lanes have read the last row's words before one of them sends
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         const float sum = butterfly_sum(squares[j]);

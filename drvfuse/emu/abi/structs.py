@@ -310,7 +310,7 @@ class Miss(Structure):
     f"Ref arrived[{BARRIERS}]",
     # Of the cluster's barrier, in the block of rank 0: what arrivals of this phase tell, and those of the last one.
     "Ref cluster_arrived, cluster_known",
-    "u32 relaxed",  # it has arrived there without a release
+    "u32 relaxed",  # the latest time of a thread that arrived there without a release
     "u32 misses, bulks",
     f"Miss miss[{MISSES}]",
 )

@@ -73,7 +73,7 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
 
 def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs.Thread) -> str:
     lead = structs.Block.from_address(launch.slots + (block.slot - block.cluster_rank) * launch.slot_stride)
-    status = f"at the barrier of the cluster, for which {lead.cluster_missing} of its threads are missing"
+    status = f"at the barrier of the cluster, which misses {lead.cluster_missing} of its threads"
     if t.op_kind & abi.ClusterBarrier.WAIT:
         return status
     return f"{status}, arriving"

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier objects in shared memory (mbarrier), and bulk copies from global memory that complete their transactions.
+// Barrier objects in shared memory (mbarrier), and bulk copies to shared memory and st.async, which complete transactions.
 //
 // An mbarrier is a word of 64 bits: arrivals that are still to come in this phase, arrivals of each phase, bytes that are
 // still to come (negative where they came before they were expected), parity of the phase, and that it is one at all. PTX
 // leaves that open. A phase completes when no arrival and no byte is to come. An arrival is a strong atomic that releases
-// at the scope of the block, and a wait a strong load that acquires if it finds the phase complete, so the scheduler and
-// the race detector treat them as such, and a thread that polls one is left alone until the word changes.
+// at its scope, and a wait a strong load that acquires if it finds the phase complete, so the scheduler and the race detector
+// treat them as such, and a thread that polls one is left alone until the word changes.
 //
 // A bulk copy is made, and its bytes are subtracted at the mbarrier, in one step, at any moment after its issue: with
 // seed 0 not before no thread of its block can run, one copy at a time, oldest first; other seeds draw for each whether
 // that is at its issue, at the end of the block's turn, or as late as that, in any order. While threads of the block run
 // on and on, it ends after LATEST_TURN turns. It waits until somebody has arrived at the mbarrier or expected bytes there,
-// without which no phase could complete. What is pending when the block ends is dropped.
+// without which no phase could complete. An st.async brings its bytes along and is else made like a bulk copy. Either is in
+// the list of the block that it writes, and that block is meant here. What a block has pending of its own when it ends is
+// dropped; what others have sent it is a fault (CTA not present).
 //
 // The race detector takes the copy for a thread of its own that reads and writes: nothing orders it but its mbarrier, which
-// tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread.
+// tells those that acquire it, once its bytes were subtracted, of this copy and of nothing else of the issuing thread
+// (of st.async: race_cluster.cuh).
 // Both proxies are one here: that it needs a fence.proxy.async is not found. What arrivals of the next phase release is learnt
 // with the phase before it if they come before the wait.
 #pragma once

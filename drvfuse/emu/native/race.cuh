@@ -13,14 +13,15 @@
 //                         The read of a reduction does not, and a compare-and-swap that fails is a read only.
 //     observation         A strong read saw the last strong write of its location, and those which that one continued
 //                         as an atomic: they, and nothing else of their threads, precede all that knows the read.
-//     barriers            of a block (sync, red; arrive contributes, but learns nothing) and of a warp (bar.warp.sync).
-//                         Shuffles and votes order nothing.
+//     barriers            of a block (sync, red; arrive contributes, but learns nothing), of a warp (bar.warp.sync) and of
+//                         a cluster (race_cluster.cuh). Shuffles and votes order nothing.
 //     operations          A launch knows from its start what the operations know that it waited for, and what the host
 //                         knew when it was queued. With a programmatic dependency it knows the kernel in front of it
 //                         only after griddepcontrol.wait. Its end is a release of all its threads.
 //
-// Unless `strict`, two things count that the model does not have but hardware does: a volatile read acquires, and what
-// other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it.
+// Unless `strict`, some things count that the model does not have but hardware does: a volatile read acquires, what
+// other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it, and operations
+// on mbarriers have at least the scope of the cluster.
 //
 // Bulk copies access memory by the async proxy. Of a bulk copy to global memory that reads what its block has written by
 // ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
@@ -134,15 +135,17 @@ FN u32 morally_strong(Who* w, Entry* e) {
     return (e->kind >> N_SCOPE & 3) >= need && (w->kind >> N_SCOPE & 3) >= need;
 }
 
-const u32 INIT = 1 << 24;  // or-ed to a block in a clock: that its mbarriers were initialised, by fence.mbarrier_init
+// Or-ed to a block in a clock: not its accesses are known, but that its mbarriers were initialised (fence.mbarrier_init),
+// or what it has read.
+const u32 INIT = 1 << 24, READS = INIT | 1 << 23;
 
 FN u32 ordered(Who* w, Entry* e, u32 lanes) {
     if (same_block(w, e->op, e->block)) {
         if (!w->rt || e->time < w->rb->sync) return 1;
     }
     if (knows(w->r, w->clock, e->op, e->block, e->warp, lanes, e->time) == 1) return 1;
-    if (e->size != MADE || w->log != OF_MBARRIER) return 0;
-    return knows(w->r, w->clock, e->op, e->block | INIT, e->warp, lanes, e->time) == 1;
+    u32 how = !(e->kind & N_WRITE) ? READS : e->size == MADE && w->log == OF_MBARRIER ? INIT : 0;
+    return how && !(e->block & BULK) && knows(w->r, w->clock, e->op, e->block | how, e->warp, lanes, e->time) == 1;
 }
 
 FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
@@ -163,12 +166,12 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
     if (m->clock != what) put(r, &m->clock, retain(r, what));
 }
 
-// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release.
+// Whether the block of an entry, which is in the same cluster, has arrived at its barrier without a release behind it.
 FN u32 relaxed_arrival(Who* w, Entry* e) {
     Launch* l = w->l;
     LOOP for (u32 slot = 0; slot < l->high; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);
-        if (b->active && b->index == e->block) return b->race->relaxed;
+        if (b->active && b->index == e->block) return e->time <= b->race->relaxed;
     }
     return 0;
 }

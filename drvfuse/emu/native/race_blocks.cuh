@@ -50,8 +50,12 @@ FAR void race_finish_block(Launch* l, Block* b) {
     put(r, &b->race->proxied, 0);
     LOOP for (u32 i = 0; i < BARRIERS; i++) put(r, &b->race->arrived[i], 0);
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
-    put(r, &b->race->cluster_arrived, 0);
-    put(r, &b->race->cluster_known, 0);
+}
+
+// All blocks of a cluster have ended.
+FN void race_finish_cluster(Race* r, RaceBlock* lead) {
+    put(r, &lead->cluster_arrived, 0);
+    put(r, &lead->cluster_known, 0);
 }
 
 FAR void race_gdc_wait(Thread* t) {
@@ -206,6 +210,7 @@ API u32 rt_race_settle(Launch* l) {
         if (!b->active) continue;
         LOOP for (u32 i = 0; i < l->threads; i++) race_exit(thread_at(l, b, i));
         race_finish_block(l, b);
+        race_finish_cluster(l->engine->race, block_of_rank(l, b, 0)->race);
     }
     Ref end = l->end;
     l->end = 0;

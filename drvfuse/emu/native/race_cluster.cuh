@@ -8,6 +8,9 @@
 // knows of anything that the block's threads have done, and by a barrier of the cluster even where they arrived with .relaxed.
 // And no later than the block ends: when its last thread exits, its threads have to know of every access by others.
 //
+// st.async. That it has arrived tells, by the mbarrier, of itself and of what its thread knew to have been read before it was
+// issued, and of the copies that had arrived, so a buffer may be filled again. It is no release of writes: those it may overtake.
+//
 // mbarriers. Two operations on one are never a race, whatever their scopes, which decide only who learns what by them. Unless
 // `strict`, the scope is at least the cluster: hardware has no narrower one, and kernels rely on that.
 // fence.mbarrier_init releases nothing but the initialisation of mbarriers.
@@ -17,14 +20,17 @@
 
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
-    b->race->relaxed = !releases;
     if (releases) {
         race_arrive(l, b, &lead->cluster_arrived, w, lanes);
         return;
     }
     put(r, &lead->cluster_arrived, with_items(r, lead->cluster_arrived, l->op, b->index, 1, 0, 0, 0));
-    LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
-        learn(r, &lead->cluster_arrived, race_thread(b, w * 32 + FFS(rest) - 1)->fenced[SCOPE_CLUSTER]);
+    LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
+        RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
+        learn(r, &lead->cluster_arrived, t->fenced[SCOPE_CLUSTER]);
+        if (t->time > b->race->relaxed) b->race->relaxed = t->time;
+        t->time++;
+    }
 }
 
 FAR void race_cluster_complete(Race* r, RaceBlock* lead) {
@@ -48,6 +54,37 @@ FAR void race_init_fence(Thread* t) {
     LOOP for (u32 k = 0; k <= SCOPE_CLUSTER; k++) learn(w.r, &w.rt->fenced[k], all);
     release(w.r, all);
     w.rt->time++;
+}
+
+// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
+// copies, as they are (a reference).
+FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
+    Clock* all = (Clock*)at(r, known);
+    u32 klass, n = 0;
+    Ref ref = take(r, bytes_of(0u, all->items), &klass);
+    Clock* c = (Clock*)at(r, ref);
+    Item *from = items_of(all), *to = (Item*)(c + 1);
+    LOOP for (u32 i = 0; i < all->items; i++) {
+        u32 tag = (u32)(from[i].key >> 6) & (BULK | READS);
+        if (from[i].key >> 32 != op || !tag == kept || tag == INIT) continue;
+        to[n] = from[i];
+        if (!tag) to[n].key |= (u64)READS << 6;
+        n++;
+    }
+    c->refs = 1;
+    c->klass = klass;
+    c->chains = 0;
+    c->items = n;
+    return ref;
+}
+
+// What an st.async may tell of what its thread knows (a reference).
+FAR Ref reads_of(Race* r, Ref known, u32 op) {
+    Ref own = part_of(r, known, op, 0), kept = part_of(r, known, op, 1);
+    Ref both = merge(r, (Clock*)at(r, own), (Clock*)at(r, kept));
+    release(r, own);
+    release(r, kept);
+    return both;
 }
 
 // A block has ended.

@@ -82,7 +82,16 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         touch_range(&w, w.addr, w.addr + size);
     }
     u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
-    return with_items(r, 0, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
+    Ref known = 0;
+    if (!source) {
+        Ref all = all_known(&w);
+        known = reads_of(r, all, w.op);
+        release(r, all);
+        w.rt->time++;
+    }
+    Ref told = with_items(r, known, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
+    release(r, known);
+    return told;
 }
 
 // It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the

@@ -330,6 +330,7 @@ FAR void finish_block(Launch* l, Block* b) {
     u32 size = l->cluster_size, first = b->slot / size * size;
     LOOP for (u32 i = 0; i < size; i++)
         if (((Block*)(l->slots + (first + i) * l->slot_stride))->active) return;
+    if (l->engine->race) race_finish_cluster(l->engine->race, block_of_rank(l, b, 0)->race);
     l->free_groups[l->free_count++] = first / size;
     if (l->finished == l->blocks && !l->pending) l->state = DONE;
 }

@@ -97,23 +97,27 @@ def allreduce(
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, list(zip(sources, targets, strict=True)))
     in_place = any(t.ptr == s.ptr for s, t in zip(sources, targets, strict=False))
-    algo = _algorithm(group, algo, nbytes, epilogue)
+    algos = _algorithms(group, algo, nbytes, epilogue)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
-    staged = False
     ready: list[Ready] = []
+    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced)
     if nbytes:
-        in_place_hazard = in_place and algo == "one_stage" and group.size > 1
-        pulls = algo not in (*PUSH, "naive")
-        staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
-        call = _Call(group, dtype, shape, algo, staged, blocks, pdl, bound, traced)
-        schedule, ready = call.schedule([s.ptr for s in sources], [o.ptr for o in written])
+
+        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
+            in_place_hazard = in_place and algo == "one_stage" and group.size > 1
+            pulls = algo not in (*PUSH, "naive")
+            staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
+            chosen = replace(call, algo=algo, staged=staged)
+            return chosen, *chosen.schedule([s.ptr for s in sources], [o.ptr for o in written])
+
+        call, schedule, ready = plan.first_that_fits(algos, scheduled)
 
     def moved() -> traffic.Traffic:
-        results = traffic.writing_results(algo, group.size, nbytes)
-        return traffic.reading_sources(algo, group.size, nbytes, staged) + results
+        results = traffic.writing_results(call.algo, group.size, nbytes)
+        return traffic.reading_sources(call.algo, group.size, nbytes, call.staged) + results
 
     read = [[source] for source in sources]
     if bound is not None:
@@ -127,19 +131,21 @@ def allreduce(
         schedule,
         queues,
         ready,
-        algo=algo,
+        algo=call.algo,
         traffic=moved,
         parameters=bound,
         trace=traced,
     )
 
 
-def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> str:
+def _algorithms(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> list[str]:
+    """What to try in turn, where the workspace is too small for the first."""
     differs = epilogue is not None and epilogue.differs_by_rank
     if algo == "auto":
         if not group.peers_readable:
-            return "naive"
-        return "one_stage" if differs else tuning.allreduce_algorithm(group.size, nbytes)
+            return ["naive"]
+        best = tuning.allreduce_algorithm(plan.capability(group), group.size, nbytes)
+        return ["push_one_shot"] if differs else [best, "push_one_shot"]
     plan.require_peers(group, algo)
     if algo in ("two_stage", "push_two_shot") and differs:
         raise ArgumentError(
@@ -148,7 +154,7 @@ def _algorithm(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) 
             '"one_stage", "push_one_shot", "naive" or "auto" for an epilogue that differs by rank: two stages compute '
             "each element once",
         )
-    return algo
+    return [algo]
 
 
 @dataclass(slots=True)

@@ -132,13 +132,15 @@ def allreduce_rmsnorm_fp8(
         list(zip(added, targets[-1], strict=False)),
     )
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    automatic = algo == "auto"
-    if not automatic:
+    if algo != "auto":
         plan.require_peers(group, algo)
+        algos = [algo]
     elif not group.peers_readable:
-        algo = "naive"
+        algos = ["naive"]
     else:
-        algo = tuning.fused_algorithm(group.size, rows, columns * dtype.itemsize, bool(added))
+        sizes = columns * dtype.itemsize, columns * out.itemsize
+        best = tuning.fused_algorithm(plan.capability(group), group.size, *sizes, rows, bool(added))
+        algos = [best, "one_stage"]  # which needs less of the workspace, or none
 
     queues = resolve_streams(group, streams, sources)
     written: dict[str, list[Operand]] = {}
@@ -151,21 +153,17 @@ def allreduce_rmsnorm_fp8(
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
-        staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
-        call = _Call(
-            group, dtype, out, scale_type, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced
-        )
         none = [0] * len(sources)
         each = sources, weights, added, *(written.get(name) for name in _WRITTEN)
         arrays = list(map(_Addresses, *([o.ptr for o in of_ranks] if of_ranks else none for of_ranks in each)))
-        try:
-            schedule, ready = call.schedule(arrays)
-        except ArgumentError as error:
-            if not automatic or algo != "two_stage" or error.argument != "workspace_bytes":
-                raise
-            algo = "one_stage"  # which needs less of the workspace, or none
-            call = replace(call, algo=algo)
-            schedule, ready = call.schedule(arrays)
+
+        def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
+            staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
+            types = dtype, out, scale_type
+            call = _Call(group, *types, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced)
+            return call, *call.schedule(arrays)
+
+        call, schedule, ready = plan.first_that_fits(algos, scheduled)
         moved = call.traffic
     return Prepared(
         "allreduce_rmsnorm_fp8",
@@ -176,7 +174,7 @@ def allreduce_rmsnorm_fp8(
         schedule,
         queues,
         ready,
-        algo=algo,
+        algo=call.algo if rows else algos[0],
         traffic=moved,
         trace=traced,
     )
@@ -294,8 +292,8 @@ class _Call:
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
         )
         if spec.pushes:
-            half = group.workspace.half_bytes
-            pushed = push.fused_shape(spec.work, rows, self.columns, half, plan.clusters(group))
+            half, clusters = group.workspace.half_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
+            pushed = push.fused_shape(spec.work, rows, self.columns, half, clusters)
             spec = replace(
                 spec,
                 packs=pushed.packs,

@@ -7,13 +7,13 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ... import config
 from ...comm.workspace import EPOCH_UNIT
-from ...errors import Unsupported
+from ...errors import ArgumentError, Unsupported
 from ...plans.collectives import LaunchShape, barriers, trace_counts
-from ...plans.push import CLUSTER_CAPABILITY, PushShape, trace_phases
+from ...plans.push import PushShape, trace_phases
 from ...runtime import interop
 from ..call import faults
 from ..call.operands import Operand
@@ -25,6 +25,8 @@ from .kernels import Call, CollectiveKernel, PushCall
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,20 @@ def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, 
     return Plan(kernel, grid, shape.threads, (phases, 0), shape.rounds % 2, parameters)
 
 
-def clusters(group: Group) -> bool:
-    """Whether the devices of every rank have clusters of blocks."""
-    return all(rank.device.capability >= CLUSTER_CAPABILITY for rank in group)
+def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:
+    """What `make` gives for the first of the algorithms for which the workspace is large enough."""
+    for algo in algos[:-1]:
+        try:
+            return make(algo)
+        except ArgumentError as error:
+            if error.argument != "workspace_bytes":
+                raise
+    return make(algos[-1])
+
+
+def capability(group: Group) -> tuple[int, int]:
+    """The lowest compute capability of the group's devices."""
+    return min(rank.device.capability for rank in group)
 
 
 def take(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cluster_source import TOP
 from cuda.bindings import driver as types
-from driver_helpers import R, code, function, ok, primary
+from driver_helpers import R, code, function, ok, primary, ptx
 
 from drvfuse.emu import Machine
 
@@ -187,8 +187,6 @@ def test_devices_before_compute_capability_9_have_no_clusters() -> None:
         primary(cuda)
         attribute = types.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH
         assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == 0
-        from driver_helpers import ptx
-
         f = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(ptx(source, "compute_80"))), b"k"))
         out = ok(cuda.cuMemAlloc(64))
         assert code(cuda.cuLaunchKernelEx(configuration(2, cluster=2), f, ((out,), (None,)), 0)) == (
@@ -199,3 +197,55 @@ def test_devices_before_compute_capability_9_have_no_clusters() -> None:
 
 def test_devices_of_compute_capability_9_have_clusters(cuda: Any) -> None:
     assert ok(cuda.cuDeviceGetAttribute(types.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 0)) == 1
+
+
+def test_a_graph_keeps_the_clusters_of_a_launch(cuda: Any) -> None:
+    f, out, found = function(cuda, SOURCE, "ranks"), ok(cuda.cuMemAlloc(16)), np.zeros(4, np.uint32)
+    stream = ok(cuda.cuStreamCreate(1))
+    ok(cuda.cuStreamBeginCapture(stream, types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    config = configuration(4, cluster=2)
+    config.hStream = stream
+    ok(cuda.cuLaunchKernelEx(config, f, ((out,), (None,)), 0))
+    executable = ok(cuda.cuGraphInstantiate(ok(cuda.cuStreamEndCapture(stream)), 0))
+    for _ in range(2):
+        ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    ok(cuda.cuMemcpyDtoH(found, out, 16))
+    assert found.tolist() == [0, 1, 0, 1]
+
+
+def test_a_cooperative_grid_of_clusters_has_to_fit(cuda: Any) -> None:
+    f = function(cuda, SOURCE, "ranks")
+    ok(cuda.cuFuncSetAttribute(f, F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 200 << 10))
+    together = types.CUlaunchAttribute()
+    together.id = types.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    together.value.cooperative = 1
+    out = ok(cuda.cuMemAlloc(4 * 128))
+    for blocks, expected in ((120, R.CUDA_SUCCESS), (128, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)):
+        config = configuration(blocks, cluster=8, smem=200 << 10)
+        config.attrs, config.numAttrs = [*config.attrs, together], 2
+        assert code(cuda.cuLaunchKernelEx(config, f, ((out,), (None,)), 0)) == expected
+    ok(cuda.cuCtxSynchronize())
+
+
+def test_a_deadlock_shows_the_barrier_of_the_cluster_and_its_phases() -> None:
+    source = (
+        SOURCE
+        + """
+extern "C" __global__ void stuck(u32* out) {
+  C_SYNC
+  if (rank_() == 1 && threadIdx.x == 3) while (*(volatile u32*)out == 0) {}
+  C_ARRIVE("") asm volatile("barrier.cluster.wait;"); }"""
+    )
+    with Machine(devices=1) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        f, out = function(cuda, source, "stuck"), ok(cuda.cuMemAlloc(64))
+        ok(cuda.cuMemsetD32(out, 0, 16))
+        ok(cuda.cuLaunchKernelEx(configuration(2, cluster=2), f, ((out,), (None,)), 0))
+        assert code(cuda.cuCtxSynchronize()) == R.CUDA_ERROR_LAUNCH_TIMEOUT
+        report = machine.reports[-1]
+        assert report.kind == "deadlock"
+        assert "at the barrier of the cluster, which misses 1 of its threads" in report.message
+        assert "the cluster's barrier, phase 0" in report.timeline

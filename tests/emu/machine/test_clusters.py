@@ -165,9 +165,9 @@ def test_a_deadlock_names_the_barrier_of_the_cluster(rig0: Rig) -> None:
     launch = rig0.launch(source, rig0.array(np.zeros(1, np.uint32)), grid=2, cluster=(2, 1, 1))
     assert not rig0.finish(launch)
     found = {b.status for b in launch.blocked() if b.line == line_of(source, "wait")}
-    assert found == {"at the barrier of the cluster, for which 3 of its threads are missing"}
+    assert found == {"at the barrier of the cluster, which misses 3 of its threads"}
     report = standstill("deadlock", "nothing can go on", [("k", 0, launch)], [], {})
-    assert "at the barrier of the cluster, for which 3 of its threads are missing" in report.message
+    assert "at the barrier of the cluster, which misses 3 of its threads" in report.message
 
 
 # Blocks that are not there -------------------------------------------------------------------------------------------

@@ -121,6 +121,30 @@ def test_a_flag_can_overtake_data_that_nothing_orders_before_it(how: str) -> Non
     assert _outcomes(MP % UNORDERED[how], OUT) == {(0,), (1,)}
 
 
+CLUSTER = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* m) {
+    u32 *x = m;
+    if (blockIdx.x == 0 && threadIdx.x == 3) *x = 1;
+    %s
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (blockIdx.x == 1 && threadIdx.x == 40) m[32] = *x;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("arrival", "overtakes"),
+    [
+        ("barrier.cluster.arrive.aligned;", False),
+        ("barrier.cluster.arrive.release;", False),
+        ("fence.acq_rel.cluster; barrier.cluster.arrive.relaxed.aligned;", False),
+        ("barrier.cluster.arrive.relaxed.aligned;", True),
+    ],
+)
+def test_an_arrival_at_the_barrier_of_a_cluster_releases_unless_it_is_relaxed(arrival: str, overtakes: bool) -> None:
+    body = CLUSTER % f'asm volatile("{arrival}" ::: "memory");'
+    assert ((0,) in _outcomes(body, OUT, block=64, seeds=8)) == overtakes
+
+
 @pytest.mark.parametrize("how", ORDERED)
 def test_a_release_or_fence_keeps_data_before_its_flag(how: str) -> None:
     assert _outcomes(MP % ORDERED[how], OUT, seeds=24) == {(1,)}

@@ -168,7 +168,7 @@ def test_mixed_sizes_and_algorithms_back_to_back_without_synchronising(open_grou
 @pytest.mark.gpus(4)
 def test_auto_takes_the_tuned_algorithm(open_group):
     group = open_group(4)
-    for count, algo in ((1 << 10, "one_stage"), (96 << 10, "one_stage"), ((96 << 10) + 8, "two_stage")):
+    for count, algo in ((1 << 10, "push_one_shot"), (64 << 10, "push_one_shot"), (128 << 10, "push_two_shot")):
         xs = [rank.empty(count, "bfloat16") for rank in group]
         ys = [rank.empty(count, "bfloat16") for rank in group]
         assert df.allreduce.prepare(group, xs, ys).algo == algo

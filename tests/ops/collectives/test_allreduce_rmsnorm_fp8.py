@@ -288,7 +288,7 @@ def test_one_local_rank_takes_and_returns_bare_arrays(open_group, rng):
 
 
 @pytest.mark.gpus(4)
-def test_auto_takes_two_stages_for_many_rows(open_group):
+def test_auto_takes_the_two_shot_form_for_many_rows(open_group):
     group = open_group(4)
 
     def algo(rows, residual):
@@ -303,10 +303,10 @@ def test_auto_takes_two_stages_for_many_rows(open_group):
             residuals=arrays((rows, 4096)) if residual else None,
         ).algo
 
-    assert algo(60, False) == "one_stage"
-    assert algo(61, False) == "two_stage"
-    assert algo(124, True) == "one_stage"
-    assert algo(125, True) == "two_stage"
+    assert algo(8, False) == "push_one_shot"
+    assert algo(32, False) == "push_two_shot"
+    assert algo(16, True) == "push_one_shot"
+    assert algo(64, True) == "push_two_shot"
 
 
 @pytest.mark.gpus(3)

@@ -354,7 +354,7 @@ def test_things_that_are_no_streams(group, xs, refused, wrong):
     refused(lambda: df.allreduce(group, xs, streams=[wrong] * 3), "streams[0]")
 
 
-def test_auto_takes_one_stage_where_two_do_not_fit_the_workspace(new_group):
+def test_auto_takes_one_stage_where_a_push_does_not_fit_the_workspace(new_group):
     group = new_group(3, workspace_bytes=4096)
     inputs = [rank.zeros((300, 8192), "bfloat16") for rank in group]
     gammas = [rank.zeros(8192, "bfloat16") for rank in group]

@@ -74,12 +74,12 @@ def test_parameters_that_differ_by_rank(group, rng, hosts, algo):
         assert_bits([ys[rank]], expected)
 
 
-def test_auto_avoids_two_stages_for_an_epilogue_that_differs(group):
+def test_auto_avoids_the_two_shot_form_for_an_epilogue_that_differs(group):
     xs = [rank.empty(1 << 19, "bfloat16") for rank in group]
     ys = [rank.empty(1 << 19, "bfloat16") for rank in group]
-    assert df.allreduce.prepare(group, xs, ys).algo == "two_stage"
-    assert df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + rank")).algo == "one_stage"
-    assert df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + 1")).algo == "two_stage"
+    assert df.allreduce.prepare(group, xs, ys).algo == "push_two_shot"
+    assert df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + rank")).algo == "push_one_shot"
+    assert df.allreduce.prepare(group, xs, ys, epilogue=df.Epilogue("x + 1")).algo == "push_two_shot"
 
 
 def test_one_array_is_read_by_every_rank_where_it_lies(group, rng, hosts):

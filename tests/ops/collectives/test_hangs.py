@@ -170,7 +170,7 @@ def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts)
     first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
     for call in (first, second):
         call.launch(rank=0)
-    with pytest.raises(LaunchError, match=r"rank 1 must first be launched with allreduce one_stage of 3 x \(1000,\)"):
+    with pytest.raises(LaunchError, match=r"rank 1 must first be launched with allreduce push_one_shot of 3 x \(1000,\)"):
         second.launch(rank=1)
     with pytest.raises(LaunchError, match="rank 1"):
         second.launch()
@@ -251,7 +251,7 @@ def test_the_timeout_names_the_first_call_that_gave_up_of_many_in_the_queue(grou
     with pytest.raises(BarrierTimeout) as caught:
         group.synchronize()
     assert caught.value.call == (
-        "call 301 of the group, allreduce one_stage of 3 x (1000,) bfloat16, which rank 2 was not launched with"
+        "call 301 of the group, allreduce push_one_shot of 3 x (1000,) bfloat16, which rank 2 was not launched with"
     )
 
 

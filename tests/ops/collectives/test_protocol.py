@@ -110,14 +110,15 @@ def test_ordinals_beyond_32_bits(new_group, rng):
     group.synchronize()
     for pointer, rank in zip(group.workspace.pointers, group, strict=True):
         epoch = df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
-        epoch.copy_from(np.array([2**32 - 4], np.uint64))
+        epoch.copy_from(np.array([(2**32 - 4) * workspace.EPOCH_UNIT], np.uint64))
     hosts = random_inputs(rng, 3, 500, "bfloat16")
     for _ in range(3):
         for algo in ALL_ALGOS:
             assert_bits(df.allreduce(group, place(group, hosts), algo=algo), reference.allreduce(hosts))
     group.synchronize()
     last = df.view(group.workspace.pointers[0] + workspace.EPOCH_OFFSET, 1, "uint64", group.ranks[0].device).numpy()
-    assert last[0] == 2**32 - 4 + 3 * (2 + 2)
+    steps = {"one_stage": 2, "two_stage": 2, "push_one_shot": 1, "push_two_shot": 1, "naive": 0}
+    assert last[0] == (2**32 - 4 + 3 * sum(steps[algo] for algo in ALL_ALGOS)) * workspace.EPOCH_UNIT
 
 
 @pytest.mark.gpus(2)

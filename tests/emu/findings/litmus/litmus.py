@@ -330,6 +330,7 @@ class Lab:
         smem: int = 0,
         pdl: bool = False,
         cooperative: bool = False,
+        cluster: int | None = None,
         values: tuple[int, int] | None = None,
     ) -> None:
         """Queue the kernel with these roles on a stream, the device's first one by default."""
@@ -355,6 +356,12 @@ class Lab:
                 attribute.id = getattr(types.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
                 setattr(attribute.value, member, 1)
                 attributes.append(attribute)
+        if cluster is not None:
+            attribute = types.CUlaunchAttribute()
+            attribute.id = types.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dim = attribute.value.clusterDim
+            dim.x, dim.y, dim.z = cluster, 1, 1
+            attributes.append(attribute)
         config.attrs, config.numAttrs = attributes, len(attributes)
         first = self.m if m is None else m
         pointers = (first, first if n is None else n)
