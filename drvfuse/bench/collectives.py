@@ -13,13 +13,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from .. import config
 from ..comm.group import Group
 from ..errors import Unsupported
 from ..ops.call.options import PDLLevel
-from ..runtime.array import Array
 from . import peers, stored_peers, timing
 from .collective_calls import Calls, CollectiveCalls, chained, launches
 from .floors import Links, launch_us, least_wire_bytes
@@ -89,8 +86,7 @@ class _Shape:
         self._calls = CollectiveCalls(group, rows, cols, settings.sets)
         k = settings.gemv_columns(cols)
         weights = [gemv.weights(cols, k) for gemv in gemvs]
-        acts: list[Array] = [rank.array(np.ones(k, np.float32)) for rank in group]
-        self._gemvs = self._calls.gemvs(weights, acts)
+        self._gemvs = self._calls.gemvs(weights, [rank.zeros((k,), "bfloat16") for rank in group])
         self._gemv_us = self._time(self._gemvs).median
 
     def ours(self, op: str, algo: str, residual: bool) -> dict[str, Any]:

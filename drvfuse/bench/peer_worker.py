@@ -39,8 +39,9 @@ def main(rank: int, plan: dict[str, Any]) -> int:
 
 
 def first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'without a message'}"
+    """The error's type and first line; of a compiler's error, which only names the compiler there, the next one too."""
+    lines = str(error).strip().splitlines() or ["without a message"]
+    return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
 
 
 def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:

@@ -96,3 +96,4 @@ def test_a_worker_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert peer_worker.main(1, {"folder": str(tmp_path)}) == 1
     assert (tmp_path / "1").read_text() == '{"failed": "RuntimeError: the first line"}\n'
     assert peer_worker.first_line(ValueError()) == "ValueError: without a message"
+    assert peer_worker.first_line(ValueError("it raised:\nthis\nthere")) == "ValueError: it raised: this"
