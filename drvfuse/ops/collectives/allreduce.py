@@ -62,7 +62,8 @@ def allreduce(
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
     sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
     "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
-    `max_num_blocks` bounds the grid, up to the group's `max_blocks`. `use_multimem=True` raises Unsupported.
+    `max_num_blocks` bounds the multiprocessors that the grid may fill, up to the group's `max_blocks`: a push algorithm
+    has as many blocks as fit on them, a pull algorithm one for each. `use_multimem=True` raises Unsupported.
     `pdl_level`: see `PDLLevel`.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list of
