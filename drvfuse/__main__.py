@@ -47,15 +47,37 @@ def _add_benchmarks(benchmarks: Any) -> None:
     gpu.add_argument("--device", type=_natural, default=0, help="the GPU (default: 0)")
     gpu.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
     gpus.add_argument("--gpus", type=_positive, default=2, help="GPUs to use (default: 2)")
-    torch.add_argument("--torch", action="store_true", help="time torch's versions, or NCCL, too")
+    torch.add_argument("--torch", action="store_true", help="time torch's versions too")
     for name, parents, text in (
-        ("collectives", [gpus, shapes, torch], "all-reduce and all-reduce + RMSNorm + FP8"),
         ("fp8-rmsnorm", [gpu, shapes, torch], "FP8 RMSNorm, forward and backward"),
         ("fp8-siblings", [gpu, shapes], "the other FP8 functions"),
         ("gemv", [gpu, shapes, torch], "one token times a weight, with RMSNorm of its first columns"),
         ("trace-cost", [gpus], "collectives and GEMV without and with a trace"),
     ):
         benchmarks.add_parser(name, parents=[*parents, out], help=text)
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument(
+        "--shapes", nargs="+", metavar="MxN", help="rows x columns (default: 24, from 1x4096 to 2048x8192)"
+    )
+    both.add_argument(
+        "--algos",
+        nargs="+",
+        metavar="NAME",
+        help="(default: one_stage two_stage push_one_shot push_two_shot auto)",
+    )
+    both.add_argument(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        help="NCCL and torch's symmetric memory (default: where torch is installed)",
+    )
+    both.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
+    both.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
+    both.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
+    benchmarks.add_parser("allreduce", parents=[gpus, both, out], help="all-reduce, beside floors and peers")
+    fused = benchmarks.add_parser(
+        "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
+    )
+    fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
     host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
@@ -107,11 +129,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MxN",
         help="rows x columns of a rank's input; of gemv as for bench",
     )
-    trace.add_argument("--algo", choices=("auto", "one_stage", "two_stage", "naive"), default="auto")
+    algorithms = ("auto", "push_one_shot", "push_two_shot", "one_stage", "two_stage", "naive")
+    trace.add_argument("--algo", choices=algorithms, default="auto")
     trace.add_argument("--warm", type=_natural, default=3, metavar="CALLS", help="calls before the one that is shown")
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+
+    tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
+    tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
+    tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")
+    tune.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
     return parser
 
 
@@ -136,6 +164,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .cli.trace import run_trace
 
             return run_trace(arguments)
+        if arguments.command == "tune":
+            from .cli.tune import run_tune
+
+            return run_tune(arguments)
         from .cli.doctor import run_doctor
 
         return run_doctor(arguments)

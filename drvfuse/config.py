@@ -97,6 +97,9 @@ SETTINGS: Mapping[str, Setting] = {
         'a size such as "2 GiB", or a number of bytes, above 0',
         "bytes of compiled kernels on disk, beyond which those go that were not used for the longest time",
     ),
+    "tuning": Setting(
+        _text, "", "the path of a file", 'the constants of `drvfuse tune`; by default "tuning.json" in `cache_dir`'
+    ),
     "trace_driver": Setting(
         _text, "ring", '"off", "ring", "stderr" or a file path', "driver call record; a path gets JSON lines"
     ),

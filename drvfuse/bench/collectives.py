@@ -1,98 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce and the fused op, by each algorithm, beside NCCL and the wire.
+"""All-reduce, and all-reduce + RMSNorm + FP8, by every algorithm beside the floors and the peers of the same run.
 
-Inputs are random bfloat16, several sets of them in turn. The wire floor is the bytes that each rank must receive at
-364 GB/s; that of the fused op has a gather of FP8. The fused op has no residual and float32 scales.
+A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls;
+"adds" is what a call adds to a chain of GEMVs, one before each call, that are launched with PDL. A peer of the fused op
+is a sequence: the peer's all-reduce, then a compiled norm and quantisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from .. import dtypes
+from .. import config
 from ..comm.group import Group
-from ..ops.call.prepared import Prepared
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..trace.buffer import Trace
-from .timing import microseconds_per_call
+from ..errors import Unsupported
+from ..ops.call.options import PDLLevel
+from . import peers, stored_peers, timing
+from .collective_calls import Calls, CollectiveCalls, chained, launches
+from .floors import Links, launch_us, least_wire_bytes
+from .gemv import Bench as Gemv
+from .settings import Settings
+from .timing import Timing, microseconds_per_call
 
-SHAPES = ((1, 4096), (8, 4096), (32, 4096), (128, 4096), (512, 4096), (2048, 4096), (16, 8192), (1024, 8192))
-ALGORITHMS = ("one_stage", "two_stage")
-OPS = ("allreduce", "fused")
-_FIGURES = [f"{op} {algo}" for op in OPS for algo in ALGORITHMS]
-HEAD = ["rows x cols", "KiB", "wire", "FP8 wire", *(cell for name in _FIGURES for cell in (name, "spread")), "NCCL"]
-TEXT_COLUMNS = 1
-_WIRE_BYTES_PER_US = 364e3
-_SETS = 4
+LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 
 
-class Inputs:
-    """Random inputs of a shape on each rank, in several sets, and outputs that the calls share."""
+def measure(
+    group: Group,
+    op: str,
+    shapes: Sequence[tuple[int, int]],
+    algos: Sequence[str],
+    residuals: Sequence[bool],
+    settings: Settings,
+    with_peers: bool,
+) -> Iterator[dict[str, Any]]:
+    """A result for each shape, without and with a residual as asked for. The peers are measured first.
 
-    def __init__(self, group: Group, rows: int, cols: int, sets: int = _SETS) -> None:
-        random, bf16 = np.random.default_rng(rows * 65536 + cols), dtypes.get("bfloat16").numpy
-        self._group, shape = group, (rows, cols)
-        self._sets = [
-            [rank.array(random.standard_normal(shape, np.float32).astype(bf16)) for rank in group] for _ in range(sets)
-        ]
-        gamma = np.linspace(0.5, 1.5, cols, dtype=np.float32).astype(bf16)
-        self._sums = [rank.empty(shape, "bfloat16") for rank in group]
-        self._norm: dict[str, Any] = {
-            "epsilon": 1e-6,
-            "outputs": [rank.empty(shape, "float8_e4m3fn") for rank in group],
-            "scales": [rank.empty((rows,), "float32") for rank in group],
-        }
-        self._gammas = [rank.array(gamma) for rank in group]
-
-    def calls(self, op: str, algo: str, trace: Trace | None = None) -> list[Callable[[], object]]:
-        """Prepared launches of one of `OPS`, one for each set."""
-        prepare: Callable[..., Prepared[Any]]
-        if op == "allreduce":
-            prepare = partial(allreduce.prepare, self._group, outputs=self._sums)
-        else:
-            prepare = partial(allreduce_rmsnorm_fp8.prepare, self._group, gammas=self._gammas, **self._norm)
-        return [prepare(inputs=xs, algo=algo, trace=trace).launch for xs in self._sets]
-
-
-def calls_per_graph(rows: int, cols: int) -> int:
-    """How many calls a graph has, at least: fewer of long ones."""
-    nbytes = 2 * rows * cols
-    return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10
-
-
-def measure(group: Group, rows: int, cols: int, with_torch: bool = False) -> dict[str, Any]:
-    """All figures of one shape, in microseconds per call."""
-    n, nbytes = group.size, 2 * rows * cols
-    result: dict[str, Any] = {
-        "gpus": n,
-        "rows": rows,
-        "cols": cols,
-        "kib": nbytes // 1024,
-        "wire_us": min(n - 1, 2 * (n - 1) / n) * nbytes / _WIRE_BYTES_PER_US,
-        "wire_fp8_us": 1.5 * (n - 1) / n * nbytes / _WIRE_BYTES_PER_US,
+    Unsupported where a rank cannot access every other rank's memory.
+    """
+    if not group.peers_readable:
+        raise Unsupported("the floors and most algorithms need peer access between all GPUs of the group")
+    names = peers.names(op) if with_peers else ()
+    found = {name: peers.measure(name, op, residuals, group.size, shapes, settings) for name in names}
+    most = max(least_wire_bytes(op, True, group.size, 2 * rows * cols) for rows, cols in shapes)
+    links = Links(group, max(most, settings.link_bytes))
+    run = {
+        "op": op,
+        "gpus": group.size,
+        "device": group[0].device.name,
+        "driver": group.driver.name,
+        "max_blocks": group.max_blocks,
+        "spin_timeout": config.get("spin_timeout"),
+        "replays": timing.REPLAYS,
+        "settings": asdict(settings),
+        "pdl": {name: level.name for name, level in LEVELS.items()},
+        "launch_us": {name: _figure(launch_us(group, name != "off", settings.calls)) for name in LEVELS},
+        "link_bytes_per_us": links.bytes_per_us(10),
     }
-    inputs = Inputs(group, rows, cols)
-    for op in OPS:
-        for algo in ALGORITHMS:
-            timing = microseconds_per_call(group, inputs.calls(op, algo), calls_per_graph(rows, cols))
-            result[f"{op}_{algo}"], result[f"{op}_{algo}_spread"] = timing
-    if with_torch:
-        from .collectives_torch import nccl_us
+    gemvs = [Gemv(rank.device, rotated_bytes=settings.sets * settings.weight_bytes) for rank in group]
+    for rows, cols in shapes:
+        shape = _Shape(group, rows, cols, settings, gemvs)
+        for residual in residuals:
+            wire = least_wire_bytes(op, residual, group.size, 2 * rows * cols)
+            yield {
+                "run": run,
+                "rows": rows,
+                "cols": cols,
+                "kib": 2 * rows * cols / 1024,
+                "residual": residual,
+                "wire_us": wire / run["link_bytes_per_us"],
+                "push_us": _figure(links.push_us(wire, settings.calls)),
+                "ours": {algo: shape.ours(op, algo, residual) for algo in algos},
+                "peers": {name: found[name][rows, cols, residual] for name in names},
+                "stored": stored_peers.fastest(op, group.size, rows, cols, residual),
+            }
 
-        result["nccl"] = nccl_us([rank.device.index for rank in group], rows, cols)
-    return result
+
+class _Shape:
+    """The arrays of one shape, and the chain of its GEMVs alone."""
+
+    def __init__(self, group: Group, rows: int, cols: int, settings: Settings, gemvs: Sequence[Gemv]) -> None:
+        self._group, self._settings = group, settings
+        self._calls = CollectiveCalls(group, rows, cols, settings.sets)
+        k = settings.gemv_columns(cols)
+        weights = [gemv.weights(cols, k) for gemv in gemvs]
+        self._gemvs = self._calls.gemvs(weights, [rank.zeros((k,), "bfloat16") for rank in group])
+        self._gemv_us = self._time(self._gemvs).median
+
+    def ours(self, op: str, algo: str, residual: bool) -> dict[str, Any]:
+        """An algorithm's figures, by level of PDL."""
+        prepare = partial(self._calls.prepared, op, algo, residual=residual)
+        found: dict[str, Any] = {}
+        for name, level in LEVELS.items():
+            prepared = prepare(pdl_level=level)
+            found[name] = _figure(self._time(launches(prepared)))
+            found["algo"] = prepared[0].algo
+        chain = self._time(chained(self._gemvs, launches(prepared)))
+        found["adds_us"] = chain.median - self._gemv_us
+        return found
+
+    def _time(self, calls: Calls) -> Timing:
+        return microseconds_per_call(self._group, calls, self._settings.calls)
 
 
-def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The lines of the table for one shape, which is one; `HEAD` is its head."""
-    cells = [f"{result['rows']}x{result['cols']}", str(result["kib"])]
-    cells += [f"{result[key]:.2f}" for key in ("wire_us", "wire_fp8_us")]
-    for name in _FIGURES:
-        key = name.replace(" ", "_")
-        cells += [f"{result[key]:.2f}", f"{result[f'{key}_spread']:.2f}"]
-    return [[*cells, f"{result['nccl']:.2f}" if "nccl" in result else ""]]
+def _figure(timing: Timing) -> dict[str, float]:
+    return {"us": timing.median, "spread": timing.spread}

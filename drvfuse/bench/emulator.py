@@ -14,7 +14,7 @@ from typing import Any
 from .. import emu
 from ..comm.group import Group
 from ..errors import DrvfuseError
-from .collectives import Inputs
+from .collective_calls import CollectiveCalls
 
 SHAPE = (128, 4096)
 ALGORITHMS = ("one_stage", "two_stage", "naive")
@@ -34,11 +34,11 @@ def measure(gpus: int, rows: int, cols: int, calls: int, seeds: int) -> Iterator
 
 def _seconds(algo: str, race: bool, seed: int, gpus: int, rows: int, cols: int, calls: int) -> list[float]:
     with emu.Machine(devices=gpus, seed=seed, race=race) as machine, Group.local(gpus, driver=machine) as group:
-        (call,) = Inputs(group, rows, cols, sets=1).calls("fused", algo)
+        (call,) = CollectiveCalls(group, rows, cols, sets=1).prepared("allreduce_rmsnorm_fp8", algo)
         seconds = []
         for _ in range(calls):
             start = time.process_time()
-            call()
+            call.launch()
             group.synchronize()
             seconds.append(time.process_time() - start)
         if machine.reports:

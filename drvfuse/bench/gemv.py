@@ -58,11 +58,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) read(const uint4* from, lo
 
 
 class Bench:
-    """A device with random weights, as many as are rotated, in one piece."""
+    """A device with random weights, as many as are rotated (256 MiB if None), in one piece."""
 
-    def __init__(self, device: Device, with_torch: bool = False) -> None:
+    def __init__(self, device: Device, with_torch: bool = False, rotated_bytes: int | None = None) -> None:
         self._device, self._torch, self._random = device, with_torch, np.random.default_rng(0)
-        self._pool, self._out = self._weight_bytes(_ROTATED_BYTES), device.zeros(1, "uint32")
+        self._pool = self._weight_bytes(rotated_bytes or _ROTATED_BYTES)
+        self._out = device.zeros(1, "uint32")
 
     def _weight_bytes(self, nbytes: int) -> Array:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)

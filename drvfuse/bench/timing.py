@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -74,6 +74,17 @@ def microseconds_per_call(
     return Timing(statistics.median(times), max(times) - min(times))
 
 
+def together(calls: Iterable[Callable[[], object]]) -> Callable[[], object]:
+    """One call that makes all of these, in their order."""
+    every = tuple(calls)
+
+    def run() -> None:
+        for call in every:
+            call()
+
+    return run
+
+
 _COPY = """
 extern "C" __global__ void __launch_bounds__(512) copy(const uint4* from, uint4* to, long long count) {
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -91,9 +102,12 @@ extern "C" __global__ void __launch_bounds__(512) copy(const uint4* from, uint4*
 
 
 def copy_launch(source: Array, target: Array, blocks: int) -> Launch:
-    """A copy between arrays of one device and as many bytes, a multiple of 16, by 16-byte accesses."""
+    """A copy of the bytes of `source`, a multiple of 16, by 16-byte accesses, on its device.
+
+    `target`, which the caller keeps alive, is on that device or on one whose memory it can access.
+    """
     kernel = compile(_COPY, driver=source.device.driver)["copy"]
-    return kernel.prepare(blocks, 512, source, target, source.nbytes // 16, device=source.device)
+    return kernel.prepare(blocks, 512, source, target.ptr, source.nbytes // 16, device=source.device)
 
 
 def copy_bandwidth(device: Device) -> float:

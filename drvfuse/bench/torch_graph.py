@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time of a torch function inside torch's own CUDA graph: the peers of the benchmarks."""
+"""Times of a torch function inside torch's own CUDA graph: the peers of the benchmarks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from .timing import REPLAYS
 
 
 def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> float:
-    """Median over replays of (time of a graph of one call with each of `arguments`) / calls."""
+    """The median of `torch_times`."""
+    return statistics.median(torch_times(function, arguments))
+
+
+def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[float]:
+    """(Microseconds of a graph of one call with each of `arguments`) / calls, of each replay.
+
+    Each replay follows an untimed one directly, so processes whose functions meet are in step.
+    """
     import torch
 
     for values in arguments:
         function(*values)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread queries events
         for values in arguments:
             function(*values)
     times = []
@@ -30,4 +38,4 @@ def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[An
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1000 / len(arguments))
-    return statistics.median(times)
+    return times

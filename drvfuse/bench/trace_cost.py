@@ -18,12 +18,15 @@ import numpy as np
 from ..comm.group import Group
 from ..runtime.device import Device
 from ..trace.buffer import Trace
-from . import collectives, gemv
+from . import gemv
+from .collective_calls import OPS, CollectiveCalls, launches
 from .timing import Replays
 
 SHAPES = ((1, 4096), (128, 4096), (512, 4096), (2048, 4096))
 HEAD = ["op", "algo", "shape", "off", "on", "cost", "spread", "events", "timer step ns", "clock error ns"]
 TEXT_COLUMNS = 3
+_ALGORITHMS = ("one_stage", "two_stage")
+_SETS = 4
 _ROUNDS = 60
 _TRACE_BYTES = 32 << 20
 
@@ -33,16 +36,26 @@ Calls = Sequence[Callable[[], object]]
 def measure(group: Group) -> Iterator[dict[str, Any]]:
     """A result for each op, algorithm and shape."""
     for rows, cols in SHAPES:
-        inputs = collectives.Inputs(group, rows, cols)
-        for op in collectives.OPS:
-            for algo in collectives.ALGORITHMS:
-                calls = partial(inputs.calls, op, algo)
-                times = _compared(group, calls, collectives.calls_per_graph(rows, cols))
+        inputs = CollectiveCalls(group, rows, cols, _SETS)
+        for op in OPS:
+            for algo in _ALGORITHMS:
+                calls = partial(_calls, inputs, op, algo)
+                times = _compared(group, calls, _calls_per_graph(rows, cols))
                 yield {"op": op, "algo": algo, "rows": rows, "cols": cols, **times}
     device = group.ranks[0].device
     bench, (n, k, n_normed) = gemv.Bench(device), gemv.MODEL
     times = _compared(device, lambda trace: bench.calls(n, k, n_normed, trace=trace), gemv.CALLS)
     yield {"op": "gemv", "algo": "", "rows": n, "cols": k, **times}
+
+
+def _calls(inputs: CollectiveCalls, op: str, algo: str, trace: Trace | None) -> Calls:
+    return launches(inputs.prepared(op, algo, trace=trace))
+
+
+def _calls_per_graph(rows: int, cols: int) -> int:
+    """Fewer of long ones: a trace holds the events of all."""
+    nbytes = 2 * rows * cols
+    return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10
 
 
 def _compared(where: Group | Device, calls: Callable[[Trace | None], Calls], per_graph: int) -> dict[str, Any]:

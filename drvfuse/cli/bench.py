@@ -12,13 +12,25 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..bench import collectives, emulator, fp8_rmsnorm, fp8_siblings, gemv, host, trace_cost
+from ..bench import (
+    collectives,
+    collectives_report,
+    emulator,
+    fp8_rmsnorm,
+    fp8_siblings,
+    gemv,
+    host,
+    stored_peers,
+    trace_cost,
+)
+from ..bench.settings import EMULATED, Settings
 from ..bench.timing import copy_bandwidth
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
-from ..ops.call.options import MULTIMEM_VETOES
+from ..ops.call.options import MULTIMEM_VETOES, one_of
+from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import Device, device
-from ..runtime.driver import get_driver
+from ..runtime.driver import Driver, get_driver
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
@@ -95,8 +107,35 @@ def _on_group(arguments: argparse.Namespace, measure: Callable[[Group], Iterator
 
 
 def _collectives(arguments: argparse.Namespace) -> Started:
-    shapes = _shapes(arguments, matrix_shape, collectives.SHAPES)
-    return _on_group(arguments, lambda group: (collectives.measure(group, *shape, arguments.torch) for shape in shapes))
+    op = arguments.benchmark.replace("-", "_")
+    shapes = [matrix_shape(text, "--shapes") for text in arguments.shapes or ()] or stored_peers.shapes()
+    for rows, columns in shapes:
+        if op != "allreduce" and columns > MAX_COLUMNS:
+            raise ArgumentError("--shapes", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+    algos = [
+        one_of("--algos", algo, collectives_report.ALGORITHMS)
+        for algo in arguments.algos or collectives_report.ALGORITHMS
+    ]
+    residuals = [False] if op == "allreduce" else [False, True] if arguments.residual is None else [arguments.residual]
+    emulated = arguments.driver == "emu"
+    installed = importlib.util.find_spec("torch") is not None
+    if arguments.peers and emulated:
+        raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")
+    if arguments.peers:
+        _require("--peers", "torch")
+    with_peers = arguments.peers is not False and installed and not emulated
+    with contextlib.nullcontext() if emulated else _real():
+        driver = _driver_of(arguments, least=2)
+        blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
+        group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
+
+    def results() -> Iterator[dict[str, Any]]:
+        with group:
+            settings = EMULATED if emulated else Settings()
+            yield from collectives.measure(group, op, shapes, algos, residuals, settings, with_peers)
+
+    note = f"{op}, {group.size} x {group[0].device.name}, bfloat16{_meaning(driver)}"
+    return note if installed else f"{note}; peers need torch, which is not installed", results()
 
 
 def _trace_cost(arguments: argparse.Namespace) -> Started:
@@ -104,16 +143,22 @@ def _trace_cost(arguments: argparse.Namespace) -> Started:
 
 
 def _host(arguments: argparse.Namespace) -> Started:
+    driver = _driver_of(arguments, least=1)
+    note = f"microseconds of the calling thread per call, driver {driver.name}{_meaning(driver)}"
+    return note, iter(host.measure(driver, arguments.gpus))
+
+
+def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
+    """The driver, which has as many devices as `--gpus` asks for."""
     driver = get_driver(arguments.driver)
-    present = int(driver.cuDeviceGetCount())
-    if arguments.gpus > min(8, present):
-        raise ArgumentError(
-            "--gpus", arguments.gpus, f"from 1 to {min(8, present)}, as the {driver.name} driver has them"
-        )
-    note = "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
-    return f"microseconds of the calling thread per call, driver {driver.name}{note}", iter(
-        host.measure(driver, arguments.gpus)
-    )
+    most = min(8, int(driver.cuDeviceGetCount()))
+    if not least <= arguments.gpus <= most:
+        raise ArgumentError("--gpus", arguments.gpus, f"from {least} to {most}, as the {driver.name} driver has them")
+    return driver
+
+
+def _meaning(driver: Driver) -> str:
+    return "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
 
 
 def _emulator(arguments: argparse.Namespace) -> Started:
@@ -123,7 +168,8 @@ def _emulator(arguments: argparse.Namespace) -> Started:
 
 
 _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
-    "collectives": (collectives, _collectives),
+    "allreduce": (collectives_report, _collectives),
+    "allreduce-rmsnorm-fp8": (collectives_report, _collectives),
     "emulator": (emulator, _emulator),
     "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
     "fp8-siblings": (fp8_siblings, _siblings),
@@ -156,7 +202,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
                 Path(arguments.out).write_text(json.dumps(results, indent=1))
     print(note)
     rows = [line for result in results for line in module.lines(result)]
-    print(table(module.HEAD, rows, text_columns=module.TEXT_COLUMNS))
+    used = [i for i in range(len(module.HEAD)) if any(row[i] for row in rows)]
+    head, *rows = ([row[i] for i in used] for row in (module.HEAD, *rows))
+    print(table(head, rows, text_columns=sum(i < module.TEXT_COLUMNS for i in used)))
+    for line in getattr(module, "notes", lambda results: [])(results):
+        print(line)
     if plot:
         module.plot(results, Path(plot))
     return 0

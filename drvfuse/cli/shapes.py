@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--shape` means to the commands; ArgumentError for anything else."""
+"""What `--shape` and `--shapes` mean to the commands; ArgumentError for anything else."""
 
 from __future__ import annotations
 
 from ..errors import ArgumentError
 
 
-def matrix_shape(text: str) -> tuple[int, int]:
+def matrix_shape(text: str, option: str = "--shape") -> tuple[int, int]:
     """Rows and columns."""
-    rows, columns = _numbers(text, "rows x columns, such as 8192x4096", 2)
+    rows, columns = _numbers(option, text, "rows x columns, such as 8192x4096", 2)
     return rows, columns
 
 
 def gemv_shape(text: str) -> tuple[int, int, int]:
     """N, K and the normed columns: three quarters of N where they are left out."""
-    n, k, *rest = _numbers(text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
+    n, k, *rest = _numbers("--shape", text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:
         raise ArgumentError("--shape", repr(text), f"of at most {n} normed columns, the rows of the weight")
     return n, k, n_normed
 
 
-def _numbers(text: str, expected: str, *counts: int) -> list[int]:
+def _numbers(option: str, text: str, expected: str, *counts: int) -> list[int]:
     parts = text.lower().split("x")
     if len(parts) not in counts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ArgumentError("--shape", repr(text), expected)
+        raise ArgumentError(option, repr(text), expected)
     return [int(part) for part in parts]

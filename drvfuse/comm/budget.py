@@ -2,8 +2,12 @@
 """Block budgets: how many blocks the open groups may have resident on a device at once.
 
 Blocks that wait for a peer must be able to run together with those of every other open group on the device, or two
-groups could starve each other. Every kernel of ours fits a multiprocessor alone, so the number of multiprocessors is
-a safe capacity: the budgets of all open groups on a device sum to at most that.
+groups could starve each other. So a budget counts multiprocessors, and those of all open groups on a device sum to at
+most what it has. A pull launch has one block for each multiprocessor of its budget, and every block of ours fits one
+alone. A push launch has as many as that many multiprocessors hold of its kernel. The device may spread them over more,
+and blocks of another group that need most of a multiprocessor may then find none that is free enough. Two groups do not
+starve each other so: the smaller blocks fit between the larger ones, whichever came first, so one of the two groups is
+placed on all its devices and ends. With more groups that is no proof, and the bound in time is what remains.
 
 The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
 resident while it still waits for a peer. With PDLLevel.OVERLAP_AT_BEGINNING a whole chain of kernels may be, each

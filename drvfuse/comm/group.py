@@ -75,8 +75,8 @@ class Group(Owned, Owner):
         `devices` is a number of devices (0 .. n-1), or a list of device ids or of `Device` objects, rank by rank.
         `driver` is as for `drvfuse.device`, by default that of the objects. `workspace_bytes` is the payload of a
         rank's workspace, and also the size of its slots for push algorithms, so a rank takes twice as much: inputs
-        larger than it are processed in chunks. `max_blocks` bounds the blocks of a launch on
-        each device; the budgets of all open groups on a device sum to at most its number of multiprocessors.
+        larger than it are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may fill on each
+        device, 64 by default; the budgets of all open groups on a device sum to at most what it has.
 
         Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
         DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device is captured.

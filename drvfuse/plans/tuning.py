@@ -2,17 +2,18 @@
 """Which algorithm `algo="auto"` takes: the one that a model of two constants per algorithm takes to be quickest.
 
 Every algorithm gives the same bits, so the choice is a matter of time alone. All ranks decide alike, as the model reads
-nothing but shapes and the lowest compute capability of the group. It is for devices that all reach one another by
-NVLink; where a group pushes through PCIe, both algorithms are slower by the same factor, and the choice is as good.
+nothing but shapes and constants that are the group's. `drvfuse tune` measures these on a machine; else they are those
+of the lowest compute capability of its devices, for GPUs that all reach one another by NVLink.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
+ALGORITHMS = ("push_one_shot", "push_two_shot")
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """A call takes `base_us`, and the bytes that each rank receives at `bytes_per_us`."""
 
     base_us: float
@@ -23,9 +24,8 @@ class Cost:
         return self.base_us + received / self.bytes_per_us
 
 
-@dataclass(frozen=True)
-class Costs:
-    """The constants of a generation of GPUs, back to back in a graph with PDL."""
+class Costs(NamedTuple):
+    """The constants of a generation of GPUs, or of a machine, back to back in a graph with PDL."""
 
     one_shot: Cost
     two_shot: Cost
@@ -46,19 +46,30 @@ def costs(capability: tuple[int, int]) -> Costs:
     return BLACKWELL if capability >= (10, 0) else HOPPER if capability >= (9, 0) else AMPERE
 
 
-def allreduce_algorithm(capability: tuple[int, int], ranks: int, nbytes: int) -> str:
+def allreduce_algorithm(costs: Costs, ranks: int, nbytes: int) -> str:
     """Algorithm for an all-reduce of `nbytes` per rank, where every rank can write its peers' memory."""
-    found = costs(capability)
-    one_shot = found.one_shot.microseconds((ranks - 1) * nbytes)
-    two_shot = found.two_shot.microseconds(2 * (ranks - 1) / ranks * nbytes)
-    return "push_one_shot" if ranks == 1 or one_shot <= two_shot else "push_two_shot"
+    one_shot, two_shot = allreduce_received(ranks, nbytes)
+    return _quicker(costs.one_shot.microseconds(one_shot), costs.two_shot.microseconds(two_shot))
 
 
 def fused_algorithm(
-    capability: tuple[int, int], ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool
+    costs: Costs, ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool = False
 ) -> str:
     """Algorithm for the fused norm of `rows` rows of `row_bytes` each, whose results have `result_bytes`."""
-    found, gathered = costs(capability), row_bytes if residual else result_bytes
-    one_shot = found.fused_one_shot.microseconds((ranks - 1) * rows * row_bytes)
-    two_shot = found.fused_two_shot.microseconds((ranks - 1) / ranks * rows * (row_bytes + gathered))
-    return "push_one_shot" if ranks == 1 or one_shot <= two_shot else "push_two_shot"
+    one_shot, two_shot = fused_received(ranks, row_bytes, result_bytes, rows, residual)
+    return _quicker(costs.fused_one_shot.microseconds(one_shot), costs.fused_two_shot.microseconds(two_shot))
+
+
+def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
+    """The bytes that each rank receives by push_one_shot and by push_two_shot."""
+    return (ranks - 1) * nbytes, 2 * (ranks - 1) / ranks * nbytes
+
+
+def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
+    """The same for the fused norm. With residuals whole rows are gathered, else results."""
+    gathered = row_bytes if residual else result_bytes
+    return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
+
+
+def _quicker(one_shot: float, two_shot: float) -> str:
+    return "push_one_shot" if one_shot <= two_shot else "push_two_shot"

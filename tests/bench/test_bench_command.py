@@ -14,7 +14,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import collectives, collectives_torch, fp8_rmsnorm, fp8_siblings, gemv, trace_cost
+from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, trace_cost
 from drvfuse.cli import bench
 from drvfuse.ops.call.options import MULTIMEM_VETOES
 
@@ -29,8 +29,8 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     for name in MULTIMEM_VETOES:
         monkeypatch.setenv(name, "")  # which ends with the test, whatever the command sets
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
-    monkeypatch.setattr(collectives, "_SETS", 1)
-    monkeypatch.setattr(collectives, "calls_per_graph", lambda rows, cols: 1)
+    monkeypatch.setattr(trace_cost, "_SETS", 1)
+    monkeypatch.setattr(trace_cost, "_calls_per_graph", lambda rows, cols: 1)
     monkeypatch.setattr(trace_cost, "_ROUNDS", 2)
     monkeypatch.setattr(gemv, "CALLS", 1)
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 1 << 12)
@@ -52,47 +52,17 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     return run
 
 
-def test_collectives_give_each_op_and_algorithm_beside_the_wire(command: Command) -> None:
-    results, printed = command("collectives", "--gpus", "2", "--shape", "2x64", "--shape", "3x128")
-    assert [(r["gpus"], r["rows"], r["cols"]) for r in results] == [(2, 2, 64), (2, 3, 128)]
-    for result in results:
-        nbytes = 2 * result["rows"] * result["cols"]
-        assert result["wire_us"] == pytest.approx(nbytes / 364e3)
-        assert result["wire_fp8_us"] == pytest.approx(0.75 * nbytes / 364e3)
-        for op in collectives.OPS:
-            for algo in collectives.ALGORITHMS:
-                assert result[f"{op}_{algo}"] > 0 and result[f"{op}_{algo}_spread"] == 0
-        assert "nccl" not in result
-    assert [line.split()[0] for line in printed.splitlines()[-2:]] == ["2x64", "3x128"]
-
-
-def test_nccl_is_timed_in_the_same_run_where_torch_is_asked_for(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def nccl_us(*arguments: object) -> float:
-        asked.append((*arguments, {name: os.environ.get(name) for name in MULTIMEM_VETOES}))
-        return 7.25
-
-    monkeypatch.setattr(bench, "_require", lambda option, package: asked.append((option, package)))
-    monkeypatch.setattr(collectives_torch, "nccl_us", nccl_us)
-    results, printed = command("collectives", "--shape", "2x64", "--torch")
-    assert asked == [("--torch", "torch"), ([0, 1], 2, 64, MULTIMEM_VETOES)]
-    assert results[0]["nccl"] == 7.25 and printed.splitlines()[-1].endswith(" 7.25")
-
-
 def test_multicast_stays_forbidden_after_a_run(command: Command) -> None:
-    command("collectives", "--shape", "2x64")
+    command("gemv", "--shape", "8x64")
     assert {name: os.environ.get(name) for name in MULTIMEM_VETOES} == MULTIMEM_VETOES
 
 
 def test_trace_cost_compares_each_op_and_algorithm(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_cost, "SHAPES", ((2, 64), (3, 128)))
-    monkeypatch.setattr(collectives, "ALGORITHMS", ("two_stage",))
+    monkeypatch.setattr(trace_cost, "_ALGORITHMS", ("two_stage",))
     monkeypatch.setattr(gemv, "MODEL", (8, 64, 6))
     results, printed = command("trace-cost")
-    expected = [(op, "two_stage", *shape) for shape in trace_cost.SHAPES for op in collectives.OPS]
+    expected = [(op, "two_stage", *shape) for shape in trace_cost.SHAPES for op in collective_calls.OPS]
     assert [(r["op"], r["algo"], r["rows"], r["cols"]) for r in results] == [*expected, ("gemv", "", 8, 64)]
     for result in results:
         assert result["events"] > 0 and result["off_us"] > 0 and result["on_us"] > 0 and result["spread_us"] >= 0
@@ -146,7 +116,8 @@ def test_the_siblings_are_measured(command: Command, monkeypatch: pytest.MonkeyP
         ("emulator", "--torch"),
         ("fp8-siblings", "--torch"),
         ("trace-cost", "--shape=2x64"),
-        ("collectives", "--plot=p"),
+        ("allreduce", "--residual"),
+        ("trace-cost", "--plot=p"),
     ],
 )
 def test_an_option_that_a_benchmark_does_not_have_is_wrong_usage(

@@ -10,7 +10,13 @@ import pytest
 
 from drvfuse.__main__ import main
 
-COMMANDS = (("trace", "allreduce"), ("trace", "gemv"), ("bench", "gemv"), ("bench", "fp8-rmsnorm"))
+COMMANDS = (
+    ("trace", "allreduce"),
+    ("trace", "gemv"),
+    ("bench", "gemv"),
+    ("bench", "fp8-rmsnorm"),
+    ("bench", "allreduce"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +28,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("drvfuse.cli.trace.get_driver", refuse)
     monkeypatch.setattr("drvfuse.cli.bench.device", refuse)
+    monkeypatch.setattr("drvfuse.cli.bench.get_driver", refuse)
 
 
 def refused(capsys: pytest.CaptureFixture[str], command: tuple[str, ...], *options: str) -> str:
@@ -60,7 +67,8 @@ def test_files_that_cannot_be_written(
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("shape", ["12", "0x16", "axb", "4x", "4x16x2x1", "4x\N{SUPERSCRIPT TWO}"])
 def test_shapes(command: tuple[str, ...], shape: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"--shape is '{shape}'; it must be" in refused(capsys, command, "--shape", shape)
+    option = "--shapes" if command == ("bench", "allreduce") else "--shape"
+    assert f"{option} is '{shape}'; it must be" in refused(capsys, command, option, shape)
 
 
 def test_a_fused_call_of_too_many_columns(capsys: pytest.CaptureFixture[str]) -> None:

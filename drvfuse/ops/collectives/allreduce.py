@@ -27,6 +27,7 @@ from . import naive, plan
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, AllreduceParams, AllreducePushParams, CollectiveKernel
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -62,7 +63,8 @@ def allreduce(
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
     sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
     "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
-    `max_num_blocks` bounds the grid, up to the group's `max_blocks`. `use_multimem=True` raises Unsupported.
+    `max_num_blocks` bounds the multiprocessors that the grid may fill, up to the group's `max_blocks`: a push algorithm
+    has as many blocks as fit on them, a pull algorithm one for each. `use_multimem=True` raises Unsupported.
     `pdl_level`: see `PDLLevel`.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list of
@@ -144,7 +146,7 @@ def _algorithms(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None)
     if algo == "auto":
         if not group.peers_readable:
             return ["naive"]
-        best = tuning.allreduce_algorithm(plan.capability(group), group.size, nbytes)
+        best = tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes)
         return ["push_one_shot"] if differs else [best, "push_one_shot"]
     plan.require_peers(group, algo)
     if algo in ("two_stage", "push_two_shot") and differs:

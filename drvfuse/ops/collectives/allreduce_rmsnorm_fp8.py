@@ -26,6 +26,7 @@ from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import naive, plan
 from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, SCALES_DTYPES, CollectiveKernel, FusedParams, FusedPushParams
+from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -139,7 +140,7 @@ def allreduce_rmsnorm_fp8(
         algos = ["naive"]
     else:
         sizes = columns * dtype.itemsize, columns * out.itemsize
-        best = tuning.fused_algorithm(plan.capability(group), group.size, *sizes, rows, bool(added))
+        best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, *sizes, rows, bool(added))
         algos = [best, "one_stage"]  # which needs less of the workspace, or none
 
     queues = resolve_streams(group, streams, sources)

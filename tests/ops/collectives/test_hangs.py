@@ -170,9 +170,8 @@ def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts)
     first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
     for call in (first, second):
         call.launch(rank=0)
-    with pytest.raises(
-        LaunchError, match=r"rank 1 must first be launched with allreduce push_one_shot of 3 x \(1000,\)"
-    ):
+    first_call = r"rank 1 must first be launched with allreduce push_one_shot of 3 x \(1000,\)"
+    with pytest.raises(LaunchError, match=first_call):
         second.launch(rank=1)
     with pytest.raises(LaunchError, match="rank 1"):
         second.launch()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no collective can be faster than: a launch, and the bytes that cross the links."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ..comm.group import Group
+from ..ops.call.specialisation import CU
+from ..runtime.kernel import compile
+from .timing import Timing, copy_launch, microseconds_per_call, together
+
+_EMPTY = """
+#include "sync/pdl.cuh"
+extern "C" __global__ void empty() {
+    launch_dependents();
+    wait_for_producer();
+}
+"""
+_THREADS = 128
+_COPY_BYTES = 16 * 512  # of a block that copies one vector per thread
+
+
+def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
+    """An empty kernel of one block on every rank."""
+    kernel = compile(_EMPTY, driver=group.driver, include=[CU])["empty"]
+    launches = [kernel.prepare(1, _THREADS, device=rank.device, pdl=pdl) for rank in group]
+    every = [partial(launch, rank.stream) for launch, rank in zip(launches, group, strict=True)]
+    return microseconds_per_call(group, [together(every)], calls)
+
+
+def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
+    """The fewest bytes that a rank can receive for `nbytes` of input per rank.
+
+    All-reduce: by one shot or by two, whichever is less. The fused op may gather FP8 rows instead, but not where every
+    rank needs the sums too, as the residual's output.
+    """
+    one, two = (ranks - 1) * nbytes, 2 * (ranks - 1) * nbytes // ranks
+    gathered = 3 * (ranks - 1) * nbytes // (2 * ranks)
+    return min(one, two) if op == "allreduce" or residual else min(one, two, gathered)
+
+
+class Links:
+    """Copies by a kernel from every rank to the next one, all at once."""
+
+    def __init__(self, group: Group, nbytes: int) -> None:
+        self._group, self._nbytes = group, _whole(nbytes)
+        zeros = np.zeros(self._nbytes, np.uint8)
+        self._sources = [rank.array(zeros) for rank in group]
+        self._targets = [rank.empty(self._nbytes, "uint8") for rank in group]
+
+    def push_us(self, nbytes: int, calls: int) -> Timing:
+        """A push of `nbytes`, at most those of the constructor: the best of some grids."""
+        most = -(-nbytes // _COPY_BYTES)
+        sms = self._group[0].device.sm_count
+        grids = sorted({max(1, min(most, times * sms)) for times in (1, 2, 4)})
+        return min(self._pushed(_whole(nbytes), blocks, calls) for blocks in grids)
+
+    def bytes_per_us(self, calls: int) -> float:
+        """In one direction, of the largest push."""
+        return self._nbytes / self.push_us(self._nbytes, calls).median
+
+    def _pushed(self, nbytes: int, blocks: int, calls: int) -> Timing:
+        targets = [*self._targets[1:], self._targets[0]]
+        launches = [
+            partial(copy_launch(source[:nbytes], target, blocks), rank.stream)
+            for source, target, rank in zip(self._sources, targets, self._group, strict=True)
+        ]
+        return microseconds_per_call(self._group, [together(launches)], calls)
+
+
+def _whole(nbytes: int) -> int:
+    """Rounded up to whole vectors."""
+    return -(-nbytes // 16) * 16

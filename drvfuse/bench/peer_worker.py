@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a peer: `python -m drvfuse.bench.peer_worker RANK PLAN`, started by `peers`, with torch.
+
+The plan, a JSON object, has `peer`, `op`, `residuals`, `ranks`, `shapes`, `calls`, `sets`, `weight_columns` (K of the
+GEMV, for each shape), `epsilon`, `folder` and `seconds`. The process writes `folder`/RANK, a JSON object per line: the
+times of a shape, in microseconds per call for each replay, or what failed.
+
+A peer reduces its sets of inputs in turn, in place except "torch one-shot", whose output is an array of its own; so
+values grow to infinity, which costs no time. In the fused op its sum goes through a compiled norm and quantisation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from .torch_graph import torch_times
+
+Reduce = Callable[[Any], Any]
+
+
+def main(rank: int, plan: dict[str, Any]) -> int:
+    with (Path(plan["folder"]) / str(rank)).open("w", buffering=1) as sink:
+
+        def write(**record: Any) -> None:
+            sink.write(json.dumps(record) + "\n")
+
+        try:
+            _measure(rank, plan, write)
+        except Exception as error:
+            write(failed=first_line(error))
+            return 1
+    return 0
+
+
+def first_line(error: Exception) -> str:
+    """The error's type and first line; of a compiler's error, which only names the compiler there, the next one too."""
+    lines = str(error).strip().splitlines() or ["without a message"]
+    return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
+
+
+def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    ranks, bf16 = plan["ranks"], torch.bfloat16
+    torch.cuda.set_device(rank)
+    wait = timedelta(seconds=plan["seconds"])
+    store = dist.FileStore(str(Path(plan["folder"]) / "store"), ranks)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=wait, device_id=device)
+    most = max(rows * cols for rows, cols in plan["shapes"])
+    inputs, reduce = _PEERS[plan["peer"]](most, plan["sets"])
+    gamma = {cols: torch.ones(cols, dtype=bf16, device="cuda") for _, cols in plan["shapes"]}
+    for (rows, cols), k in zip(plan["shapes"], plan["weight_columns"], strict=True):
+        sets = [x[: rows * cols].view(rows, cols) for x in inputs]
+        for residual in plan["residuals"]:
+            try:
+                _screen(reduce, sets[0], rank, ranks, reduces=plan["peer"] != NORM)
+                for x in sets:
+                    x.normal_()
+                call = reduce
+                if plan["op"] != "allreduce":
+                    norm = _norm(torch.randn_like(sets[0]) if residual else None, gamma[cols], plan["epsilon"])
+                    call = _after(norm, reduce)
+                weights = [torch.randn(cols, k, dtype=bf16, device="cuda") for _ in sets]
+                gemv = _gemv(torch.randn(1, k, dtype=bf16, device="cuda"))
+                turns = [number % len(sets) for number in range(-(-plan["calls"] // len(sets)) * len(sets))]
+                pairs = [(sets[turn], weights[turn]) for turn in turns]
+                write(
+                    rows=rows,
+                    cols=cols,
+                    residual=residual,
+                    us=torch_times(call, [(x,) for x, _ in pairs]),
+                    gemv=torch_times(gemv, pairs),
+                    chain=torch_times(_after_gemv(gemv, call), pairs),
+                )
+            except Exception as error:  # of this shape; a device that is lost fails the others too
+                write(rows=rows, cols=cols, residual=residual, failed=first_line(error))
+    torch.cuda.synchronize()
+    store.set(f"done {rank}", "")
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # nobody's memory goes while a peer may use it
+
+
+def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
+    """A peer that does not reduce is not timed."""
+    if reduces:
+        got = reduce(x.fill_(rank + 1))
+        if not bool((got == ranks * (ranks + 1) // 2).all()):
+            raise ValueError("the sums are wrong")
+
+
+def _after(norm: Callable[[Any], Any], reduce: Reduce) -> Reduce:
+    return lambda x: norm(reduce(x))
+
+
+def _after_gemv(gemv: Callable[[Any, Any], Any], call: Reduce) -> Callable[[Any, Any], Any]:
+    def both(x: Any, weight: Any) -> None:
+        gemv(x, weight)
+        call(x)
+
+    return both
+
+
+def _gemv(act: Any) -> Callable[[Any, Any], Any]:
+    """cuBLAS; the product becomes the first row of the input."""
+    import torch
+
+    return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
+
+
+def _norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
+    """Residual where there is one, RMSNorm, and FP8 by row, compiled."""
+    import torch
+
+    torch._dynamo.reset()  # else it gives up compiling after a few shapes
+
+    def quantised(x: Any) -> Any:
+        y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + epsilon) * gamma.float()
+        scale = y.abs().amax(1, keepdim=True) / 448.0
+        return (y / scale).to(torch.float8_e4m3fn), scale
+
+    def added(x: Any, residual: Any) -> Any:
+        total = (x.float() + residual.float()).bfloat16()
+        return *quantised(total.float()), total
+
+    if residual is None:
+        return torch.compile(lambda x: quantised(x.float()), dynamic=False)
+    compiled = torch.compile(added, dynamic=False)
+    return lambda x: compiled(x, residual)
+
+
+def _empties(elements: int, sets: int) -> list[Any]:
+    import torch
+
+    return [torch.empty(elements, dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
+
+
+def _nccl(elements: int, sets: int) -> tuple[list[Any], Reduce]:
+    return _empties(elements, sets), _all_reduce
+
+
+def _nccl_windows(elements: int, sets: int) -> tuple[list[Any], Reduce]:
+    """One array with all sets, registered as a symmetric window."""
+    import torch
+    import torch.distributed as dist
+
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cuda"))
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        (every,) = _empties(elements * sets, 1)
+    backend.register_mem_pool(pool, symm=True)
+    _kept.append(pool)
+    return list(every.view(sets, elements)), _all_reduce
+
+
+def _all_reduce(x: Any) -> Any:
+    import torch.distributed as dist
+
+    dist.all_reduce(x)
+    return x
+
+
+def _symmetric(elements: int, sets: int) -> tuple[list[Any], str]:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as memory
+
+    group = dist.group.WORLD.group_name
+    inputs = [memory.empty(elements, dtype=torch.bfloat16, device=torch.device("cuda")) for _ in range(sets)]
+    _kept.extend(memory.rendezvous(x, group) for x in inputs)
+    return inputs, group
+
+
+def _torch_one_shot(elements: int, sets: int) -> tuple[list[Any], Reduce]:
+    import torch
+
+    inputs, group = _symmetric(elements, sets)
+    (output,) = _empties(elements, 1)
+
+    def reduce(x: Any) -> Any:
+        out = output[: x.numel()].view(x.shape)
+        return torch.ops.symm_mem.one_shot_all_reduce_out(x, "sum", group, out)
+
+    return inputs, reduce
+
+
+def _torch_two_shot(elements: int, sets: int) -> tuple[list[Any], Reduce]:
+    import torch
+
+    inputs, group = _symmetric(elements, sets)
+    return inputs, lambda x: torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", group)
+
+
+def _norm_alone(elements: int, sets: int) -> tuple[list[Any], Reduce]:
+    return _empties(elements, sets), lambda x: x
+
+
+NORM = "norm alone"
+_PEERS: dict[str, Callable[[int, int], tuple[list[Any], Reduce]]] = {
+    "NCCL": _nccl,
+    "NCCL windows": _nccl_windows,
+    "torch one-shot": _torch_one_shot,
+    "torch two-shot": _torch_two_shot,
+    NORM: _norm_alone,
+}
+PEERS = tuple(name for name in _PEERS if name != NORM)
+_kept: list[Any] = []
+
+
+if __name__ == "__main__":
+    status = main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a communicator whose peer has failed would wait for it in its destructor

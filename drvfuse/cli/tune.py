@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse tune`: measure, store or remove the constants by which `algo="auto"` chooses."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..bench.tune import FULL, LEAST, measure
+from ..comm.group import Group
+from ..errors import ArgumentError
+from ..ops.collectives import tuned
+from ..runtime.device import device as open_device
+from ..runtime.driver import get_driver
+from .terminal import progress
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    """Measure `--gpus` devices and store what was found, or `--remove` what is stored for them. Returns 0."""
+    driver = get_driver(arguments.driver)
+    present = int(driver.cuDeviceGetCount())
+    if not 2 <= arguments.gpus <= present:
+        raise ArgumentError("--gpus", arguments.gpus, f"2 to {present}, the devices of the {driver.name} driver")
+    devices = [open_device(index, driver=driver) for index in range(arguments.gpus)]
+    file, name = tuned.path(), tuned.key(devices)
+    known = tuned.stored(file)
+    if arguments.remove:
+        was = known.pop(name, None)
+        tuned.store(file, known)
+        print(f"{name}: {'removed from' if was else 'nothing stored in'} {file}")
+        return 0
+    if driver.name == "emu":
+        print("emulated devices: these times mean nothing, and nothing is stored")
+    blocks = min(device.sm_count for device in devices)
+    effort = LEAST if driver.name == "emu" else FULL
+    with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
+        found = measure(group, effort)
+    for field, cost in found._asdict().items():
+        print(f"{name}: {field:15} {cost.base_us:8.2f} us + {cost.bytes_per_us / 1e3:8.1f} GB/s")
+    if driver.name != "emu":
+        tuned.store(file, {**known, name: found})
+        print(f"stored in {file}; drvfuse tune --remove brings the built-in constants back")
+    return 0

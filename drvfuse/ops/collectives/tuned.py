@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, else built-in ones.
+
+They lie in the file that the setting `tuning` names, as JSON: for each kind and number of devices, `key`, the base time
+and the bandwidth of each algorithm. Deleting the file, or `drvfuse tune --remove`, brings the built-in ones back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import config
+from ...errors import ArgumentError
+from ...plans.tuning import Cost, Costs, costs
+from . import plan
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.device import Device
+
+
+def key(devices: Sequence[Device]) -> str:
+    """What constants are stored for: "2 x NVIDIA H200"."""
+    return f"{len(devices)} x {' + '.join(sorted({device.name for device in devices}))}"
+
+
+def path() -> Path:
+    """The file of the setting `tuning`."""
+    return Path(config.get("tuning") or Path(config.get("cache_dir")) / "tuning.json")
+
+
+def stored(file: Path) -> dict[str, Costs]:
+    """What the file holds; nothing if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {name: _costs(values) for name, values in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        expected = "as `drvfuse tune` writes it; delete it, or run `drvfuse tune` with another setting `tuning`"
+        raise ArgumentError(f"the tuning file {str(file)!r}", f"unreadable ({error})", expected) from None
+
+
+def store(file: Path, all_costs: dict[str, Costs]) -> None:
+    """Write the file anew, at once; without costs remove it."""
+    if not all_costs:
+        file.unlink(missing_ok=True)
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps({name: found._asdict() for name, found in all_costs.items()}, indent=1))
+    partial.replace(file)
+
+
+def _costs(values: dict[str, Any]) -> Costs:
+    found = Costs(**{name: Cost(*map(float, pair)) for name, pair in values.items()})
+    if not all(math.isfinite(number) and number > 0 for cost in found for number in cost):
+        raise ValueError("a constant that is not above zero")
+    return found
+
+
+class Tuned:
+    """The constants of a group, `group.part(Tuned).costs`: read when the group first needs them."""
+
+    def __init__(self, group: Group) -> None:
+        found = stored(path()).get(key([rank.device for rank in group]))
+        self.costs = costs(plan.capability(group)) if found is None else found

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of algo="auto": the model's constants, those that `drvfuse tune` stores, and how they are removed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import drvfuse as df
+from drvfuse import config
+from drvfuse.__main__ import main
+from drvfuse.errors import ArgumentError
+from drvfuse.ops.collectives import tuned
+from drvfuse.plans import tuning
+from drvfuse.plans.tuning import HOPPER, Cost
+
+SLOW_ONE_SHOT = HOPPER._replace(one_shot=Cost(100.0, 320e3))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tuning.json"
+    with config.override(tuning=str(path)):
+        yield path
+
+
+def chosen(machine) -> str:
+    with df.Group.local(2, driver=machine, max_blocks=4) as group:
+        xs, ys = ([rank.empty(512, "bfloat16") for rank in group] for _ in range(2))
+        return df.allreduce.prepare(group, xs, ys).algo
+
+
+@pytest.mark.emu
+def test_stored_constants_decide_until_they_are_removed(file, capsys):
+    with df.emu.Machine(devices=2) as machine:
+        assert chosen(machine) == "push_one_shot"
+        name = tuned.key([df.device(index, driver=machine) for index in range(2)])
+        tuned.store(file, {name: SLOW_ONE_SHOT, "2 x another": HOPPER})
+        assert chosen(machine) == "push_two_shot"
+        assert tuned.stored(file) == {name: SLOW_ONE_SHOT, "2 x another": HOPPER}
+        with config.override(driver=machine):
+            assert main(["tune", "--remove"]) == 0
+        assert "removed" in capsys.readouterr().out
+        assert chosen(machine) == "push_one_shot"
+        assert tuned.stored(file) == {"2 x another": HOPPER}
+
+
+@pytest.mark.emu
+def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(file, capsys):
+    assert main(["tune", "--driver", "emu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "mean nothing" in lines[0]
+    assert [line.split(": ")[1].split()[0] for line in lines[1:]] == list(HOPPER._fields)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("gpus", ["1", "9"])
+def test_tune_wants_devices_that_are_there(file, gpus, capsys):
+    assert main(["tune", "--driver", "emu", "--gpus", gpus]) == 2
+    assert "2 to 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"2 x a": {}}', '{"2 x a": 1}', json.dumps({"2 x a": HOPPER._replace(one_shot=(0, 1))._asdict()})],
+)
+def test_a_file_that_tune_did_not_write_is_named(file, text):
+    file.write_text(text)
+    with pytest.raises(ArgumentError, match="tuning file"):
+        tuned.stored(file)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_small_calls_take_one_shot_and_large_ones_two(ranks):
+    def algo(nbytes: int) -> str:
+        return tuning.allreduce_algorithm(HOPPER, ranks, nbytes)
+
+    sizes = [1 << k for k in range(10, 28)]
+    order = [algo(nbytes) for nbytes in sizes]
+    assert (order[0], order[-1]) == tuning.ALGORITHMS
+    assert order == sorted(order)  # one change
+    assert tuning.fused_algorithm(HOPPER, ranks, 16384, 8192, 1) == "push_one_shot"
+    assert tuning.fused_algorithm(HOPPER, ranks, 16384, 8192, 4096) == "push_two_shot"
+
+
+def test_one_rank_sends_nothing():
+    assert tuning.allreduce_algorithm(HOPPER, 1, 1 << 30) == "push_one_shot"
