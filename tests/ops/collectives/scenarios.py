@@ -143,9 +143,9 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel) -> N
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
     before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # where the spy looks; it writes one more than what it sees
-    for seed in range(1, 30 if by_output else 120, 2):
-        with opened(2, seed, workspace_bytes=1 << 17) as (_, group):
-            hosts = random_inputs(_random(0), 2, (2, 8192) if by_output else (4, 2048), "bfloat16")
+    for seed in range(1, 40 if by_output else 120, 2):
+        with opened(2, seed, workspace_bytes=1 << 18) as (_, group):
+            hosts = random_inputs(_random(0), 2, (1, 16384) if by_output else (4, 2048), "bfloat16")
             call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
             output = _outputs(call._result)[0]
             spy = Spy(group, output.ptr + output.nbytes - 8 if by_output else 0)
