@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from . import fp8, gemv
-from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
+from .collectives import changing, epilogue, in_place, mixed, near_32_bits, repeated, two_streams
 from .run import Case
 
 CASES: dict[str, Case] = {
@@ -17,9 +17,16 @@ CASES: dict[str, Case] = {
     "allreduce-epilogue": epilogue,
     "allreduce-two-streams": two_streams,
     "allreduce-ordinals": near_32_bits,
+    "allreduce-push_one_shot": partial(repeated, op="allreduce", algo="push_one_shot"),
+    "allreduce-push_two_shot": partial(repeated, op="allreduce", algo="push_two_shot"),
+    "allreduce-push-epochs": partial(near_32_bits, algo="push_one_shot"),
     "fused-one_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="one_stage"),
     "fused-two_stage": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage"),
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
+    "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
+    "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
+    "push-changing": changing,
+    "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,
     "fp8-rmsnorm-gradient": fp8.rmsnorm_gradient,

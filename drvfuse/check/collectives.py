@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import dtypes, reference
+from .. import config, dtypes, reference
 from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
@@ -38,6 +38,7 @@ Host = npt.NDArray[Any]
 
 EPSILON = 1e-6
 AMPLE, TIGHT = 256 << 10, 20 << 10
+TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
 MAIN = (32, 1024)
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
@@ -204,7 +205,8 @@ def repeated(
     graph = run.chance(0.25) if graph is None else graph
     pdl = run.choice(PDL) if pdl is None else pdl
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
-    with run.group(4, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4) as group:
+    small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
+    with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4) as group:
         problems = [Problem(op, 4, residual=residual, number=number) for number in range(2)]
         calls = [Calls(run, group, problems, algo, private=private, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
@@ -296,17 +298,46 @@ def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: boo
         done.compare()
 
 
-def near_32_bits(run: Run, op: str = "allreduce", algo: str = "two_stage") -> None:
-    """Calls over which the barriers' ordinals pass 2**32."""
+def near_32_bits(
+    run: Run, op: str = "allreduce", algo: str = "two_stage", shape: tuple[int, int] = (9, 520), timeout: float = 10.0
+) -> None:
+    """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32.
+
+    Waits are given up after `timeout` seconds.
+    """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         group.synchronize()
         for pointer, rank in zip(group.workspace.pointers, group, strict=True):
             word = view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
             word.copy_from(np.array([(2**32 - 1 - int(run.seed % 4)) * workspace.EPOCH_UNIT], np.uint64))
-        problems = [Problem(op, 4, (9, 520), number=number) for number in range(3)]
-        calls = Calls(run, group, problems, algo)
+        problems = [Problem(op, 4, shape, number=number) for number in range(3)]
+        with config.override(spin_timeout=timeout):
+            calls = Calls(run, group, problems, algo)
         streams = [rank.stream for rank in group]
         for number in range(len(calls)):
             calls.launch(number, streams)
         group.synchronize()
         calls.compare()
+
+
+def changing(run: Run, algo: str = "push_two_shot") -> None:
+    """Calls of which each uses the slots as another op, shape and dtype than the one before last; some have fewer rows
+    than ranks."""
+    norm, plain = "allreduce_rmsnorm_fp8", "allreduce"
+    kinds = (
+        (norm, (9, 520), "bfloat16"),
+        (norm, (1, 520), "bfloat16"),
+        (plain, (9, 520), "float32"),
+        (norm, (1, 520), "bfloat16"),
+        (norm, (9, 520), "bfloat16"),
+        (plain, (9, 520), "bfloat16"),
+    )
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        problems = [Problem(op, 4, shape, dtype, number=number) for number, (op, shape, dtype) in enumerate(kinds)]
+        calls = [Calls(run, group, [problem], algo) for problem in problems]
+        group.synchronize()
+        for call in calls:
+            call.launch(0, [rank.stream for rank in group])
+        group.synchronize()
+        for done in calls:
+            done.compare()

@@ -15,7 +15,7 @@ from functools import partial
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
-from .collectives import near_32_bits, repeated, two_streams
+from .collectives import changing, near_32_bits, repeated, two_streams
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
@@ -81,6 +81,12 @@ direct_two_stage = partial(two_stage, private=False)
 fused_two_stage = partial(
     repeated, op=FUSED, algo="two_stage", private=False, residual=False, tight=False, graph=False, side=False
 )
+
+push_rounds = partial(
+    repeated, op="allreduce", algo="push_one_shot", private=False, tight=True, graph=False, side=False, pdl=PDLLevel.OFF
+)
+near_push = partial(near_32_bits, algo="push_one_shot")
+near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
 
 _ALL = (
     Mutant(
@@ -334,6 +340,53 @@ _ALL = (
         "the sum of squares is added up without waiting for the warps that still poll",
         "matrix products with a fused norm",
         gemv.partial_norm,
+    ),
+    Mutant(
+        "slot-not-cleared",
+        "a slot keeps the words of the call that consumed them, which the call after the next takes for its own",
+        "push protocols whose words carry their own readiness",
+        near_push,
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "clear-of-half",
+        "a slot is cleared by half, as for a type of half the size",
+        "push protocols in which calls of several types share slots",
+        changing,
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "epoch-by-one-thread",
+        "one thread advances the epoch, and warps that have not read it yet take the other half of the slots",
+        "prototypes of push protocols, which hung",
+        partial(near_push, shape=(1, 1040), timeout=0.002),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "no-greeting",
+        "a rank that owns no rows sends nothing, so nobody knows that it has cleared its slots",
+        "push protocols with fewer rows than ranks",
+        changing,
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "order-of-distance",
+        "the sum adds the ranks in the order of their distance, which is another one on every rank",
+        "push protocols that name slots by distance",
+        changing,
+    ),
+    Mutant(
+        "no-cluster-barrier",
+        "a block sends to the shared memory of another one that may not have begun",
+        "norms whose rows are shared by the blocks of a cluster",
+        near_push_rows,
+        (*WRONG, *HANGS, "misaligned", "out_of_bounds", "cluster"),
+    ),
+    Mutant(
+        "no-fence-between-rounds",
+        "nothing orders the clear of a slot before the words of the next round, by which the peer knows of it",
+        "push protocols with several rounds in a call",
+        push_rounds,
     ),
 )
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -3,7 +3,9 @@
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
 call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls that
-was. The exception is a graph that another library captured or replays: nothing here learns of its replays.
+was. There are two exceptions. Push calls of an even number of rounds leave the epoch as it is, so several calls may
+have begun with the same one. And nothing here learns of the replays of a graph that another library captured or
+replays.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ KEPT = 512  # launches and replays that can be named; of older ones only the num
 
 
 class CallNote(NamedTuple):
-    """What a message says of a call, and the barriers that its kernel passes. It keeps nothing of the call alive."""
+    """What a message says of a call, by how much it advances the epoch, and whether its kernel waits for peers at all.
+
+    It keeps nothing of the call alive."""
 
     op: str
     algo: str
@@ -31,6 +35,7 @@ class CallNote(NamedTuple):
     shape: tuple[int, ...]
     dtype: DType
     barriers: int
+    waits: bool
 
     def __str__(self) -> str:
         count = f"{self.ranks} x " if self.ranks > 1 else ""
@@ -46,14 +51,32 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """How many calls a rank was launched with, and the barriers of these."""
+    """How many calls a rank was launched with, and the barriers of these.
+
+    `waiting` is the number of the first call that waits and began with the epoch that stands after all of them, or 0.
+    """
 
     calls: int = 0
     barriers: int = 0
+    waiting: int = 0
+
+    def count(self, note: CallNote) -> None:
+        """Add a call behind these."""
+        self.calls += 1
+        if note.barriers:
+            self.barriers += note.barriers
+            self.waiting = 0
+        elif note.waits and not self.waiting:
+            self.waiting = self.calls
 
     def add(self, other: Totals) -> None:
+        """Add calls behind these."""
+        if other.barriers:
+            self.barriers += other.barriers
+            self.waiting = 0
+        if other.waiting and not self.waiting:
+            self.waiting = self.calls + other.waiting
         self.calls += other.calls
-        self.barriers += other.barriers
 
 
 class GraphCalls:
@@ -66,7 +89,7 @@ class GraphCalls:
 
     def add(self, position: int, note: CallNote) -> None:
         self.notes[position].append(note)
-        self.totals[position].add(Totals(1, note.barriers))
+        self.totals[position].count(note)
 
     def after_replay(self, stream: Stream, event: Event | None) -> None:
         """Called after each launch of the graph on `stream`."""
@@ -113,24 +136,31 @@ class History:
         """Every call is complete, and none has timed out."""
         self._forget(len(self._entries))
         self._settled = [totals.calls for totals in self._older]
+        for totals in self._older:
+            totals.waiting = 0
 
     def _forget(self, count: int) -> None:
         with self._lock:
             forgotten = self._entries[:count]
             del self._entries[: len(forgotten)]
-            everywhere = Totals()
+            everywhere = Totals()  # calls of all ranks that are not added yet
             for entry in forgotten:
+                if not isinstance(entry, GraphCalls) and len(entry[0]) == len(self._older):
+                    everywhere.count(entry[1])
+                    continue
+                self._add_to_all(everywhere)
+                everywhere = Totals()
                 if isinstance(entry, GraphCalls):
                     for totals, more in zip(self._older, entry.totals, strict=True):
                         totals.add(more)
-                elif len(entry[0]) == len(self._older):
-                    everywhere.calls += 1
-                    everywhere.barriers += entry[1].barriers
                 else:
                     for position in entry[0]:
-                        self._older[position].add(Totals(1, entry[1].barriers))
-            for totals in self._older:
-                totals.add(everywhere)
+                        self._older[position].count(entry[1])
+            self._add_to_all(everywhere)
+
+    def _add_to_all(self, calls: Totals) -> None:
+        for totals in self._older:
+            totals.add(calls)
 
     def clear(self) -> None:
         """The group was reset: the epochs are zero, and the next call is numbered after the last one of any rank."""
@@ -141,7 +171,8 @@ class History:
 
     def find(self, position: int, peer: int, epoch: int) -> str:
         """The call that the rank at `position` began when its epoch was `epoch`, in words."""
-        number, barriers = self._older[position].calls, self._older[position].barriers
+        older = self._older[position]
+        number, barriers = older.calls, older.barriers
         first = self._settled[position] + 1
         if not self._complete:
             unseen = "one in a graph whose replays the group cannot see"
@@ -149,13 +180,19 @@ class History:
             return f"one of the calls {first} to {last} of the group, or {unseen}" if first <= last else unseen
         if epoch < barriers:
             return f"one of the calls {first} to {number} of the group"
+        possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers == epoch and note.barriers:
-                missing = f", which rank {peer} was not launched with" if self._count(peer) < number else ""
-                return f"call {number} of the group, {note}{where}{missing}"
+            if barriers == epoch and note.waits:
+                possible.append(number)
+                named = f", {note}{where}"
             barriers += note.barriers
-        return f"one of the calls {first} to {number} of the group"
+        if not possible:
+            possible = [first, number]
+        if len(possible) > 1:
+            return f"one of the calls {possible[0]} to {possible[-1]} of the group"
+        missing = f", which rank {peer} was not launched with" if self._count(peer) < possible[0] else ""
+        return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
         """The kept calls of a rank, each with what is to be said of the graph that holds it."""

@@ -70,7 +70,7 @@ def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
         threads=threads,
         packs=1,
         cluster=1,
-        exact=packs % threads == 0 and (rounds == 1 or chunk % threads == 0),
+        exact=packs % threads == 0 and (rounds == 1 or (chunk % threads == 0 and packs % chunk == 0)),
         depth=_depth_of_packs(packs) if two_shot else 0,
         chunk=chunk,
         rounds=rounds,

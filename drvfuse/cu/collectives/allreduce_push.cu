@@ -16,8 +16,8 @@
 //
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round, as rounds have
-// the same units, but the last. The input is read by its own rank alone, so it is free when the rank's kernel completes;
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: all of several
+// rounds send chunk_packs, of which the last sends zeros where the tensor has ended. The input is read by its own rank alone, so it is free when the rank's kernel completes;
 // output may be input, as the thread that writes a pack has read it before.
 //
 // Failure. push.cuh; outputs are then undefined.
@@ -37,25 +37,25 @@ struct AllreducePushParams : AllreduceParams {
 struct Place {
     u32 in_round;
     i64 index;
-    bool exists;
+    bool exists;  // in the round, which sends and receives it
+    bool inside;  // the tensor: not so in the last of several rounds, which all send equally many packs (push.cuh)
 };
+
+// How many packs each round sends.
+__device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p) {
+    return p.push.rounds > 1 ? u32(p.chunk_packs) : u32((p.count + W - 1) / W);
+}
 
 __device__ __forceinline__ Place place(const AllreducePushParams& p, int round, u32 unit) {
     const u32 in_round = unit * blockDim.x + threadIdx.x;
     const i64 index = round * p.chunk_packs + in_round;
-    return {in_round, index, EXACT || (in_round < p.chunk_packs && index * W < p.count)};
+    return {in_round, index, EXACT || in_round < packs_of_round(p), EXACT || (index * W < p.count)};
 }
 
 __device__ __forceinline__ InPack input_at(const AllreducePushParams& p, const Place& at) {
     InPack pack = {};
-    if (at.exists) load_input(pack, p.call.input, at.index, p.count);
+    if (at.exists && at.inside) load_input(pack, p.call.input, at.index, p.count);
     return pack;
-}
-
-// How many packs the round has.
-__device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p, int round) {
-    const i64 left = (p.count + W - 1) / W - round * p.chunk_packs;
-    return u32(left < p.chunk_packs ? left : p.chunk_packs);
 }
 
 #if !DRVFUSE_TWO_SHOT
@@ -73,7 +73,8 @@ __device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& 
     sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
     trace.need(sum);
     trace.lap(TraceRole::wait);
-    if (at.exists) store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
+    if (at.exists && at.inside)
+        store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
     trace.lap(TraceRole::store);
 }
 
@@ -104,9 +105,10 @@ __device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& pu
     float sum[W];
     sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
     if (!unit.at.exists) return;
-    const OutPack pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
+    OutPack pack = {};
+    if (unit.at.inside) pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
     send_to_all(push, unit.results + unit.offset, unit.stride, pack.word);
-    store_output(p.output, unit.at.index, p.count, pack);
+    if (unit.at.inside) store_output(p.output, unit.at.index, p.count, pack);
 }
 
 __device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& push, const Unit& unit) {
@@ -117,13 +119,13 @@ __device__ __forceinline__ void gather(const AllreducePushParams& p, Pushing& pu
     OutPack pack;
 #pragma unroll
     for (int i = 0; i < OutPack::words; ++i) pack.word[i] = words[0][i];
-    if (unit.at.exists) store_output(p.output, unit.at.index, p.count, pack);
+    if (unit.at.exists && unit.at.inside) store_output(p.output, unit.at.index, p.count, pack);
 }
 
 // `own` is this thread's pack of the block's first unit of the round, which was loaded before.
 __device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& push, Trace& trace, int round,
                                          InPack own EPILOGUE_REFERENCE) {
-    const u32 units = (packs_of_round(p, round) + blockDim.x - 1) / blockDim.x;
+    const u32 units = (packs_of_round(p) + blockDim.x - 1) / blockDim.x;
     const u32 behind = DEPTH * gridDim.x;
 #pragma unroll 1
     for (u32 unit = blockIdx.x; unit < units + 2 * behind; unit += gridDim.x) {
@@ -152,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     const Place first = place(p, 0, blockIdx.x);
-    if (first.exists)  // warms the address translation
+    if (first.exists && first.inside)  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     follow_producer(trace);
     InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
@@ -166,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
 #if DRVFUSE_TWO_SHOT
         two_shot(p, push, trace, round, own DRVFUSE_EPILOGUE_ARGUMENT);
 #else
-        const u32 packs = packs_of_round(p, round);
+        const u32 packs = packs_of_round(p);
 #pragma unroll 1
         for (u32 unit = blockIdx.x; unit * blockDim.x < packs; unit += gridDim.x) {
             const Place at = place(p, round, unit);
@@ -176,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
 #endif
     }
 #if DRVFUSE_TWO_SHOT
-    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet((packs_of_round(p, 0) + blockDim.x - 1) / blockDim.x);
+    if (blockIdx.x == 0 && threadIdx.x < 32) push.greet((packs_of_round(p) + blockDim.x - 1) / blockDim.x);
 #endif
     end(p.call, trace);
 }

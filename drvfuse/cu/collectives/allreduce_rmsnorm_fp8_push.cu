@@ -22,7 +22,7 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
-// Memory ordering. push.cuh, with rows for pieces of work. A row's scale is sent and received by thread 0 of the cluster.
+// Memory ordering. push.cuh, with rows for pieces of work; all of several rounds have equally many. A row's scale is sent and received by thread 0 of the cluster.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after it
 // has read it, and a rank that does not own a row does not read it.
 //
@@ -38,8 +38,13 @@ struct FusedPushParams : FusedParams {
     PushCall push;
 };
 
-// This thread's packs of the own input's row `row`.
+// Whether there is such a row. All of several rounds send chunk_rows (push.cuh): in the last one words without meaning for
+// rows that the tensor does not have.
+__device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
+
+// This thread's packs of the own input's row `row`; the packs stay as they are where there is none.
 __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
+    if (!inside(p, row)) return;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         if (rows.has(i)) load_of_row(own[i], p.call.input, row, rows.index(i), p);
@@ -75,12 +80,13 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     send_row(own, rows,
              [&](u32 at, const u32(&words)[InPack::words]) { send_to_all(push, offset + at, stride, words); });
     push.join();
-    if constexpr (RESIDUAL) rows.fetch_residual(begin + row);
+    if (RESIDUAL && inside(p, begin + row)) rows.fetch_residual(begin + row);
     trace.lap(TraceRole::push);
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, offset, stride);
     trace.need(x);
     trace.lap(TraceRole::wait);
+    if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL)
         rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
             store_of_row(p.residual_output, begin + row, at, p, pack);
@@ -129,7 +135,8 @@ __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Row
 // A row that this rank owns.
 __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const InPack (&own)[PACKS], const Place& at) {
-    if constexpr (RESIDUAL) rows.fetch_residual(begin + row);
+    const bool exists = inside(p, begin + row);
+    if (RESIDUAL && exists) rows.fetch_residual(begin + row);
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, at.offset, at.stride);
     trace.need(x);
@@ -137,20 +144,20 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     if constexpr (RESIDUAL) {
         rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
             send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
-            store_of_row(p.residual_output, begin + row, index, p, pack);
+            if (exists) store_of_row(p.residual_output, begin + row, index, p, pack);
         });
-        rows.normalise_to_output(x, begin + row);
+        if (exists) rows.normalise_to_output(x, begin + row);
     } else {
         rows.normalise(
             x,
             [&](int index, const OutPack& pack) {
                 send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
-                store_of_row(p.output, begin + row, index, p, pack);
+                if (exists) store_of_row(p.output, begin + row, index, p, pack);
             },
             [&](float scale) {
                 const u32 word[1] = {__float_as_uint(scale)};
                 send_to_all(push, at.scale, at.scale_stride, word);
-                store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
+                if (exists) store_scalar(static_cast<Scale*>(p.scales) + begin + row, scale);
             });
     }
 }
@@ -167,6 +174,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     for (int i = 0; i < PACKS; ++i)
         push.receive_with(words[i], result + rows.index(i) * RESULT_BYTES, rows.has(i), scale,
                           at.scale + at.steps() * at.scale_stride, scaled && i == 0, owner);
+    if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL) {
         float x[PACKS][W];
 #pragma unroll
@@ -234,13 +242,13 @@ extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
     Pushing push(p.call, p.push);
+    const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
         const int begin = round * p.chunk_rows;
-        const int count = p.rows - begin < p.chunk_rows ? p.rows - begin : p.chunk_rows;
         if (round > 0) {
             push.next_round();
-            if (first < count) load_row(own, p, rows, begin + first);
+            load_row(own, p, rows, begin + first);
         }
 #if DRVFUSE_TWO_SHOT
         two_shot(p, rows, push, trace, begin, count, own);

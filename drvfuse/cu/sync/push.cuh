@@ -23,6 +23,8 @@
 //   Between rounds. Thread t of block b sends to, receives from and clears for the thread of the same numbers, in every
 //   round. In round r + 1 A's thread hears from B's thread what that sent after it had cleared its slot of round r.
 //   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
+//   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
+//   hear of the clears in the round before it, whose slots the first round of the next call uses.
 //
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
@@ -90,7 +92,7 @@ public:
     }
 
     __device__ __forceinline__ void next_round() {
-        ptx::fence_sys();
+        if (!FAULT("no-fence-between-rounds")) ptx::fence_sys();
         half_ = push_.half_bytes - half_;
         ++round_;
     }
@@ -126,7 +128,7 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset);
+                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
             });
         if (wanted && !FAULT("slot-not-cleared")) {
 #pragma unroll
@@ -178,6 +180,10 @@ private:
         u32 none[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) none[i] = ABSENT;
+        if constexpr (FAULT("clear-of-half") && N == 4) {
+            store_words<2>(at, reinterpret_cast<const u32(&)[2]>(none));
+            return;
+        }
         store_words<N>(at, none);
     }
 

@@ -17,7 +17,8 @@
 //                         a cluster (race_cluster.cuh). Shuffles and votes order nothing.
 //     operations          A launch knows from its start what the operations know that it waited for, and what the host
 //                         knew when it was queued. With a programmatic dependency it knows the kernel in front of it
-//                         only after griddepcontrol.wait. Its end is a release of all its threads.
+//                         only after griddepcontrol.wait. What it so knows counts as fenced at the scope of the system;
+//                         its end is a release, and a fence, of all its threads.
 //
 // Unless `strict`, some things count that the model does not have but hardware does: a volatile read acquires, what
 // other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it, and operations
@@ -67,7 +68,7 @@ struct Published {
     u32 op, block;  // of the last; of the only block, if the scope is that
     Ref last;       // what that block published
     Ref next;
-    u32 reserved;
+    u32 old;  // the last published no more than what it knew when it started
 };
 
 static_assert(sizeof(Entry) == 32 && sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Seen) == 32, "");

@@ -28,6 +28,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
         t->clock = retain(r, l->start);
         t->time = 1;
         LOOP for (u32 k = 0; k < 4; k++) t->fenced[k] = t->held[k] = 0;
+        t->fenced[SCOPE_SYS] = retain(r, l->start);
     }
     race_clear(r, b->shared_base, l->shared_bytes);
 }
@@ -38,6 +39,7 @@ FAR void race_exit(Thread* t) {
     learn(r, &t->block->race->end, rt->clock);
     put(r, &rt->clock, 0);
     LOOP for (u32 k = 0; k < 4; k++) {
+        learn(r, &t->block->race->end, rt->held[k]);
         put(r, &rt->fenced[k], 0);
         put(r, &rt->held[k], 0);
     }
@@ -60,7 +62,9 @@ FN void race_finish_cluster(Race* r, RaceBlock* lead) {
 
 FAR void race_gdc_wait(Thread* t) {
     Launch* l = t->launch;
-    learn(l->engine->race, &race_thread(t->block, t->linear)->clock, l->primary);
+    RaceThread* rt = race_thread(t->block, t->linear);
+    learn(l->engine->race, &rt->clock, l->primary);
+    learn(l->engine->race, &rt->fenced[SCOPE_SYS], l->primary);
 }
 
 // These lanes of a warp meet others: what they know goes to *known; the latest of their times.

@@ -33,6 +33,7 @@ FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
             else put(r, &p->last, retain(r, what));
             p->op = w->op;
             p->block = w->block;
+            p->old = what == w->l->start;
             return;
         }
     }
@@ -45,6 +46,7 @@ FAR void publish(Who* w, Location* v, u32 scope, Ref what) {
     p->last = retain(r, what);
     p->op = w->op;
     p->block = w->block;
+    p->old = what == w->l->start;
     p->next = v->published;
     v->published = ref;
 }
@@ -67,7 +69,7 @@ FAR void acquire(Who* w, Location* v) {
     LOOP for (Ref ref = v->published; ref;) {
         Published* p = (Published*)at(r, ref);
         ref = p->next;
-        if (p->op == v->op && p->block == v->block) published = 1;
+        if (p->op == v->op && p->block == v->block && !p->old) published = 1;
         u32 need = scope_needed(w, p->op, p->block), own = need == SCOPE_CTA, theirs = p->scope, ours = w->scope;
         u32 twin = need == SCOPE_CLUSTER && theirs > SCOPE_CLUSTER;  // it was published for the cluster too
         if (twin && ours == SCOPE_CLUSTER) continue;

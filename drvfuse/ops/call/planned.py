@@ -116,15 +116,17 @@ class Planned:
         pdl: PDLLevel = PDLLevel.OFF,
         cluster: int = 1,
         barriers: int = 0,
+        awaits_peers: bool = False,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
-        `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group."""
+        `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
+        `awaits_peers`: whether a launch waits for those of other ranks."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
-        self.cluster, self.barriers = cluster if cluster > 1 else None, barriers
+        self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:

@@ -168,8 +168,9 @@ class Prepared(Generic[R]):
         self._positions = range(len(self._reads))
         self._routes: dict[tuple[int, Stream], Route] = {}
         self._usual: list[Route] = []  # on the streams of `prepare`
-        first, barriers = self._reads[0][0], ready[0].planned.barriers if ready else 0
-        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers)
+        first = self._reads[0][0]
+        barriers, waits = (ready[0].planned.barriers, ready[0].planned.awaits_peers) if ready else (0, False)
+        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers, waits)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:

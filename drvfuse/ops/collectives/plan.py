@@ -137,6 +137,7 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             pdl=pdl,
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
+            awaits_peers=not plan.kernel.local,
         )
         found.append(planned)
     return found

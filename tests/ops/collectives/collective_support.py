@@ -11,9 +11,13 @@ import pytest
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
 
-ALGOS = ("one_stage", "two_stage")
+__all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
+LEAST = {algo: 8192 if algo == "push_two_shot" else 4096 for algo in ALL_ALGOS}
+"""The least workspace_bytes that serve 3 ranks with any number of elements, or rows of 264: the slots of push_two_shot
+hold a unit of every rank."""
 
 
 def ranks(*numbers: int) -> list[Any]:

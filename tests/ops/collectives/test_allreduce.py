@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import ALGOS, ALL_ALGOS, assert_bits, garbage, place, random_inputs, ranks
+from collective_support import ALGOS, ALL_ALGOS, LEAST, assert_bits, garbage, place, random_inputs, ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_in_place(open_group, rng, algo, count):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_inputs_larger_than_the_workspace_are_chunked(open_group, rng, algo, in_place):
-    group = open_group(3, workspace_bytes=4096)
+    group = open_group(3, workspace_bytes=LEAST[algo])
     for count in (4096, 6001):
         hosts = random_inputs(rng, 3, count, "bfloat16")
         xs = place(group, hosts)
@@ -159,7 +159,7 @@ def test_mixed_sizes_and_algorithms_back_to_back_without_synchronising(open_grou
             calls.append((size, ys, df.allreduce.prepare(group, xs, ys, algo=algo)))
     for repeat in range(1000 // len(calls) if driver == "cuda" else 3):
         for i in range(len(calls)):
-            calls[(i * 5 + repeat) % len(calls)][2].launch()
+            calls[(i * 9 + repeat) % len(calls)][2].launch()
     group.synchronize()
     for size, ys, call in calls:
         assert_bits(ys, reference.allreduce(hosts[size]), f"{call.algo} {size}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import ALL_ALGOS, assert_bits, garbage, place, random_inputs, replicate
+from collective_support import ALL_ALGOS, LEAST, assert_bits, garbage, place, random_inputs, replicate
 
 import drvfuse as df
 from drvfuse import reference
@@ -40,7 +40,7 @@ def test_scalar_and_array_parameters(group, rng, hosts, algo):
 
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_index_row_and_column(open_group, rng, algo):
-    group = open_group(3, workspace_bytes=4096)
+    group = open_group(3, workspace_bytes=LEAST[algo])
     shape = (3, 50, 77)
     hosts = random_inputs(rng, 3, shape, "float32")
     ys = df.allreduce(

@@ -64,10 +64,8 @@ for _op in scenarios.OPS:
                 partial(_start, PDLLevel.OVERLAP_AT_BEGINNING),
             ),
             f"{_op} {_algo}: no trigger at entry": ("trigger-always-at-entry", partial(_start, PDLLevel.ON)),
+            f"{_op} {_algo}: trigger at the end": ("no-trigger-at-end", _end),
         }
-        # The fused push kernels advance the epoch, by which the scenario tells, before they wait for their peers.
-        if (_op, _algo) not in [(FUSED, algo) for algo in kernels.PUSH]:
-            MUTATIONS[f"{_op} {_algo}: trigger at the end"] = ("no-trigger-at-end", _end)
 MUTATIONS |= {
     "arrays are freed after the call": (
         Substitution(order, "mark_used", nothing),
