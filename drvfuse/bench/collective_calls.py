@@ -35,8 +35,8 @@ class CollectiveCalls:
         random, bf16 = np.random.default_rng(rows * 65536 + cols), dtypes.get("bfloat16").numpy
         self._group = group
 
-        def values() -> Any:  # of random bits that are finite, and quick to make
-            return (random.integers(0, 1 << 16, (rows, cols), np.uint16) & np.uint16(0xBFFF)).view(bf16)
+        def values() -> Any:
+            return random.standard_normal((rows, cols), np.float32).astype(bf16)
 
         self._sets = [[rank.array(values()) for rank in group] for _ in range(sets)]
         self._sums = [rank.empty((rows, cols), "bfloat16") for rank in group]
