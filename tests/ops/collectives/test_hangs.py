@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import scenarios
-from collective_support import ALGOS, assert_bits, garbage, place, private_array, random_inputs
+from collective_support import ALGOS, PULL, assert_bits, garbage, place, private_array, random_inputs
 
 import drvfuse as df
 from drvfuse import config, reference
@@ -42,7 +42,7 @@ def works(group, hosts):
     group.synchronize()
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("missing", [0, 2])
 def test_rank_never_launched(group, hosts, short_waits, algo, missing):
     prepared = df.allreduce.prepare(group, place(group, hosts), algo=algo)
@@ -170,8 +170,9 @@ def test_ranks_launched_alone_must_be_launched_with_the_same_calls(group, hosts)
     first, second = df.allreduce.prepare(group, xs, ys), df.allreduce.prepare(group, ys, zs)
     for call in (first, second):
         call.launch(rank=0)
-    first_call = r"rank 1 must first be launched with allreduce push_one_shot of 3 x \(1000,\)"
-    with pytest.raises(LaunchError, match=first_call):
+    with pytest.raises(
+        LaunchError, match=r"rank 1 must first be launched with allreduce push_one_shot of 3 x \(1000,\)"
+    ):
         second.launch(rank=1)
     with pytest.raises(LaunchError, match="rank 1"):
         second.launch()
@@ -218,7 +219,7 @@ def timed_out(group, prepared, rank=0):
     return caught.value.call.replace(f"which rank {caught.value.peer} was", "which the peer was")
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
     """Also after calls with other numbers of barriers: of several chunks, without any, and of the other op."""
@@ -229,8 +230,8 @@ def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
         for rank, host in zip(group, hosts, strict=True)
     ]
     gammas = [rank.array(np.ones(64, hosts[0].dtype)) for rank in group]
-    plain = {name: df.allreduce.prepare(group, xs, algo=name) for name in (*ALGOS, "naive")}
-    fused = {name: df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=name) for name in ALGOS}
+    plain = {name: df.allreduce.prepare(group, xs, algo=name) for name in (*PULL, "naive")}
+    fused = {name: df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1e-6, algo=name) for name in PULL}
     for call in (*plain.values(), *fused.values()):
         call.launch()
     missing = "which the peer was not launched with"
@@ -269,7 +270,7 @@ def test_the_timeout_names_a_range_when_more_calls_followed_than_are_kept(group,
 
 def test_the_timeout_names_the_call_in_a_graph(group, hosts, short_waits):
     xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
-    both = [df.allreduce.prepare(group, xs, ys, algo=algo) for algo in ALGOS]
+    both = [df.allreduce.prepare(group, xs, ys, algo=algo) for algo in PULL]
     graphs = []
     for ranks in ([0, 1, 2], [0]):
         with df.Graph.capture([group.ranks[rank].stream for rank in ranks]) as graph:
@@ -322,7 +323,7 @@ def test_the_record_of_calls_keeps_no_array_alive(group, hosts):
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("op", scenarios.OPS)
 def test_one_rank_that_gives_up_ends_the_wait_of_all_and_later_calls_write_nothing(op, algo):
     scenarios.one_timeout_ends_all(op, algo)
