@@ -23,10 +23,19 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import naive, plan
+from . import multimem, naive, plan
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
-from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, AllreduceParams, AllreducePushParams, CollectiveKernel
+from .kernels import (
+    ALGORITHMS,
+    INPUT_DTYPES,
+    PULL,
+    PUSH,
+    AllreduceMultimemParams,
+    AllreduceParams,
+    AllreducePushParams,
+    CollectiveKernel,
+)
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -82,7 +91,6 @@ def allreduce(
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
-    options.refuse_multimem(group, use_multimem)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
@@ -99,21 +107,29 @@ def allreduce(
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, list(zip(sources, targets, strict=True)))
     in_place = any(t.ptr == s.ptr for s, t in zip(sources, targets, strict=False))
-    algos = _algorithms(group, algo, nbytes, epilogue)
+    algos = _algorithms(group, algo, use_multimem, nbytes, epilogue)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
     ready: list[Ready] = []
-    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced)
+    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced, None)
     if nbytes:
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
             in_place_hazard = in_place and algo == "one_stage" and group.size > 1
             pulls = algo not in (*PUSH, "naive")
-            staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
-            chosen = replace(call, algo=algo, staged=staged)
-            return chosen, *chosen.schedule([s.ptr for s in sources], [o.ptr for o in written])
+            addresses, results = [s.ptr for s in sources], [o.ptr for o in written]
+            placed = None
+            if use_multimem:
+                read = [] if in_place_hazard else addresses
+                stored = results if algo == "two_stage" else []
+                placed = multimem.Placement.of(group, queues, read, stored, nbytes)
+                staged = placed.staged
+            else:
+                staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
+            chosen = replace(call, algo=algo, staged=staged, multimem=placed)
+            return chosen, *chosen.schedule(addresses, results)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
 
@@ -133,16 +149,18 @@ def allreduce(
         schedule,
         queues,
         ready,
-        algo=call.algo,
+        algo=multimem.NAMES[call.algo] if use_multimem else call.algo,
         traffic=moved,
         parameters=bound,
         trace=traced,
     )
 
 
-def _algorithms(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> list[str]:
+def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
     """What to try in turn, where the workspace is too small for the first."""
     differs = epilogue is not None and epilogue.differs_by_rank
+    if use_multimem:
+        algo = multimem.algorithm(group, algo, PULL)
     if algo == "auto":
         if not group.peers_readable:
             return ["naive"]
@@ -172,12 +190,16 @@ class _Call:
     pdl: PDLLevel
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
+    multimem: multimem.Placement | None
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        ready = self._ready([inputs] * len(inputs), inputs, outputs, 0, count)
+        table = [inputs if self.multimem is None else []] * len(inputs)
+        ready = self._ready(table, inputs, outputs, 0, count)
+        if self.multimem is not None:
+            self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
@@ -200,7 +222,8 @@ class _Call:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
-        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text)
+        form = None if self.multimem is None else self.multimem.to_outputs
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text, form)
         try:
             found = plan.take(
                 self.group, key, lambda: self._plan(count, columns, text), table, own, self.pdl, self.trace, more
@@ -224,17 +247,22 @@ class _Call:
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.dtype,
-            ragged=count % (plans.PACK_BYTES // itemsize) != 0,
+            ragged=plans.ragged(count, itemsize),
             staged=self.staged,
             local=self.algo == "naive",
             epilogue=text,
+            multimem=self.multimem is not None,
+            to_outputs=self.multimem is not None and self.multimem.to_outputs,
         )
         if spec.pushes:
             pushed = push.allreduce_shape(spec.work, count, group.workspace.half_bytes)
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
             return plan.push(group, spec, pushed, self.blocks, parameters)
-        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks)
+        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks, spec.multimem)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
-        return plan.pull(spec, shape, count, chunk, AllreduceParams(count=count, columns=columns, chunk_packs=chunk))
+        if self.multimem is not None and spec.uses_staging:
+            self.multimem.make_staging()
+        kind = AllreduceMultimemParams if spec.multimem else AllreduceParams
+        return plan.pull(spec, shape, count, chunk, kind(count=count, columns=columns, chunk_packs=chunk))
