@@ -222,9 +222,8 @@ class Multicast(Owned):
         self._check_open()
         missing = [device.index for device in self.devices if device not in self._added]
         if missing:
-            raise ArgumentError(
-                "devices", f"without {missing}", f"all added before anything is {what}: the driver waits"
-            )
+            expected = f"all of them before anything is {what}, as the driver would wait for the others"
+            raise ArgumentError("devices that were added", f"without {missing}", expected)
 
     def _range(self, device: Device, offset: int, nbytes: int, memory: PhysicalMemory | None) -> _Bound:
         """The range of a bind, checked."""

@@ -22,6 +22,8 @@ ACCESS_BASE = 0x2200_0000_0000
 GRANULE_SHIFT = 16
 CELL_BASE = 0x2300_0000_0000  # one u32 a line, for the race detector
 LINE_SHIFT = 4
+PIECE_SHIFT = 21  # the granularity of multicast objects: each piece has its own members
+MEMBERS = 8  # of a piece at most
 POOL_SHIFT = 10  # bytes of the window whose entries of the race detector lie together
 
 # Of an access word, besides the numbers of devices.
@@ -44,6 +46,7 @@ class Kind(IntEnum):
     LOCAL = 6
     PARAM = 7
     FREED = 8
+    MULTICAST = 9  # addresses of a multicast object, with no memory behind them
 
 
 class MemoryOf(IntEnum):

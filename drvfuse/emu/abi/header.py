@@ -43,7 +43,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
-        "CLUSTER_SHIFT",
+        *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS"),
         *(
             "SCOPE_SHIFT",
             "ORDER_SHIFT",
@@ -72,7 +72,7 @@ def header() -> str:
     for type_, names in CONSTANTS.items():
         lines += [f"const {type_} {name} = {getattr(abi, name):#x};" for name in names]
     pointers = {d.split("* ")[0] for declarations in DECLARATIONS.values() for d in declarations if "* " in d}
-    lines += [f"struct {name};" for name in sorted({*DECLARATIONS, *pointers} - {"u8", "u32", "void", "Ref"})]
+    lines += [f"struct {name};" for name in sorted({*DECLARATIONS, *pointers} - {"u8", "u32", "u64", "void", "Ref"})]
     for name, declarations in DECLARATIONS.items():
         lines += [f"struct {name} {{", *(f"    {declaration};" for declaration in declarations), "};"]
     return "\n".join(lines) + "\n"

@@ -200,6 +200,18 @@ class Event(Structure):
     """Something that happened: an entry of the engine's ring of the last EVENTS."""
 
 
+@layout("u64 base, nbytes", "u64* members", "u64 size")
+class Team(Structure):
+    """Addresses of a multicast object. `members` has MEMBERS addresses for each piece, of which the first `size` count;
+    0 where nothing is bound.
+    """
+
+
+@layout("Team* first", "u64 count")
+class Teams(Structure):
+    """All multicast addresses of a machine."""
+
+
 @layout(
     "u64 seed, pass, clock, clock_reads",
     "u64 progress, quiet, step, resumes",
@@ -225,6 +237,7 @@ class Event(Structure):
     # of nothing since then that could change what it makes of it.
     "u32 fruitless, idle",
     "Delay* delay",  # null where stores are not delayed
+    "Teams* teams",
     f"Write write[{WRITES}]",
 )
 class Engine(Structure):

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import Unsupported
 from ..bindings import T
 from ..machine.machine import Machine, default_machine
-from . import (  # noqa: F401  # noqa: F401
+from . import (  # noqa: F401
     context,
     copy,
     device,
@@ -31,6 +31,7 @@ from . import (  # noqa: F401  # noqa: F401
     launch,
     memory,
     module,
+    multicast,
     occupancy,
     pointer,
     pool,

@@ -7,6 +7,7 @@ import ctypes
 from typing import Any
 
 from ..bindings import R, T
+from ..machine import multicast
 from ..machine.machine import Machine
 from ..machine.objects import Context, Pool
 from . import context as contexts
@@ -59,6 +60,7 @@ def _attributes(m: Machine, index: int) -> dict[str, int]:
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": m.limits.shared_block,
         "PCI_BUS_ID": index + 1,
         "CLUSTER_LAUNCH": int(m.capability >= (9, 0)),
+        "MULTICAST_SUPPORTED": int(multicast.supported(m, m.devices[index])),
     }
 
 

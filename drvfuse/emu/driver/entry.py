@@ -8,6 +8,7 @@ success. `@entry` registers it under its own name, and `invoke` turns both into 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from ..bindings import MAJOR, R
+from ..bindings import MAJOR, R, T
 from ..machine import interrupts
 from ..machine.failure import Failure
+from ..machine.objects import Memory
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine
@@ -48,16 +50,19 @@ def entry(
     without_machine: bool = False,
     unsafe: bool = False,
     bindings: int | None = None,
+    optional: bool = False,
     name: str = "",
 ) -> Callable[[Function], Function]:
     """Register a function. `before_init`: legal before cuInit. `without_machine`: on a closed one too.
     `unsafe`: illegal while a stream of this thread is captured (unless the capture is relaxed).
-    `bindings`: exists only under that major version of cuda.bindings."""
+    `bindings`: exists only under that major version of cuda.bindings. `optional`: only where they declare it."""
 
     def register(function: Function) -> Function:
         if bindings is None or bindings == MAJOR:
             known = name or function.__name__
-            ENTRIES[known] = Entry(known, function, outputs, before_init or without_machine, without_machine, unsafe)
+            if not optional or hasattr(T, known):
+                early = before_init or without_machine
+                ENTRIES[known] = Entry(known, function, outputs, early, without_machine, unsafe)
         return function
 
     return register
@@ -80,6 +85,8 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
         try:
             if e.unsafe:
                 machine.refuse_in_capture()
+            if machine.injected:
+                inject(machine, e, args, kwargs)
             value = e.function(machine, *args, **kwargs)
         except Failure as failure:
             machine.refusal = failure.report
@@ -89,6 +96,38 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)
+
+
+def inject(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Failure if this call was chosen to fail (`Machine.inject`)."""
+    rules = [rule for rule in machine.injected if rule.function == e.name]
+    if rules:
+        devices = _devices(machine, inspect.signature(e.function).bind(machine, *args, **kwargs).arguments)
+        for rule in rules:
+            if rule.hits(devices):
+                raise Failure(rule.code)
+
+
+def _devices(machine: Machine, arguments: dict[str, Any]) -> set[int]:
+    """The devices that a call is about: those its arguments name, or whose memory they name, else the current one."""
+    found: set[int] = set()
+    for name, value in arguments.items():
+        if name in ("dev", "device"):
+            found.add(number(value))
+        elif name in ("prop", "poolProps") and hasattr(value, "location"):
+            found.add(value.location.id)
+        elif name == "desc":
+            found.update(d.location.id for d in value or ())
+        elif name in ("memHandle", "handle"):
+            memory = machine.handles.get(number(value))
+            found.update({memory.device.index} if isinstance(memory, Memory) else ())
+        elif name in ("ptr", "memptr", "dptr"):
+            allocation = machine.memory.find(number(value))
+            found.update({allocation.device.index} if allocation and allocation.device else ())
+    stack = machine.threads.contexts
+    if not found and stack and stack[-1] is not None:
+        found.add(stack[-1].device.index)
+    return found
 
 
 # Reading arguments --------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ _P = T.CUpointer_attribute
 
 def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
     """The value of a pointer attribute, in the type that cuda.bindings gives it."""
-    host = a.device is None
-    index = a.context.device.index if a.device is None and a.context else a.device.index if a.device else -1
+    host = a.device is None and a.multicast is None
+    owner = a.multicast.devices[0] if a.multicast else a.device or (a.context.device if a.context else None)
+    index = owner.index if owner else -1
     if attribute == _P.CU_POINTER_ATTRIBUTE_CONTEXT:
         return T.CUcontext(present(a.context).handle)
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:

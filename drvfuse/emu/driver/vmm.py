@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual memory: physical memory, addresses, mappings and their access. Multicast is not emulated."""
+"""Virtual memory: physical memory, addresses, mappings and their access."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
+from ..machine import multicast
 from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.memory import Allocation
-from ..machine.objects import Memory
+from ..machine.objects import Mappable, Memory, Multicast
 from ..space.window import WindowError
 from .entry import check, entry, is_enum, number, present
 from .pool import access_list, located_device
@@ -49,23 +50,17 @@ def cuMemCreate(m: Machine, size: int, prop: Any, flags: int) -> Any:
     except WindowError as error:
         device.used -= size
         raise m.memory.full(device, size, str(error)) from None
-    return T.CUmemGenericAllocationHandle(m.add(Memory(device, size, physical)).handle)
+    return T.CUmemGenericAllocationHandle(m.add(Memory(size, device, physical)).handle)
 
 
 @entry(unsafe=True)
 def cuMemRelease(m: Machine, handle: Any) -> None:
-    """The memory stays while it is mapped."""
-    memory = _memory(m, handle)
-    memory.references -= 1
-    if memory.references == 0:
-        m.remove(memory)
-    _drop(m, memory)
-
-
-def _drop(m: Machine, memory: Memory) -> None:
-    if memory.references == 0 and memory.mapped == 0:
-        memory.device.used -= memory.nbytes
-        m.window.release(memory.physical)
+    """Memory stays while it is mapped or bound, a multicast object while it is mapped."""
+    item = m.get(handle, Mappable, R.CUDA_ERROR_INVALID_VALUE)
+    item.references -= 1
+    if item.references == 0:
+        m.remove(item)
+    multicast.drop(m, item)
 
 
 @entry(1, unsafe=True)
@@ -90,23 +85,29 @@ def cuMemAddressFree(m: Machine, ptr: Any, size: int) -> None:
 
 @entry(unsafe=True)
 def cuMemMap(m: Machine, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
-    """No device may access the range before cuMemSetAccess."""
-    memory = _memory(m, handle)
+    """No device may access the range before cuMemSetAccess. It waits for the team of a multicast object."""
+    item = m.get(handle, Mappable, R.CUDA_ERROR_INVALID_VALUE)
     address = number(ptr)
     check(flags == 0 and offset == 0 and size > 0 and size % GRANULARITY == 0 and address % GRANULARITY == 0)
+    check(size <= item.nbytes)
     try:
-        m.window.map(address, size, memory.physical, offset)
+        if isinstance(item, Multicast):
+            multicast.await_team(m, item, "cuMemMap")
+            m.window.map_multicast(address, size, item.members)
+            m.memory.add(Allocation(address, size, None, multicast=item))
+        elif isinstance(item, Memory):
+            m.window.map(address, size, item.physical, offset)
+            m.memory.add(Allocation(address, size, item.device, memory=item))
     except ValueError:
         raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
-    memory.mapped += 1
-    m.memory.add(Allocation(address, size, memory.device, memory=memory))
+    item.holds += 1
 
 
 def _mapped(m: Machine, ptr: Any, size: int) -> tuple[int, list[Allocation]]:
     """(address, mappings) of a range that begins and ends with a mapping."""
     address = number(ptr)
     mapped = m.memory.within(address, size)
-    check(mapped and all(a.memory is not None for a in mapped))
+    check(mapped and all(a.mapped is not None for a in mapped))
     check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
     return address, mapped
 
@@ -118,18 +119,22 @@ def cuMemUnmap(m: Machine, ptr: Any, size: int) -> None:
     m.window.unmap(address, size)
     for allocation in mapped:
         m.memory.drop(allocation)
-        assert allocation.memory is not None
-        allocation.memory.mapped -= 1
-        _drop(m, allocation.memory)
+        assert allocation.mapped is not None
+        allocation.mapped.holds -= 1
+        multicast.drop(m, allocation.mapped)
 
 
 @entry(unsafe=True)
 def cuMemSetAccess(m: Machine, ptr: Any, size: int, desc: Any, count: int) -> None:
+    """Of a multicast object only the devices of its team can have access: ILLEGAL_STATE for others."""
     _, mapped = _mapped(m, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)
     access = access_list(m, desc, count)
     for device, flags in access:
         for allocation in mapped:
+            if allocation.multicast is not None:
+                check(flags == 0 or device in allocation.multicast.devices, R.CUDA_ERROR_ILLEGAL_STATE)
+                continue
             owner = allocation.device
             assert owner is not None
             check(device is owner or flags == 0 or m.can_reach(device, owner), R.CUDA_ERROR_INVALID_DEVICE)
@@ -142,17 +147,17 @@ def cuMemSetAccess(m: Machine, ptr: Any, size: int, desc: Any, count: int) -> No
 def cuMemGetAccess(m: Machine, location: Any, ptr: Any) -> int:
     device = located_device(m, location)
     allocation = present(m.memory.find(number(ptr)))
-    check(allocation.memory is not None)
+    check(allocation.mapped is not None)
     return allocation.access.get(device.index, 0)
 
 
 @entry(1)
 def cuMemRetainAllocationHandle(m: Machine, addr: Any) -> Any:
-    memory = present(present(m.memory.find(number(addr))).memory)
-    if memory.references == 0:
-        m.add(memory)
-    memory.references += 1
-    return T.CUmemGenericAllocationHandle(memory.handle)
+    item = present(present(m.memory.find(number(addr))).mapped)
+    if item.references == 0:
+        m.add(item)
+    item.references += 1
+    return T.CUmemGenericAllocationHandle(item.handle)
 
 
 @entry(1)
@@ -166,45 +171,10 @@ def cuMemGetAllocationPropertiesFromHandle(m: Machine, handle: Any) -> Any:
 
 @entry(1)
 def cuMemExportToShareableHandle(m: Machine, handle: Any, handleType: Any, flags: int) -> Any:
-    _memory(m, handle)
+    m.get(handle, Mappable, R.CUDA_ERROR_INVALID_VALUE)
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
 
 
 @entry(1)
 def cuMemImportFromShareableHandle(m: Machine, osHandle: Any, shHandleType: Any) -> Any:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-# Multicast ----------------------------------------------------------------------------------------------------------
-
-
-@entry(1)
-def cuMulticastCreate(m: Machine, prop: Any) -> Any:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-@entry(1)
-def cuMulticastGetGranularity(m: Machine, prop: Any, option: Any) -> int:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-@entry()
-def cuMulticastAddDevice(m: Machine, mcHandle: Any, dev: Any) -> None:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-@entry()
-def cuMulticastBindMem(
-    m: Machine, mcHandle: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
-) -> None:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-@entry()
-def cuMulticastBindAddr(m: Machine, mcHandle: Any, mcOffset: int, memptr: Any, size: int, flags: int) -> None:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
-
-
-@entry()
-def cuMulticastUnbind(m: Machine, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> None:
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

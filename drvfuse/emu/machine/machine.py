@@ -24,7 +24,7 @@ from ..space.window import Window
 from . import api, interrupts, residency
 from .capture import Capture
 from .engine import Engine, EngineLaunch, EngineModule
-from .failure import Failure
+from .failure import Failure, Injected
 from .lock import MachineLock
 from .memory import MachineMemory
 from .objects import Context, Device, Event, Function, Object, Pool, Stream
@@ -129,6 +129,7 @@ class Machine:
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
         self.reports: list[Report] = []
+        self.injected: list[Injected] = []
         self.refusal: Report | None = None  # what the last driver call that failed says of it
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
@@ -188,6 +189,36 @@ class Machine:
 
     def __repr__(self) -> str:
         return f"<Machine of {len(self.devices)} x {self.arch}, seed {self.seed}{', closed' if self.closed else ''}>"
+
+    def inject(
+        self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
+    ) -> Injected:
+        """Let a driver function fail, for tests: `times` calls of it, behind the first `after`, return `code` and do
+        nothing.
+
+        With `device`, only calls that are about that device count: whose arguments name it or its memory or, if they
+        name none, whose thread has it current. `left` of the result tells how many calls are still to fail;
+        `self.injected.clear()` takes all of this back.
+        """
+        if not callable(getattr(self.driver, str(function), None)):
+            raise ArgumentError("function", repr(function), "the name of a function of the driver")
+        try:
+            result = R(code)
+        except ValueError:
+            raise ArgumentError("code", repr(code), "a CUresult") from None
+        if device is not None:
+            device = _integer("device", device, 0, len(self.devices) - 1)
+        rule = Injected(function, result, device, _integer("after", after, 0), _integer("times", times, 1))
+        self.injected.append(rule)
+        return rule
+
+    def held(self) -> dict[str, int]:
+        """What is allocated: `device_bytes`, `allocations` (of cuMemAlloc, pools, pinned and registered memory, and the
+        variables of modules), `physical` memory of cuMemCreate, `multicast` objects, their `binds`, `mappings` and
+        `reservations`. What was released and is still mapped or bound counts.
+        """
+        with self.lock:
+            return self.memory.held()
 
     def report(self, report: Report) -> None:
         """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""

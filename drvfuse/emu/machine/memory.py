@@ -3,7 +3,8 @@
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
 pools                          the owner, and the devices that the pool's access list names
-VMM                            the devices that were given access at that address, the owner not excepted
+VMM                            the devices that were given access at that address, the owner not excepted; multicast
+                               objects are mapped so too, but their addresses hold no memory and have no owner
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..bindings import R
 from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
-from .objects import Context, Device, Memory, Pool
+from .objects import Context, Device, Mappable, Memory, Multicast, Pool
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -36,7 +37,9 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory; exactly one of context, pool and memory says its regime."""
+    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool, memory and
+    multicast says its regime.
+    """
 
     base: int
     nbytes: int
@@ -44,11 +47,17 @@ class Allocation:
     context: Context | None = None
     pool: Pool | None = None
     memory: Memory | None = None
+    multicast: Multicast | None = None
     host_flags: int | None = None
     registered: bool = False
     freed: bool = False  # a pool free is queued
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def mapped(self) -> Mappable | None:
+        """What cuMemMap has mapped here."""
+        return self.multicast or self.memory
 
 
 class MachineMemory:
@@ -129,6 +138,32 @@ class MachineMemory:
         mapped = [a for a in self.within(address, nbytes) if a.memory is not None]
         return all(any(has & flags == flags for has in a.access.values()) for a in mapped)
 
+    # What there is ---------------------------------------------------------------------------------------------------
+
+    def multicasts(self) -> set[Multicast]:
+        """The multicast objects that something holds."""
+        found = {item for item in self._machine.handles.values() if isinstance(item, Multicast)}
+        return found | {a.multicast for a in self._live.values() if a.multicast is not None}
+
+    def physical(self) -> set[Memory]:
+        """The memory of cuMemCreate that something holds."""
+        found = {item for item in self._machine.handles.values() if isinstance(item, Memory)}
+        found |= {a.memory for a in self._live.values() if a.memory is not None}
+        return found | {b.memory for item in self.multicasts() for b in item.binds if b.memory is not None}
+
+    def held(self) -> dict[str, int]:
+        """How much of each kind there is."""
+        multicasts = self.multicasts()
+        return {
+            "device_bytes": sum(device.used for device in self._machine.devices),
+            "allocations": sum(a.mapped is None for a in self._live.values()),
+            "physical": len(self.physical()),
+            "multicast": len(multicasts),
+            "binds": sum(len(item.binds) for item in multicasts),
+            "mappings": sum(a.mapped is not None for a in self._live.values()),
+            "reservations": len(self._machine.window.reserved),
+        }
+
     # Making and dropping ---------------------------------------------------------------------------------------------
 
     def add(self, allocation: Allocation) -> Allocation:
@@ -159,11 +194,9 @@ class MachineMemory:
 
     def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
         """(bytes, what made it) of all memory of a device, or of all pinned memory."""
-        physical = {item for item in self._machine.handles.values() if isinstance(item, Memory)}
+        physical = self.physical()
         for a in self._live.values():
-            if a.memory is not None:
-                physical.add(a.memory)
-            elif a.device is device and not a.registered:
+            if a.mapped is None and a.device is device and not a.registered:
                 maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
                 yield a.nbytes, f"at 0x{a.base:x} of {maker}"
         yield from ((memory.nbytes, "of cuMemCreate") for memory in physical if memory.device is device)
@@ -180,6 +213,9 @@ class MachineMemory:
             raise self.stray(what, missing)
         device = user.device.index
         for a in self.within(address, nbytes):
+            if a.multicast is not None:
+                text = f"{what}, which are addresses of a multicast object: only multimem instructions may use them"
+                raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("multicast", text, device=device, address=address))
             plain = a.pool is None and a.memory is None
             if a.device is not None and (direct or not plain) and not self._masks(a)[0] >> device & 1:
                 text = f"{what}, to which device {device} was given no access"
@@ -252,7 +288,7 @@ class MachineMemory:
         access = allocation.access
         if allocation.pool is not None:
             access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
-        elif allocation.memory is None:
+        elif allocation.mapped is None:
             assert allocation.context is not None
             reaching = self._context_mask(allocation.context)
             return reaching, reaching
@@ -261,7 +297,7 @@ class MachineMemory:
 
     def refresh(self, allocation: Allocation) -> None:
         """Bring the window's access masks of an allocation up to date."""
-        if allocation.device is not None:
+        if allocation.device is not None or allocation.multicast is not None:
             self._machine.window.set_access(allocation.base, allocation.nbytes, *self._masks(allocation))
 
     def refresh_context(self, owner: Context) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..findings.reports import Report
+    from ..space.members import Members
     from .capture import Capture, Node
     from .engine import EngineModule
     from .work import Op
@@ -162,11 +163,45 @@ class Function(Object):
 
 
 @dataclass(eq=False)
-class Memory(Object):
+class Mappable(Object):
+    """What cuMemMap can map. It goes when nothing holds it any more: no reference, no mapping and no bind."""
+
+    references: int = field(default=1, init=False)
+    holds: int = field(default=0, init=False)  # mappings, and binds to multicast objects
+    nbytes: int
+
+
+@dataclass(eq=False)
+class Memory(Mappable):
     """A physical allocation of the VMM functions."""
 
     device: Device
-    nbytes: int
     physical: Any
-    references: int = 1
-    mapped: int = 0
+
+
+@dataclass(eq=False)
+class Bind:
+    """Memory of one device at part of a multicast object. `address` is where the runtime finds it; `memory` is None for
+    that of a pool.
+    """
+
+    device: Device
+    offset: int
+    nbytes: int
+    address: int
+    memory: Memory | None
+
+
+@dataclass(eq=False)
+class Multicast(Mappable):
+    """A multicast object: a team of `size` devices, each of which may bind `nbytes` of its memory."""
+
+    size: int
+    members: Members
+    devices: list[Device] = field(default_factory=list)
+    binds: list[Bind] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """All devices were added."""
+        return len(self.devices) == self.size

@@ -34,6 +34,7 @@ from ...errors import ArgumentError
 from .. import abi
 from ..abi import KIND_FULL, KIND_INITIALISED, Kind
 from . import pages
+from .members import Members, Teams
 from .pages import Ranges, WindowError, round_up
 
 GRANULE = 1 << abi.GRANULE_SHIFT
@@ -88,8 +89,19 @@ class Physical:
 
 @dataclass
 class _Mapping:
+    """Memory, or the members of a multicast object."""
+
     nbytes: int
-    physical: Physical
+    physical: Physical | None
+    members: Members | None = None
+
+    @property
+    def device(self) -> int | None:
+        return None if self.physical is None else self.physical.device
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.MULTICAST if self.physical is None else Kind.MAPPED
 
 
 class Window:
@@ -136,6 +148,7 @@ class Window:
         self._reservations: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._mapping_starts: list[int] = []
+        self.teams = Teams()
         self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
         self._release.atexit = False
 
@@ -254,20 +267,60 @@ class Window:
             raise ArgumentError(
                 "nbytes, offset", (nbytes, offset), f"multiples of {GRANULE} inside the physical allocation"
             )
+        self._require_vacant(address, nbytes)
+        self._put(address, nbytes, physical, offset)
+        self._mappings[address] = _Mapping(nbytes, physical)
+        bisect.insort(self._mapping_starts, address)
+
+    def map_multicast(self, address: int, nbytes: int, members: Members) -> None:
+        """Map the first bytes of a multicast object inside a reservation. There is no memory at these addresses: what
+        is done there is done to the members.
+        """
+        self._require_vacant(address, nbytes)
+        self._mappings[address] = _Mapping(nbytes, None, members)
+        bisect.insort(self._mapping_starts, address)
+        self.teams.add(address, nbytes, members)
+        self._set_access(address, nbytes, None, 0, 0, Kind.MULTICAST | KIND_FULL)
+
+    def alias(self, nbytes: int, physical: Physical, offset: int) -> int:
+        """An address of part of a physical allocation for the runtime alone: no mapping of the user's, no device may
+        access it.
+        """
+        address = self._addresses.take(nbytes + GRANULE, GRANULE)
+        if address is None:
+            raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        self._put(address, nbytes, physical, offset)
+        return address
+
+    def drop_alias(self, address: int, nbytes: int, physical: Physical) -> None:
+        """Give back what `alias` returned."""
+        self._take_away(address, nbytes, physical)
+        self._set_access(address, nbytes, None, 0, 0, Kind.NONE)
+        self._addresses.give(address, nbytes + GRANULE)
+
+    def _require_vacant(self, address: int, nbytes: int) -> None:
         if not any(a <= address and address + nbytes <= a + n for a, n in self._reservations.items()):
             raise ArgumentError("address", f"0x{address:x}", "inside one reservation, with all of its bytes")
         if any(True for _ in self._mapped(address, nbytes)):
             raise ArgumentError("address", f"0x{address:x}", "a range with nothing mapped")
+
+    def _put(self, address: int, nbytes: int, physical: Physical, offset: int) -> None:
         pages.map_file(address, nbytes, self._data_fd, physical.offset + offset)
         pages.map_file(address + abi.SHADOW_OFFSET, nbytes, self._shadow_fd, physical.offset + offset)
         if self.cells:
             at, size = (physical.offset + offset) >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
             pages.map_file(pages.cell_address(address), size, self._cell_fd, at)
         physical.mappings += 1
-        self._mappings[address] = _Mapping(nbytes, physical)
-        bisect.insort(self._mapping_starts, address)
         bits = 0 if self._check_initialised else KIND_INITIALISED
         self._set_access(address, nbytes, physical.device, 0, 0, Kind.MAPPED | KIND_FULL | bits)
+
+    def _take_away(self, address: int, nbytes: int, physical: Physical) -> None:
+        for area in (address, address + abi.SHADOW_OFFSET):
+            pages.map_empty(area, nbytes)
+        if self.cells:
+            pages.map_empty(pages.cell_address(address), nbytes >> abi.LINE_SHIFT << 2)
+        physical.mappings -= 1
+        self._drop(physical)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Unmap every mapping that lies in the range; one that lies in it only partly is refused."""
@@ -275,16 +328,19 @@ class Window:
         if not inside or any(a < address or a + m.nbytes > address + nbytes for a, m in inside):
             raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a range of whole mappings")
         for start, mapping in inside:
-            for area in (start, start + abi.SHADOW_OFFSET):
-                pages.map_empty(area, mapping.nbytes)
-            if self.cells:
-                pages.map_empty(pages.cell_address(start), mapping.nbytes >> abi.LINE_SHIFT << 2)
-            self._set_access(start, mapping.nbytes, mapping.physical.device, 0, 0, Kind.FREED)
+            if mapping.physical is not None:
+                self._take_away(start, mapping.nbytes, mapping.physical)
+            else:
+                self.teams.remove(start)
+            self._set_access(start, mapping.nbytes, mapping.device, 0, 0, Kind.FREED)
             del self._mappings[start]
             self._mapping_starts.remove(start)
-            mapping.physical.mappings -= 1
-            self._remember(Allocation(start, mapping.nbytes, mapping.physical.device, Kind.MAPPED))
-            self._drop(mapping.physical)
+            self._remember(Allocation(start, mapping.nbytes, mapping.device, mapping.kind))
+
+    @property
+    def reserved(self) -> dict[int, int]:
+        """The reservations: address -> bytes."""
+        return dict(self._reservations)
 
     def set_access(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
         """Which devices may read and write the granules of a range, mapped or allocated; replaces the former masks."""
@@ -309,7 +365,7 @@ class Window:
                 if address < starts[i] + item.nbytes:
                     if isinstance(item, Allocation):
                         return item
-                    return Allocation(starts[i], item.nbytes, item.physical.device, Kind.MAPPED)
+                    return Allocation(starts[i], item.nbytes, item.device, item.kind)
         return None
 
     def freed(self, address: int) -> Allocation | None:
@@ -326,11 +382,11 @@ class Window:
         return found[1].physical if found else None
 
     def covers(self, address: int, nbytes: int) -> bool:
-        """True if every byte of the range is allocated or mapped (over neighbouring mappings too)."""
+        """True if every byte of the range is allocated or mapped memory (over neighbouring mappings too)."""
         end = address + nbytes
         while address < end:
             allocation = self.find(address)
-            if allocation is None:
+            if allocation is None or allocation.kind is Kind.MULTICAST:
                 return False
             address = allocation.address + allocation.nbytes
         return True
@@ -345,7 +401,7 @@ class Window:
         if gone is not None:
             return f"{nearby(address, gone.address, gone.nbytes)} {gone}, which was freed"
         known = [a for a in self._live.values() if not a.lent] + [
-            Allocation(a, m.nbytes, m.physical.device, Kind.MAPPED) for a, m in self._mappings.items()
+            Allocation(a, m.nbytes, m.device, m.kind) for a, m in self._mappings.items()
         ]
         if not known:
             return "no device memory: nothing is allocated"

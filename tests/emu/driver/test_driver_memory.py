@@ -488,10 +488,6 @@ def test_a_fill_behind_the_free_of_its_memory_faults(machine: Machine, cuda: Any
     assert machine.reports[-1].kind == "use_after_free"
 
 
-def test_multicast_is_not_supported(cuda: Any) -> None:
-    assert code(cuda.cuMulticastCreate(types.CUmulticastObjectProp())) == R.CUDA_ERROR_NOT_SUPPORTED
-
-
 def test_a_stray_pointer_on_an_empty_machine_is_told_in_a_sentence(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     assert code(cuda.cuMemFree(0x1234)) == R.CUDA_ERROR_INVALID_VALUE

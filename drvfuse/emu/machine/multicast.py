@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multicast objects: their teams, what is bound to them, and how long they live.
+
+The driver's documentation gives the order (every device is added before anything is bound or mapped) and the sizes
+(multiples of the granularity). Where it leaves a case open, these are the rules here: a device supports multicast if it
+is of compute capability 9.0 or above and it and every other device of its machine reach each other, as through one
+switch; a bind that overlaps another of the same device is refused, and an unbind of any other range than a bind's; a
+bind holds its memory, as a mapping does, and the object's last mapping or reference holds its binds.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ..bindings import R
+from ..findings.reports import Report
+from ..space.members import PIECE, Members
+from ..space.window import WindowError
+from . import interrupts
+from .failure import Failure
+from .machine import Machine
+from .memory import Allocation
+from .objects import Bind, Device, Mappable, Memory, Multicast
+from .progress import GRACE_S
+
+
+def supported(m: Machine, device: Device) -> bool:
+    """True if a device can be in a team."""
+    others = (other for other in m.devices if other is not device)
+    return m.capability >= (9, 0) and all(m.can_reach(device, o) and m.can_reach(o, device) for o in others)
+
+
+def refused(message: str, device: Device | None = None, code: object = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
+    """A call that breaks a rule of multicast objects, with a report that says which."""
+    return Failure(code, Report("multicast", message, device=None if device is None else device.index))
+
+
+def create(m: Machine, nbytes: int, size: int) -> Multicast:
+    return m.add(Multicast(nbytes, size, Members(nbytes, size)))
+
+
+def add_device(m: Machine, item: Multicast, device: Device) -> None:
+    """Put a device into the team, for good; who waits for it goes on."""
+    if not supported(m, device):
+        raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
+    if device in item.devices:
+        raise refused("cuMulticastAddDevice: the device is in the team already", device)
+    if item.complete:
+        raise refused(f"cuMulticastAddDevice: the team of {item.size} devices is complete", device)
+    item.devices.append(device)
+    m.lock.changed()
+
+
+def await_team(m: Machine, item: Multicast, call: str) -> None:
+    """Wait until all devices were added. Failure, with a report, if no other thread is left that could add one."""
+    since, count = time.monotonic(), len(item.devices)
+    while not item.complete:
+        interrupts.check()
+        now = time.monotonic()
+        if count != len(item.devices):
+            since, count = now, len(item.devices)
+        if not m.threads.others() or now >= since + max(GRACE_S, m.host_wait):
+            there = ", ".join(str(device.index) for device in item.devices) or "none"
+            text = f"{call} waits until the team of {item.size} devices is complete (added: {there}), which nobody does"
+            raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", text))
+        with m.threads.waiting():
+            m.lock.wait(0.02)
+        if m.closed or not (item.references or item.holds):
+            raise Failure(R.CUDA_ERROR_INVALID_VALUE)
+
+
+def bind(m: Machine, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:
+    """Put part of a memory, or of a pool's allocation, behind part of the object. The ranges were checked."""
+    device = source.device
+    if device not in item.devices:
+        text = "a bind of memory of a device that is not in the team"
+        raise refused(text, device, R.CUDA_ERROR_INVALID_DEVICE)
+    assert device is not None
+    for other in item.binds:
+        if other.device is device and offset < other.offset + other.nbytes and other.offset < offset + nbytes:
+            text = f"a bind of {_range(offset, nbytes)} overlaps that of {_range(other.offset, other.nbytes)}"
+            raise refused(text, device)
+    memory = source if isinstance(source, Memory) else None
+    if isinstance(source, Memory):
+        try:
+            address = m.window.alias(nbytes, source.physical, at)
+        except WindowError as error:
+            raise m.memory.full(device, nbytes, str(error)) from None
+        source.holds += 1
+    else:
+        address = source.base + at
+    item.binds.append(Bind(device, offset, nbytes, address, memory))
+    item.members.bind(item.devices.index(device), offset, nbytes, address)
+
+
+def unbind(m: Machine, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
+    """Undo one bind of a device: the range has to be the bind's."""
+    if device not in item.devices:
+        raise refused("cuMulticastUnbind: the device is not in the team", device, R.CUDA_ERROR_INVALID_DEVICE)
+    ours = [b for b in item.binds if b.device is device]
+    found = next((b for b in ours if (b.offset, b.nbytes) == (offset, nbytes)), None)
+    if found is None:
+        bound = ", ".join(_range(b.offset, b.nbytes) for b in ours) or "nothing"
+        text = f"cuMulticastUnbind of {_range(offset, nbytes)}: it needs a range as it was bound ({bound})"
+        raise refused(text, device)
+    _undo(m, item, found)
+
+
+def drop(m: Machine, item: Mappable) -> None:
+    """Let go of what nothing holds any more: a memory, or an object with its binds."""
+    if item.references or item.holds:
+        return
+    if isinstance(item, Memory):
+        item.device.used -= item.nbytes
+        m.window.release(item.physical)
+    elif isinstance(item, Multicast):
+        for found in list(item.binds):
+            _undo(m, item, found)
+
+
+def _undo(m: Machine, item: Multicast, found: Bind) -> None:
+    item.binds.remove(found)
+    item.members.unbind(item.devices.index(found.device), found.offset, found.nbytes)
+    if found.memory is not None:
+        m.window.drop_alias(found.address, found.nbytes, found.memory.physical)
+        found.memory.holds -= 1
+        drop(m, found.memory)
+
+
+def aligned(*values: int) -> bool:
+    """True if all are multiples of the granularity."""
+    return all(value >= 0 and value % PIECE == 0 for value in values)
+
+
+def _range(offset: int, nbytes: int) -> str:
+    return f"[0x{offset:x}, 0x{offset + nbytes:x})"
