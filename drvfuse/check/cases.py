@@ -6,7 +6,16 @@ from __future__ import annotations
 from functools import partial
 
 from . import fp8, gemv
-from .collectives import changing, epilogue, in_place, mixed, near_32_bits, repeated, two_streams
+from .collectives import (
+    changing,
+    epilogue,
+    in_place,
+    mixed,
+    multimem_in_place,
+    near_32_bits,
+    repeated,
+    two_streams,
+)
 from .run import Case
 
 CASES: dict[str, Case] = {
@@ -26,6 +35,10 @@ CASES: dict[str, Case] = {
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
     "push-changing": changing,
+    "allreduce-multimem-one_stage": partial(repeated, op="allreduce", algo="one_stage", multimem=True),
+    "allreduce-multimem-two_stage": partial(repeated, op="allreduce", algo="two_stage", multimem=True),
+    "fused-multimem": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", multimem=True),
+    "multimem-in-place": multimem_in_place,
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,

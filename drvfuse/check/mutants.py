@@ -88,6 +88,10 @@ push_rounds = partial(
 near_push = partial(near_32_bits, algo="push_one_shot")
 near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
 
+staged_multimem = partial(
+    repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
+)
+
 _ALL = (
     Mutant(
         "start-barrier-only",
@@ -381,6 +385,31 @@ _ALL = (
         "norms whose rows are shared by the blocks of a cluster",
         near_push_rows,
         (*WRONG, *HANGS, "misaligned", "out_of_bounds", "cluster"),
+    ),
+    Mutant(
+        "multimem-no-barrier",
+        "the sums of all ranks' staged inputs are loaded without waiting until these are staged",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-no-alias-fence",
+        "inputs are written by their own address and loaded by a multicast address with nothing but a barrier between",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-red-for-store",
+        "results are added to what all ranks have, where they should be stored",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-plain-load",
+        "a multicast address is read by an ordinary load",
+        "code that takes a multicast address for a pointer",
+        staged_multimem,
+        (*WRONG, "invalid_address"),
     ),
     Mutant(
         "no-fence-between-rounds",
