@@ -8,16 +8,13 @@ it, and meets workspaces that others still use. Results of every call are compar
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import config, dtypes, reference
+from .. import config, dtypes
 from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
@@ -32,68 +29,14 @@ from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
+from .problems import EPSILON, Problem, solved
 from .run import Run
 
-Host = npt.NDArray[Any]
-
-EPSILON = 1e-6
 AMPLE, TIGHT = 256 << 10, 20 << 10
 TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
-MAIN = (32, 1024)
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed.
-
-    With `multimem` the sums of its inputs are exact in any order.
-    """
-
-    op: str
-    ranks: int
-    shape: tuple[int, int] = MAIN
-    dtype: str = "bfloat16"
-    residual: bool = False
-    epilogue: bool = False
-    number: int = 0
-    multimem: bool = False
-
-
-class Solution(NamedTuple):
-    """`hosts`: one input per rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
-    `outputs`: what every rank must get."""
-
-    hosts: list[Host]
-    vector: Host
-    residual: Host | None
-    outputs: list[Host]
-
-
-@functools.lru_cache(maxsize=128)
-def solved(problem: Problem) -> Solution:
-    element = dtypes.get(problem.dtype).numpy
-
-    def values(random: np.random.Generator, *shape: int) -> Host:
-        magnitude = np.exp2(random.integers(-4, 5, shape)).astype(np.float32)
-        return (random.standard_normal(shape, np.float32) * magnitude).astype(element)
-
-    own = np.random.default_rng([problem.ranks, problem.number, *problem.shape])
-
-    def exact(random: np.random.Generator, *shape: int) -> Host:
-        return (np.round(random.uniform(-8, 8, shape) * 64) / 64).astype(np.float32).astype(element)
-
-    hosts = [(exact if problem.multimem else values)(own, *problem.shape) for _ in range(problem.ranks)]
-    vector = values(np.random.default_rng(problem.shape), problem.shape[1])
-    if problem.op == "allreduce":
-        added = vector.astype(np.float32)
-        after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
-        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, multimem=problem.multimem)])
-    residual = values(own, *problem.shape) if problem.residual else None
-    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual, multimem=problem.multimem)
-    return Solution(hosts, vector, residual, [array for array in found if array is not None])
 
 
 class Calls:
@@ -112,8 +55,8 @@ class Calls:
         pdl: PDLLevel = PDLLevel.OFF,
         max_num_blocks: int | None = None,
     ) -> None:
-        """`private` inputs can be read by their own device only. Results that lie where the next call writes, `in_place`
-        or in multicast memory, are copied away after the call. `multicast`: what of a problem of multimem lies there."""
+        """`private` inputs can be read by their own device only. `multicast`: what of a problem of multimem lies in
+        multicast memory. Results that are `in_place`, or lie there, are copied away after the call."""
         self._run, self._group, self._problems = run, group, problems
         self._copy = run.kernel(group.driver, "copy")
         for rank in group:
@@ -235,8 +178,8 @@ def repeated(
     small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4) as group:
         problems = [Problem(op, 4, residual=residual, number=number, multimem=multimem) for number in range(2)]
-        where = {"private": private, "multicast": multicast or ""}
-        calls = [Calls(run, group, problems, algo, **where, pdl=pdl, max_num_blocks=blocks)]
+        options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
+        calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
             shape, dtype = run.choice(SIDE)
             problem = Problem(op, 4, shape, dtype, residual, multimem=multimem)
@@ -294,19 +237,19 @@ def in_place(run: Run) -> None:
 
 
 def multimem_in_place(run: Run) -> None:
-    """Multimem all-reduce whose outputs are its inputs, in multicast memory and elsewhere, with and without an epilogue,
-    and between its calls one by peers' addresses."""
+    """Multimem all-reduce whose outputs are its inputs, in multicast memory and elsewhere, with and without an
+    epilogue; between its calls come others that do without multicast."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
         for number, algo in enumerate(("one_stage", "two_stage")):
             for multicast in ("", INPUTS):
                 problems = [
                     Problem(
-                        "allreduce", 4, (9, 520), epilogue=algo == "two_stage", number=2 * number + i, multimem=True
+                        "allreduce", 4, (9, 520), epilogue=algo == "one_stage", number=2 * number + i, multimem=True
                     )
                     for i in range(2)
                 ]
-                options = {"in_place": True, "multicast": multicast, "pdl": run.choice(PDL)}
+                options: dict[str, Any] = {"in_place": True, "multicast": multicast, "pdl": run.choice(PDL)}
                 calls.append(Calls(run, group, problems, algo, **options))
         others = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
         calls.append(Calls(run, group, others, "two_stage", in_place=True))

@@ -80,8 +80,8 @@ def _sums(inputs: Sequence[npt.NDArray[Any]], multimem: bool) -> Floats:
 def sum_bounds(inputs: Sequence[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
 
-    n - 1 additions, each with a relative error of at most u = 2**-24, are off by at most g sum|x| before the rounding to
-    the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
+    n - 1 additions, each with a relative error of at most u = 2**-24, are off by at most g sum|x| before the rounding
+    to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
     """
     sum_ranks(inputs)  # that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])

@@ -55,7 +55,7 @@ def exact_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], d
 
 
 def cancelling_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:
-    """One array per rank, of magnitudes from 2**-8 to 2**8, some of which cancel those of the next rank but for a bit."""
+    """One array per rank, of magnitudes from 2**-8 to 2**8, half of which nearly cancel those of the rank before."""
     element = dtypes.get(dtype).numpy
     hosts = []
     for _ in range(n):
