@@ -113,29 +113,30 @@ def allreduce(
 
     schedule: Schedule | None = None
     ready: list[Ready] = []
-    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced, None)
+    addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
+    placed = None
+    if use_multimem:
+        kept = in_place and algos[0] == "one_stage"  # peers may load an input that is an output already
+        stored = results if algos[0] == "two_stage" else []
+        placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
+    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced, placed)
     if nbytes:
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
             in_place_hazard = in_place and algo == "one_stage" and group.size > 1
             pulls = algo not in (*PUSH, "naive")
-            addresses, results = [s.ptr for s in sources], [o.ptr for o in written]
-            placed = None
-            if use_multimem:
-                read = [] if in_place_hazard else addresses
-                stored = results if algo == "two_stage" else []
-                placed = multimem.Placement.of(group, queues, read, stored, nbytes)
+            staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
+            if placed is not None:
                 staged = placed.staged
-            else:
-                staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
-            chosen = replace(call, algo=algo, staged=staged, multimem=placed)
+            chosen = replace(call, algo=algo, staged=staged)
             return chosen, *chosen.schedule(addresses, results)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
 
     def moved() -> traffic.Traffic:
-        results = traffic.writing_results(call.algo, group.size, nbytes)
-        return traffic.reading_sources(call.algo, group.size, nbytes, call.staged) + results
+        to_outputs = call.multimem is not None and call.multimem.to_outputs
+        stored = traffic.writing_results(call.name, group.size, nbytes, to_outputs)
+        return traffic.reading_sources(call.name, group.size, nbytes, call.staged) + stored
 
     read = [[source] for source in sources]
     if bound is not None:
@@ -149,7 +150,7 @@ def allreduce(
         schedule,
         queues,
         ready,
-        algo=multimem.NAMES[call.algo] if use_multimem else call.algo,
+        algo=call.name,
         traffic=moved,
         parameters=bound,
         trace=traced,
@@ -191,6 +192,11 @@ class _Call:
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
     multimem: multimem.Placement | None
+
+    @property
+    def name(self) -> str:
+        """What messages and `Prepared.algo` call the algorithm."""
+        return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)

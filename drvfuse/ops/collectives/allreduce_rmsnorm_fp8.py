@@ -245,11 +245,12 @@ class _Call:
         elements = self.rows * self.columns
         nbytes, ranks = elements * self.dtype.itemsize, self.group.size
         result = elements * self.out_dtype.itemsize + self.rows * self.scale_bytes
-        total = traffic.reading_sources(self.algo, ranks, nbytes, self.staged)
+        name = self.algo if self.multimem is None else multimem.NAMES[self.algo]
+        total = traffic.reading_sources(name, ranks, nbytes, self.staged)
         if self.residual:
             written = traffic.writing_results("one_stage", ranks, result)
-            return total + traffic.adding_residual(self.algo, ranks, nbytes) + written
-        return total + traffic.writing_results(self.algo, ranks, result)
+            return total + traffic.adding_residual(name, ranks, nbytes) + written
+        return total + traffic.writing_results(name, ranks, result)
 
     def schedule(self, arrays: Sequence[_Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
