@@ -276,5 +276,4 @@ def test_a_trace_has_room_for_all_phases(open_group, rng, algo, where):
     trace = df.Trace(group)
     check_exact(group, hosts, algo, where, trace=trace)
     group.synchronize()
-    (launch, *_) = trace.read()
-    assert launch.name == f"allreduce_multimem_{algo}"
+    assert set(trace.records()["launch"]) and f"allreduce_multimem_{algo}" in trace.summary()
