@@ -24,7 +24,8 @@
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows for packs: block b accesses of a
 // peer's memory only what block b there accesses (all its threads: the barrier covers the block), or what no kernel
 // accesses at the time. Results that overwrite a staged row follow all loads of its sums: those of a row's statistics are
-// behind the block barrier of the reduction (reduce.cuh); residual_out goes where the same thread has loaded.
+// behind the block barrier of the reduction (reduce.cuh); residual_out goes where the same thread has loaded. The next
+// chunk's rows are staged in slots from which any thread of the block may have copied results, so after a block barrier.
 // residual_output may be residual: a row's residual is read by its owner before the barrier, and residual_output is
 // written after it, from staging memory. gamma is fetched after the wait for the producer.
 //
@@ -116,7 +117,11 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
             }
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
-        if (!STAGED) half = RANKS * chunk * stride - half;
+        if constexpr (STAGED) {
+            __syncthreads();  // other threads may still copy from slots that the next chunk is staged in
+        } else {
+            half = RANKS * chunk * stride - half;
+        }
     }
     barrier.finish();
 }

@@ -97,7 +97,7 @@ def test_the_bound_is_tight_enough_to_tell_a_lost_rank_and_wide_enough_for_anoth
     assert ((low <= backwards) & (backwards <= high)).all()
     assert (backwards != reference.allreduce(hosts)).any()
     lost = reference.allreduce(hosts[:3])
-    assert not ((low <= lost) & (lost <= high)).any()
+    assert ((low <= lost) & (lost <= high)).mean() < 0.01  # where the last rank has next to nothing
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

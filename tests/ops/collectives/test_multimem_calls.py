@@ -30,11 +30,11 @@ def group(machine):
         yield made
 
 
-def call(op, group, xs, **options):
+def call(op, group, xs, gammas=None, **options):
     options = {"use_multimem": True, **options}
     if op == "allreduce":
         return df.allreduce(group, xs, **options)
-    gammas = [rank.zeros(xs[0].shape[-1], "bfloat16") for rank in group]
+    gammas = gammas or [rank.zeros(xs[0].shape[-1], "bfloat16") for rank in group]
     return df.allreduce_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6, **options)
 
 
@@ -130,7 +130,9 @@ def test_multicast_memory_of_another_group_is_staged(machine, rng):
 def test_the_staging_is_not_made_in_a_capture(group, rng, op):
     hosts = exact_inputs(rng, 3, (4, 64), "bfloat16")
     xs, ys = place(group, hosts), garbage(group, (4, 64), "bfloat16")
-    options = {"outputs": ys} if op == "allreduce" else {"outputs": ys, "out_dtype": "bfloat16"}
+    options = {"outputs": ys, "gammas": [rank.zeros(64, "bfloat16") for rank in group]}
+    if op != "allreduce":
+        options["out_dtype"] = "bfloat16"
     group.synchronize()
     with df.Graph.capture([rank.stream for rank in group]):
         with pytest.raises(CaptureError, match="multicast staging"):
