@@ -409,7 +409,7 @@ _ALL = (
         "a multicast address is read by an ordinary load",
         "code that takes a multicast address for a pointer",
         staged_multimem,
-        (*WRONG, "invalid_address"),
+        (*WRONG, "multicast_plain"),
     ),
     Mutant(
         "no-fence-between-rounds",
