@@ -75,6 +75,7 @@ def test_doctor_moves_data_between_every_pair() -> None:
     peers = report["driver"]["peers"]
     assert len(peers) == 8
     assert all(cell == ("self" if i == j else "ok") for i, row in enumerate(peers) for j, cell in enumerate(row))
+    assert report["driver"]["multicast"] == {"state": "supported", "why": ""}  # vetoes bind the CUDA driver only
     assert report["findings"] == [] and result.returncode == 0
 
 

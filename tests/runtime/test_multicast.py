@@ -13,7 +13,7 @@ import drvfuse as df
 from drvfuse.errors import CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.driver import Driver, get_driver
 from drvfuse.runtime.lifetime import flush
-from drvfuse.runtime.vmm import AddressRange, Mapping, MappedMemory, PhysicalMemory
+from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory
 
 pytestmark = pytest.mark.emu
 
