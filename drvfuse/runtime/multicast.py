@@ -29,6 +29,7 @@ from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocat
 if TYPE_CHECKING:
     from .driver import Driver
 
+_ANY_SIZE = 2 << 20  # for a query of the granularity, whose answer does not depend on it
 NOT_READY = 802
 """CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. The one failure that may pass by itself."""
 
@@ -278,7 +279,7 @@ def _granularity(devices: tuple[Device, ...], recommended: bool) -> int:
     driver = devices[0].driver
     flags = driver.types.CUmulticastGranularity_flags
     kind = flags.CU_MULTICAST_GRANULARITY_RECOMMENDED if recommended else flags.CU_MULTICAST_GRANULARITY_MINIMUM
-    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, 1), kind))
+    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, _ANY_SIZE), kind))
 
 
 def _properties(devices: Sequence[Device], nbytes: int) -> Any:

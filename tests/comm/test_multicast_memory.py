@@ -49,6 +49,15 @@ def test_a_buffer_has_an_address_for_each_rank_and_one_for_all(
         assert machine.held() == before and not machine.reports
 
 
+def test_a_buffer_is_taken_back_in_reverse(machine: df.emu.Machine) -> None:
+    """The object goes before the memory that is bound to it."""
+    with local(machine, 2) as group:
+        group.symmetric(UNIT, multicast=True).close()
+        names = [call.split("(")[0] for call in df.last_calls(11)]
+    part = ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"]
+    assert names == [*part[:2], "cuMulticastUnbind", "cuMulticastUnbind", part[2], *part, *part]
+
+
 def test_memory_without_multicast_has_no_such_address_and_makes_no_such_call(
     machine: df.emu.Machine, counted_calls: Callable[..., list[str]]
 ) -> None:

@@ -105,7 +105,8 @@ def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, grou
         machine.inject(function, code, after=place)
         error = failure(group)
         assert (error.call, error.rank, error.code) == (function, rank, code)
-        assert str(error).startswith(f"rank {rank}: {function}(") and error.name in str(error)
+        assert str(error).startswith(f"rank {rank}, in a multicast set-up that all ranks have taken back: {function}(")
+        assert f"failed with {error.name} ({code})" in str(error)
         assert not getattr(error, "__notes__", [])
         assert machine.held() == before and not any(rule.left for rule in machine.injected)
 
