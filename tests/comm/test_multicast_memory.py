@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from multicast_forms import BIND
 
 import drvfuse as df
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError, MulticastError, Unsupported
@@ -136,7 +137,7 @@ def test_the_staging_is_made_when_it_is_first_asked_for_and_goes_with_the_group(
 def test_a_staging_that_cannot_be_made_can_be_made_later(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()
-        machine.inject("cuMulticastBindMem", 401, device=1)
+        machine.inject(BIND, 401, device=1)
         with pytest.raises(MulticastError, match="rank 1"):
             group.multicast_staging()
         assert machine.held() == before

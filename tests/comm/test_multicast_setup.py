@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from multicast_forms import BIND
 
 import drvfuse as df
 from drvfuse.comm import multicast
@@ -33,7 +34,7 @@ RANKS = {
     "cuDeviceCanAccessPeer": [0, 0, 1, 1, 2, 2],
     "cuMulticastCreate": [0],
     "cuMulticastAddDevice": [0, 1, 2],
-    "cuMulticastBindMem": [0, 1, 2],
+    BIND: [0, 1, 2],
     "cuMemMap": [0, 1, 2, 0],
     "cuMemSetAccess": [0, 1, 2, 0, 1, 2],
 }
@@ -136,20 +137,20 @@ def test_a_team_that_is_late_is_formed(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
     """Every attempt is a whole one: all ranks begin anew, with another object."""
-    machine.inject("cuMulticastBindMem", 802, device=0, times=4)  # of rank 1
+    machine.inject(BIND, 802, device=0, times=4)  # of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))
     assert buffers[0].multicast_ptr is not None and machine.held()["multicast"] == 1
     buffers[0].close()
     assert pauses == [multicast.PAUSE_SECONDS] * 4
     assert (counts["cuMulticastCreate"], counts["cuMulticastAddDevice"]) == (5, 5 * 3)
-    assert (counts["cuMulticastBindMem"], counts["cuMulticastUnbind"]) == (4 * 2 + 3, 4)
+    assert (counts[BIND], counts["cuMulticastUnbind"]) == (4 * 2 + 3, 4)
 
 
 def test_the_number_of_attempts_is_bounded_and_interrupts_end_them(
     machine: df.emu.Machine, group: df.Group, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine.inject("cuMulticastBindMem", 802, device=1, times=1000)
+    machine.inject(BIND, 802, device=1, times=1000)
     error = failure(group)
     assert error.code == 802 and len(pauses) == multicast.ATTEMPTS - 1
 
@@ -188,7 +189,7 @@ def test_a_group_works_after_a_failure(own_machine: df.emu.Machine, rng: np.rand
     with df.Group.local(DEVICES, driver=own_machine, workspace_bytes=1 << 20, max_blocks=4) as group:
         hosts = [rng.integers(-9, 9, 200).astype(np.float32) for _ in group]
         xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
-        own_machine.inject("cuMulticastBindMem", 401, after=1)
+        own_machine.inject(BIND, 401, after=1)
         failure(group)
         for result in df.allreduce(group, xs):
             np.testing.assert_array_equal(result.numpy(), sum(hosts))
@@ -196,7 +197,7 @@ def test_a_group_works_after_a_failure(own_machine: df.emu.Machine, rng: np.rand
 
 
 def outcome(rank: int, code: int) -> MulticastError:
-    return MulticastError("cuMulticastBindMem", "", code, "CUDA_ERROR", "", (), rank)
+    return MulticastError(BIND, "", code, "CUDA_ERROR", "", (), rank)
 
 
 def test_a_vote_has_one_answer_whoever_counts() -> None:
@@ -256,7 +257,7 @@ def test_a_bind_before_all_devices_are_there_is_caught(
     if guard:
         assert caught.value.argument == "devices that were added"  # type: ignore[union-attr]
     else:
-        assert caught.value.call == "cuMulticastBindMem"  # type: ignore[union-attr]
+        assert caught.value.call == BIND  # type: ignore[union-attr]
         assert machine.reports.pop().kind == "deadlock"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from multicast_forms import BIND
 
 import drvfuse as df
 from drvfuse.errors import CaptureError, ClosedError, DriverError, MulticastError, Unsupported
@@ -54,7 +55,7 @@ def test_it_is_made_used_and_taken_back_in_the_drivers_order(machine: df.emu.Mac
         for device in devices:
             multicast.set_access(ptr, device)
         assert calls(12) == [
-            "cuMulticastCreate", *["cuMulticastAddDevice"] * 3, *["cuMulticastBindMem"] * 3,
+            "cuMulticastCreate", *["cuMulticastAddDevice"] * 3, *[BIND] * 3,
             "cuMemAddressReserve", "cuMemMap", *["cuMemSetAccess"] * 3,
         ]  # fmt: skip
         assert ptr % UNIT == 0 and "3 ranges bound" in repr(multicast)
@@ -260,8 +261,8 @@ def test_both_versions_of_the_bindings_bind(
     [
         ("cuMulticastCreate", 800, "container lacks the device nodes"),
         ("cuMulticastAddDevice", 401, "nvidia-fabricmanager"),
-        ("cuMulticastBindMem", 802, "did not form the team in time"),
-        ("cuMulticastBindMem", 1, "granularity, or the fabric's multicast state is corrupt"),
+        (BIND, 802, "did not form the team in time"),
+        (BIND, 1, "granularity, or the fabric's multicast state is corrupt"),
         ("cuMemMap", 401, "nvidia-fabricmanager"),
         ("cuMemSetAccess", 401, "the device is not in the team"),
         ("cuMulticastGetGranularity", 801, "has no multicast"),
