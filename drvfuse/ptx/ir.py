@@ -18,7 +18,8 @@ TYPE_BYTES = {
         "f": (16, 32, 64),
     }.items()
     for bits in widths
-} | {"f16x2": 4, "bf16": 2, "bf16x2": 4, "e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2, "tf32": 4, "pred": 1}
+} | {"f16x2": 4, "bf16": 2, "bf16x2": 4, "e4m3": 1, "e5m2": 1, "e4m3x2": 2, "e5m2x2": 2}
+TYPE_BYTES |= {"e4m3x4": 4, "e5m2x4": 4, "tf32": 4, "pred": 1}
 
 # Opcodes that write no register; the others write their first operand.
 NO_DESTINATION = frozenset(

@@ -23,7 +23,7 @@ GRANULE_SHIFT = 16
 CELL_BASE = 0x2300_0000_0000  # one u32 a line, for the race detector
 LINE_SHIFT = 4
 PIECE_SHIFT = 21  # the granularity of multicast objects: each piece has its own members
-MEMBERS = 8  # of a piece at most
+MEMBERS = 8  # places in the table of a piece, one for each device
 POOL_SHIFT = 10  # bytes of the window whose entries of the race detector lie together
 
 # Of an access word, besides the numbers of devices.
@@ -50,9 +50,11 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory."""
+    """Whose memory an access is counted for, seen from the device that makes it; SHARED is shared memory. MULTICAST is
+    that of all devices of a team: what the instruction names, apart from what it does to each of them.
+    """
 
-    DEVICE, PEER, HOST, SHARED = range(4)
+    DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
 
 
 # Running ------------------------------------------------------------------------------------------------------------
@@ -158,6 +160,7 @@ class Access(IntEnum):
     SWAP = 1 << 17  # a compare-and-swap: what it compares with is in op_value, the upper half in op_seen
     LATER = 1 << 20  # a write that is made, and marks what it has initialised, at a later time
     BULK = 1 << 21  # the read of shared memory by a bulk copy
+    MULTIMEM = 1 << 23  # of the members behind a multicast address
     MBARRIER = 1 << 22  # an operation on an mbarrier; plain, it makes the word one, or none any more
 
 
@@ -172,6 +175,7 @@ class Fence(IntEnum):
 
     SC = 1 << 10  # fence.sc and membar; else fence.acq_rel
     PROXY = 1 << 11  # fence.proxy.*
+    ALIAS = 1 << 14  # and it is fence.proxy.alias
     ASYNC = 1 << 12  # and it is fence.proxy.async, of shared memory too
     INIT = 1 << 13  # fence.mbarrier_init
 
@@ -194,6 +198,28 @@ class Mbarrier(IntEnum):
     INIT, INVAL, ARRIVE, EXPECT, TEST = range(5)
 
 
+class Reduce(IntEnum):
+    """How multimem instructions combine elements; with an `Element` and an `Accumulate` at their shifts."""
+
+    ADD, MIN, MAX, AND, OR, XOR = range(6)
+
+
+class Element(IntEnum):
+    """What they combine; of packed types, each half or quarter."""
+
+    B32, U32, S32, B64, U64, S64, F32, F64, F16, BF16, E4M3, E5M2 = range(12)
+
+
+class Accumulate(IntEnum):
+    """The precision of a sum on its way: that of the element, or more."""
+
+    ELEMENT, F16, F32 = range(3)
+
+
+ELEMENT_SHIFT = 4
+ACCUMULATE_SHIFT = 8
+
+
 # The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
 # lowest bits; the bytes to come are signed.
 MBARRIER_EXPECTED_SHIFT = 20  # arrivals of each phase
@@ -214,7 +240,7 @@ class FaultKind(IntEnum):
     FOREIGN_SHARED, FOREIGN_LOCAL, TRAP, ASSERT, WARP_LANES, WARP_MISMATCH = range(7, 13)
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
-    CLUSTER_ABSENT, CLUSTER_BARRIER = range(22, 24)
+    CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
 
 
 class BarrierCount(IntEnum):
@@ -289,7 +315,7 @@ class Edge(IntEnum):
     RELAXED_LOAD, STORE_SCOPE, LOAD_SCOPE, GDC_WAIT = range(5, 9)
     ORDER, READ_ONLY_PATH, STRONG_SCOPES, STRONG_SIZES, FLAG_SIZES = range(9, 14)
     COPY_OWN, COPY, COPIED, BULK, COPY_EARLY, PROXY = range(14, 20)
-    CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END = range(20, 24)
+    CLUSTER, CLUSTER_RELAXED, CLUSTER_START, CLUSTER_END, ALIAS = range(20, 25)
 
 
 # Symbols that generated code calls: name -> (LLVM result type, LLVM argument types).
@@ -315,6 +341,9 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
+    # thread, address, size, flags, Reduce and what belongs to it, low and high half of the operand, site -> 0, and what
+    # multimem.ld_reduce gives in op_value and op_seen; else return FAULT
+    "rt_multimem": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i64", "i32")),
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address

@@ -26,6 +26,9 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.Order: "ORDER_",
     abi.Space: "SPACE_",
     abi.Mbarrier: "MB_",
+    abi.Reduce: "REDUCE_",
+    abi.Element: "ELEMENT_",
+    abi.Accumulate: "ACCUMULATE_",
     abi.FaultKind: "F_",
     abi.BarrierCount: "COUNT_",
     abi.Endless: "ENDLESS_",
@@ -43,7 +46,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
-        *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS"),
+        *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS", "ELEMENT_SHIFT", "ACCUMULATE_SHIFT"),
         *(
             "SCOPE_SHIFT",
             "ORDER_SHIFT",

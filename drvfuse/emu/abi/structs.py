@@ -135,8 +135,8 @@ class Block(Structure):
 
 @layout(
     "u64 size",  # of each access
-    "u64 reads[4], writes[4]",  # by MemoryOf
-    "u64 pad[3]",
+    "u64 reads[5], writes[5]",  # by MemoryOf
+    "u64 pad",
 )
 class Site(Structure):
     """What was counted for one place in the code."""
@@ -200,10 +200,10 @@ class Event(Structure):
     """Something that happened: an entry of the engine's ring of the last EVENTS."""
 
 
-@layout("u64 base, nbytes", "u64* members", "u64 size")
+@layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
-    """Addresses of a multicast object. `members` has MEMBERS addresses for each piece, of which the first `size` count;
-    0 where nothing is bound.
+    """Addresses of a multicast object. `members` has MEMBERS addresses for each piece, by device; 0 where nothing is
+    bound. `devices` are bits.
     """
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..abi import MemoryOf
+
 if TYPE_CHECKING:
     from ..translate.module import Site
 
@@ -27,6 +29,8 @@ class Count:
     """Accesses and bytes. "local" is memory of the launch's own device, "remote" that of others, "host" pinned memory.
 
     An atomic counts as one access that reads and writes. Local memory and parameters are not counted in bytes.
+    "reduced" and "broadcast" are what multimem instructions named, once for all devices of the team; what they read and
+    wrote of each device's memory is in the counts above besides. Each is one access.
     """
 
     accesses: int = 0
@@ -38,6 +42,8 @@ class Count:
     host_written: int = 0
     shared_read: int = 0
     shared_written: int = 0
+    reduced: int = 0
+    broadcast: int = 0
 
     def __add__(self, other: Count) -> Count:
         return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -76,7 +82,8 @@ class Counters:
         for i, size, reads, writes in zip(*(column.tolist() for column in columns), strict=True):
             key = _line(self._sites[i])
             pairs = (n * size for pair in zip(reads, writes, strict=True) for n in pair)
-            lines[key] = lines.get(key, Count()) + Count(max(sum(reads), sum(writes)), *pairs)
+            multimem = max(reads[MemoryOf.MULTICAST], writes[MemoryOf.MULTICAST])
+            lines[key] = lines.get(key, Count()) + Count(multimem or max(sum(reads), sum(writes)), *pairs)
         return lines
 
     @functools.cached_property
@@ -133,7 +140,8 @@ class KernelCounters:
         """One row a source line, and the sums; bytes by whose memory it was. Columns of zeros are left out."""
         total = self.total
         names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
-        header = [name.replace("_read", " r").replace("_written", " w") for name in names]
+        header = [name.replace("shared_", "smem_").replace("_read", " r").replace("_written", " w") for name in names]
+        header = ["bcast" if name == "broadcast" else name for name in header]
         rows = [
             [f"{PurePath(file).name}:{line}", ", ".join(self.opcodes[file, line]), *_numbers(count, names)]
             for (file, line), count in sorted(self.lines.items())

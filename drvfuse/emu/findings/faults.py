@@ -109,6 +109,14 @@ _SENTENCES: dict[FaultKind, Callable[[Record], str]] = {
     FaultKind.NO_ACCESS: _Sentence(
         "{access}: device {device} was not given access to this memory (peer access, cuMemSetAccess): {where}"
     ),
+    FaultKind.MULTICAST_PLAIN: _Sentence(
+        "{access}, an address of a multicast object, which only multimem instructions may use: {where}"
+    ),
+    FaultKind.NO_MULTICAST: _Sentence("multimem {access}, which is no address of a multicast object: {where}"),
+    FaultKind.MULTICAST_UNBOUND: _Sentence(
+        "multimem {access}, where the device(s) {missing} of its team have bound no memory: {where}",
+        missing=lambda f: ", ".join(str(device) for device in range(abi.MEMBERS) if f.value >> device & 1),
+    ),
     FaultKind.READ_ONLY: _Sentence("{access}: device {device} may only read this memory: {where}"),
     FaultKind.UNINITIALISED: _OneOf(
         lambda f: bool(f.value),

@@ -36,7 +36,7 @@ def refused(message: str, device: Device | None = None, code: object = R.CUDA_ER
 
 
 def create(m: Machine, nbytes: int, size: int) -> Multicast:
-    return m.add(Multicast(nbytes, size, Members(nbytes, size)))
+    return m.add(Multicast(nbytes, size, Members(nbytes)))
 
 
 def add_device(m: Machine, item: Multicast, device: Device) -> None:
@@ -48,6 +48,7 @@ def add_device(m: Machine, item: Multicast, device: Device) -> None:
     if item.complete:
         raise refused(f"cuMulticastAddDevice: the team of {item.size} devices is complete", device)
     item.devices.append(device)
+    item.members.devices.append(device.index)
     m.lock.changed()
 
 
@@ -90,7 +91,7 @@ def bind(m: Machine, item: Multicast, offset: int, source: Memory | Allocation, 
     else:
         address = source.base + at
     item.binds.append(Bind(device, offset, nbytes, address, memory))
-    item.members.bind(item.devices.index(device), offset, nbytes, address)
+    item.members.bind(device.index, offset, nbytes, address)
 
 
 def unbind(m: Machine, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
@@ -120,7 +121,7 @@ def drop(m: Machine, item: Mappable) -> None:
 
 def _undo(m: Machine, item: Multicast, found: Bind) -> None:
     item.binds.remove(found)
-    item.members.unbind(item.devices.index(found.device), found.offset, found.nbytes)
+    item.members.unbind(found.device.index, found.offset, found.nbytes)
     if found.memory is not None:
         m.window.drop_alias(found.address, found.nbytes, found.memory.physical)
         found.memory.holds -= 1

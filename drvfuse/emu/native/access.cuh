@@ -78,6 +78,7 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         u32 whole = word >> 24 & KIND_FULL;
         u32 start = (u32)(addr & (1 << GRANULE_SHIFT) - 1);
         if (type == K_FREED) kind = F_USE_AFTER_FREE;
+        else if (type == K_MULTICAST) kind = F_MULTICAST_PLAIN;
         else if (type && start + size <= 1 << GRANULE_SHIFT) {
             u32 inside = 1, written = 1;
             u64 outside = addr, unwritten = addr;

@@ -77,7 +77,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         watched = 1;
         addr = t->op_addr;
         size = t->op_size;
-        low = low_of(addr, size);
+        low = polled_low(e, addr, size);
         high = high_of(addr, size);
         remember(l, b, t, low, high);
     }
@@ -102,7 +102,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     }
     e->work += RESUME_WORK + e->tank - e->fuel + e->rounds;
     if (watched) {
-        if (low != low_of(addr, size) || high != high_of(addr, size)) {
+        if (low != polled_low(e, addr, size) || high != high_of(addr, size)) {
             e->progress++;
             e->quiet = 0;
         }

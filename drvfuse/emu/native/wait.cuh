@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cluster.cuh"
+#include "multimem.cuh"
 
 // Spins ------------------------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     LOOP for (u32 i = 0; i < n; i++) {
         Polled* w = &p->word[i];
         if (l->engine->delay) delay_look(l->engine->delay, b, w->addr);
-        u64 low = low_of(w->addr, w->size), high = high_of(w->addr, w->size);
+        u64 low = polled_low(l->engine, w->addr, w->size), high = high_of(w->addr, w->size);
         if (low != w->low || high != w->high) {
             if (w->addr == t->op_addr && w->site == t->site) return 0;
             w->low = low;

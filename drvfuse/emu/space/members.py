@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the memory behind multicast addresses is, as the native runtime reads it.
 
-A multicast object has pieces of 2 MiB. For each piece and each place in the team there is the address of the memory
-that the device has bound there, or 0. All mappings of an object share one such table (`Members`); `Teams` is the list
-of the mappings. Both change only between calls of the native runtime.
+A multicast object has pieces of 2 MiB. For each piece and each device there is the address of the memory that the
+device has bound there, or 0. All mappings of an object share one such table (`Members`); `Teams` is the list of the
+mappings. Both change only between calls of the native runtime.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ PIECE = 1 << abi.PIECE_SHIFT
 
 
 class Members:
-    """The members of every piece of one multicast object of `nbytes` (a multiple of PIECE), for `size` devices."""
+    """The members of every piece of one multicast object of `nbytes`, a multiple of PIECE. `devices` is its team."""
 
-    def __init__(self, nbytes: int, size: int) -> None:
-        self.size = size
+    def __init__(self, nbytes: int) -> None:
+        self.devices: list[int] = []
         self._addresses = np.zeros((nbytes // PIECE, abi.MEMBERS), np.uint64)
 
     @property
     def address(self) -> int:
         return int(self._addresses.ctypes.data)
 
-    def bind(self, member: int, offset: int, nbytes: int, address: int) -> None:
-        """Put memory at `address` behind part of the object, for one place in the team."""
+    def bind(self, device: int, offset: int, nbytes: int, address: int) -> None:
+        """Put a device's memory at `address` behind part of the object."""
         first, count = offset // PIECE, nbytes // PIECE
-        self._addresses[first : first + count, member] = address + np.arange(count, dtype=np.uint64) * np.uint64(PIECE)
+        self._addresses[first : first + count, device] = address + np.arange(count, dtype=np.uint64) * np.uint64(PIECE)
 
-    def unbind(self, member: int, offset: int, nbytes: int) -> None:
-        self._addresses[offset // PIECE : (offset + nbytes) // PIECE, member] = 0
+    def unbind(self, device: int, offset: int, nbytes: int) -> None:
+        self._addresses[offset // PIECE : (offset + nbytes) // PIECE, device] = 0
 
-    def at(self, offset: int) -> list[int]:
-        """The addresses of the members' bytes at an offset, 0 where nothing is bound."""
-        bases = self._addresses[offset // PIECE, : self.size]
-        return [int(base) + offset % PIECE if base else 0 for base in bases]
+    def unbound(self, offset: int) -> list[int]:
+        """The devices of the team that have bound nothing there."""
+        return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
 
 class Teams:
@@ -63,14 +62,17 @@ class Teams:
         del self._mapped[address]
         self._write()
 
-    def members(self, address: int) -> list[int] | None:
-        """What `Members.at` tells of a multicast address; None for any other address."""
+    def find(self, address: int) -> tuple[int, Members] | None:
+        """(offset in the object, its members) of a multicast address; None for any other."""
         for start, (nbytes, members) in self._mapped.items():
             if start <= address < start + nbytes:
-                return members.at(address - start)
+                return address - start, members
         return None
 
     def _write(self) -> None:
-        found = [structs.Team(start, n, m.address, m.size) for start, (n, m) in self._mapped.items()]
+        found = [
+            structs.Team(start, nbytes, members.address, sum(1 << device for device in members.devices))
+            for start, (nbytes, members) in self._mapped.items()
+        ]
         self._entries = (structs.Team * max(len(found), 1))(*found)
         self._header.first, self._header.count = ctypes.addressof(self._entries), len(found)

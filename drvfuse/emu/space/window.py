@@ -149,6 +149,7 @@ class Window:
         self._mappings: dict[int, _Mapping] = {}
         self._mapping_starts: list[int] = []
         self.teams = Teams()
+        self._aliases: dict[int, Allocation] = {}
         self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
         self._release.atexit = False
 
@@ -290,12 +291,14 @@ class Window:
         if address is None:
             raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
         self._put(address, nbytes, physical, offset)
+        self._aliases[address] = Allocation(address, nbytes, physical.device, Kind.MAPPED)
         return address
 
     def drop_alias(self, address: int, nbytes: int, physical: Physical) -> None:
         """Give back what `alias` returned."""
         self._take_away(address, nbytes, physical)
-        self._set_access(address, nbytes, None, 0, 0, Kind.NONE)
+        self._set_access(address, nbytes, None, 0, 0, Kind.FREED)
+        del self._aliases[address]
         self._addresses.give(address, nbytes + GRANULE)
 
     def _require_vacant(self, address: int, nbytes: int) -> None:
@@ -395,6 +398,10 @@ class Window:
         """Which allocation an address lies in, behind or in front of, in words; for fault messages. What the engine
         lends to blocks and threads is none.
         """
+        for bound in self._aliases.values():
+            if bound.address <= address < bound.address + bound.nbytes:
+                at = f"{address - bound.address} bytes into {bound.nbytes} bytes of device {bound.device}"
+                return f"{at}, which are bound to a multicast object"
         holder, gone = self.find(address), self.freed(address)
         if holder is not None and not holder.lent:
             return f"{nearby(address, holder.address, holder.nbytes)} {holder}"

@@ -100,7 +100,7 @@ class Emitter(Registers):
         """Does the runtime check and count it?"""
         if ins.base == "cp":
             return len(ins.operands) > 1 and ".prefetch" not in ins.opcode
-        if ins.base not in ("ld", "ldu", "st", "atom", "red"):
+        if ins.base not in ("ld", "ldu", "st", "atom", "red", "multimem"):
             return False
         place = next((o for o in ins.operands if isinstance(o, Addr)), None)
         return ".param" not in ins.opcode or (place is not None and isinstance(place.base, Reg))

@@ -34,7 +34,7 @@ extern "C" __global__ void forever(unsigned* p) {
     *(volatile unsigned*)p = i;
 }
 extern "C" __global__ void odd() {
-  asm volatile("multimem.red.relaxed.sys.global.add.u32 [%0], 1;" ::"l"(0ull));
+  asm volatile("wgmma.fence.sync.aligned;");
 }
 """
 
@@ -159,9 +159,9 @@ def test_an_unsupported_opcode_is_refused_at_its_source_line(machine: Machine, c
     image = ptx(SOURCE)
     assert code(cuda.cuModuleLoadData(image)) == R.CUDA_ERROR_INVALID_PTX
     report = only(machine, "module")
-    line = next(i for i, text in enumerate(image.decode().split("\n"), 1) if "multimem" in text)
-    assert report.message.startswith(f"PTX line {line}: unsupported opcode: 'multimem.red")
-    assert report.file is not None and report.file.endswith("test.cu") and report.line == line_of('asm volatile("multi')
+    line = next(i for i, text in enumerate(image.decode().split("\n"), 1) if "wgmma" in text)
+    assert report.message.startswith(f"PTX line {line}: unsupported opcode: 'wgmma.fence")
+    assert report.file is not None and report.file.endswith("test.cu") and report.line == line_of('asm volatile("wgmma')
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

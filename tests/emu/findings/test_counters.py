@@ -89,7 +89,7 @@ def test_the_json_is_the_counts(counted: Machine) -> None:
 def test_the_table_has_a_row_a_line_and_the_sums(counted: Machine) -> None:
     head, columns, *rows, total = counted.counters().table().split("\n\n")[0].splitlines()
     assert head == "gather: 2 launches, bytes"
-    assert " ".join(columns.split()) == "line opcodes accesses local r local w remote r shared r shared w"
+    assert " ".join(columns.split()) == "line opcodes accesses local r local w remote r smem r smem w"
     assert [row.split()[0] for row in rows] == [f"test.cu:{line}" for line in sorted(LINE.values())]
     assert "ld.global" in rows[0] and "st.shared" in rows[0]
     assert rows[0].split()[-6:] == ["684", "1200", "0", "0", "0", "1536"]
@@ -102,7 +102,7 @@ def test_a_table_of_everything_fits_120_columns() -> None:
     sites = [
         SimpleNamespace(file="/a/b/barrier_of_all.cuh", line=1000 + i, opcode="ld.acquire.sys" * 3) for i in range(4)
     ]
-    rows = np.array([(10**9, [10**9] * 4, [10**9] * 4, [0] * 3)] * 4, np.dtype(structs.Site))
+    rows = np.array([(10**9, [10**9] * 5, [10**9] * 5, 0)] * 4, np.dtype(structs.Site))
     counters = Counters(rows, sites, 10**9, 10**9, 0)  # type: ignore[arg-type]
     text = Summary([("k", counters)]).table()
     assert max(map(len, text.splitlines())) == 120

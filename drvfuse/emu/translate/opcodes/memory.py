@@ -50,7 +50,7 @@ def drop_hints(op: Opcode) -> None:
     op.rest = [p for p in op.rest if not p.startswith(("L1::", "L2::"))]
 
 
-def _scope_flags(op: Opcode, default: str | None = None) -> int:
+def scope_flags(op: Opcode, default: str | None = None) -> int:
     return int(SCOPES[op.pick(*SCOPES, default=default)]) << abi.SCOPE_SHIFT
 
 
@@ -66,7 +66,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
         order = op.pick(*orders, "weak", default="weak")
         flags = 0
         if order != "weak":
-            flags = abi.Access.STRONG | int(ORDERS[order]) << abi.ORDER_SHIFT | _scope_flags(op)
+            flags = abi.Access.STRONG | int(ORDERS[order]) << abi.ORDER_SHIFT | scope_flags(op)
     if op.flag("nc"):
         flags |= abi.Access.NC
     drop_hints(op)
@@ -86,7 +86,7 @@ def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
     return before
 
 
-def _seen(g: Emitter, value: str, n: int) -> None:
+def seen(g: Emitter, value: str, n: int) -> None:
     if g.mode == "raw":
         return
     if n != 64:
@@ -122,11 +122,11 @@ def _element_type(op: Opcode) -> tuple[str, int]:
     return t, count
 
 
-def _elements_flag(count: int, strong: bool) -> int:
+def elements_flag(count: int, strong: bool) -> int:
     return (count.bit_length() - 1) << abi.ELEMENTS_SHIFT if strong else 0
 
 
-def _elements(operand: Any, count: int) -> tuple[Any, ...]:
+def elements(operand: Any, count: int) -> tuple[Any, ...]:
     items = operand.items if isinstance(operand, Vec) else (operand,)
     if len(items) != count:
         raise RefusedError(f"{count} element(s) expected")
@@ -149,16 +149,16 @@ def ld(op: Opcode) -> Action:
     space, flags, strong = _access(op, "relaxed", "acquire")
     t, count = _element_type(op)
     n = width(t)
-    flags |= _elements_flag(count, strong)
+    flags |= elements_flag(count, strong)
 
     def after(g: Emitter, ins: Instruction) -> None:
-        items = _elements(ins.operands[0], count)
+        items = elements(ins.operands[0], count)
         at = _place(g, ins.operands[1], space, n // 8 * count, flags, ins)
         ll = {"f32": "float", "f64": "double"}.get(t, f"i{n}")
         loaded = [g.op(f"load {ll}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}") for i in range(count)]
         if strong:
             first = loaded[0] if ll[0] == "i" else g.op(f"bitcast {ll} {loaded[0]} to i{n}")
-            _seen(g, first, n)
+            seen(g, first, n)
         for item, value in zip(items, loaded, strict=True):
             if ll[0] == "i":
                 g.set_int(item, value, n, is_signed(t))
@@ -175,10 +175,10 @@ def st(op: Opcode) -> Action:
     space, flags, strong = _access(op, "relaxed", "release")
     t, count = _element_type(op)
     n = width(t)
-    flags |= _elements_flag(count, strong)
+    flags |= elements_flag(count, strong)
 
     def after(g: Emitter, ins: Instruction) -> None:
-        items = _elements(ins.operands[1], count)
+        items = elements(ins.operands[1], count)
         values = [g.word(item, n) for item in items]
         at = _place(g, ins.operands[0], space, n // 8 * count, flags | abi.Access.WRITE, ins)
         for i, value in enumerate(values):
@@ -271,7 +271,7 @@ def atom(op: Opcode) -> Action:
     order = op.pick(*(ORDERS if returns else ("relaxed", "release")), default="relaxed")
     flags = abi.Access.WRITE | abi.Access.ATOMIC | abi.Access.STRONG | int(ORDERS[order]) << abi.ORDER_SHIFT
     flags |= 0 if returns else abi.Access.REDUCTION
-    flags |= _scope_flags(op, "gpu")
+    flags |= scope_flags(op, "gpu")
     drop_hints(op)
     space, bits = _space(op)
     flags |= bits
@@ -279,15 +279,15 @@ def atom(op: Opcode) -> Action:
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
     t = op.type()
     n = width(t)
-    flags |= _elements_flag(count, True) | (abi.Access.SWAP if verb == "cas" else 0)
+    flags |= elements_flag(count, True) | (abi.Access.SWAP if verb == "cas" else 0)
     update = _update(op, verb, t)
     if space not in ("", "global", "shared") or not returns and verb in ("cas", "exch"):
         raise RefusedError("unsupported atomic")
 
     def after(g: Emitter, ins: Instruction) -> None:
-        dst = _elements(ins.operands[0], count) if returns else (SINK,) * count
+        dst = elements(ins.operands[0], count) if returns else (SINK,) * count
         address, *sources = ins.operands[1 if returns else 0 :]
-        columns = [[g.word(x, n) for x in _elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
+        columns = [[g.word(x, n) for x in elements(s, count)] for s in sources[: 2 if verb == "cas" else 1]]
         if verb == "cas":
             _compared(g, columns[0][0], n)
         at = _place(g, address, space, n // 8 * count, flags, ins)
@@ -304,7 +304,7 @@ def atom(op: Opcode) -> Action:
             new = update(g, old, [*(c[i] for c in columns), *extra])
             g.do(f"store i{n} {new}, ptr {pointer}, align {min(n // 8, 16)}")
             olds.append(old)
-        _seen(g, olds[0], n)
+        seen(g, olds[0], n)
         for item, old in zip(dst, olds, strict=True):
             g.set_int(item, old, n)
 
@@ -319,16 +319,16 @@ def fence(op: Opcode) -> Action:
         op.pick("cluster")
         flags = int(abi.Scope.CLUSTER) << abi.SCOPE_SHIFT | int(ORDERS["release"]) << abi.ORDER_SHIFT | abi.Fence.INIT
     elif op.flag("proxy"):
-        is_async = op.pick("alias", "async") == "async"
+        kind = op.pick("alias", "async")
         only_global = op.flag("global")
         op.flag("shared::cta", "shared::cluster")
-        flags = abi.Fence.PROXY | (abi.Fence.ASYNC if is_async and not only_global else 0)
+        flags = abi.Fence.PROXY | (abi.Fence.ALIAS if kind == "alias" else 0 if only_global else abi.Fence.ASYNC)
     elif op.base == "membar":
         scope = {"cta": abi.Scope.CTA, "gl": abi.Scope.GPU, "sys": abi.Scope.SYS}[op.pick("cta", "gl", "sys")]
         flags = abi.Fence.SC | int(scope) << abi.SCOPE_SHIFT
     else:
         order = op.pick("sc", "acq_rel", "acquire", "release", default="acq_rel")
-        flags = _scope_flags(op) | (abi.Fence.SC if order == "sc" else 0)
+        flags = scope_flags(op) | (abi.Fence.SC if order == "sc" else 0)
         flags |= int(ORDERS["acq_rel" if order == "sc" else order]) << abi.ORDER_SHIFT
 
     def emit(g: Emitter, ins: Instruction) -> None:
