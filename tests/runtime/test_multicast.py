@@ -110,7 +110,7 @@ def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
     for nbytes in (0, -UNIT, UNIT + 4096, 1.5 * UNIT, True, None):
-        refused(lambda nbytes=nbytes: df.Multicast(devices, nbytes), "nbytes", f"a positive multiple of {UNIT}")
+        refused(lambda nbytes=nbytes: df.Multicast(devices, nbytes), "nbytes", f"a multiple of {UNIT}")
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
 
     def bind(**options: Any) -> None:
@@ -119,11 +119,14 @@ def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
     held = machine.held()
     refused(lambda: bind(offset=4096, nbytes=UNIT), "offset", f"from 0 to {UNIT}")
     refused(lambda: bind(offset=UNIT), "offset", "from 0 to 0")
+    refused(lambda: bind(offset="0"), "offset", "'0'")
     refused(lambda: bind(offset=-UNIT), "offset")
     refused(lambda: bind(nbytes=4096), "nbytes")
     refused(lambda: bind(nbytes=0), "nbytes")
     refused(lambda: bind(memory_offset=4096), "memory_offset")
-    refused(lambda: bind(memory_offset=UNIT, nbytes=2 * UNIT), "memory_offset")
+    refused(lambda: bind(memory_offset=2 * UNIT), "memory_offset")
+    refused(lambda: bind(memory_offset=UNIT, nbytes=2 * UNIT), "nbytes", f"from 0 to {UNIT}")
+    refused(lambda: bind(nbytes=1.0), "nbytes")
     refused(lambda: bind(memory_offset=-UNIT, nbytes=UNIT), "memory_offset")
     refused(lambda: multicast.bind_address(devices[0], UNIT + 4096, UNIT), "ptr")
     refused(lambda: multicast.bind_address(devices[0], 0, UNIT), "ptr")
@@ -152,6 +155,8 @@ def test_devices_that_are_no_team(machine: df.emu.Machine, devices: list[df.Devi
         multicast.add(devices[0])
         refused(lambda: multicast.add(devices[0]), "device", "not added before")
         multicast.add(devices[1])
+        ptr = multicast.map()
+        refused(lambda: multicast.set_access(ptr, devices[2]), "device", "devices [2, 0]")
         foreign = PhysicalMemory(devices[2], UNIT)
         refused(lambda: multicast.bind_memory(devices[2], foreign), "device", "devices [2, 0]")
     foreign.close()
