@@ -11,12 +11,28 @@ import pytest
 from multicast_forms import BIND
 
 import drvfuse as df
-from drvfuse.errors import ArgumentError, CaptureError, ClosedError, MulticastError, Unsupported
+from drvfuse.comm import multicast
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.lifetime import flush
 
 pytestmark = pytest.mark.emu
 
 UNIT = 2 << 20
+
+SOURCE = """
+extern "C" __global__ void sum(const unsigned* everywhere, unsigned* out) {
+  unsigned v;
+  asm volatile("multimem.ld_reduce.relaxed.sys.global.add.u32 %0, [%1];"
+               : "=r"(v) : "l"(everywhere + threadIdx.x) : "memory");
+  out[threadIdx.x] = v;
+}
+
+extern "C" __global__ void spread(unsigned* everywhere, const unsigned* values) {
+  asm volatile("multimem.st.relaxed.sys.global.u32 [%0], %1;"
+               :: "l"(everywhere + threadIdx.x), "r"(values[threadIdx.x]) : "memory");
+  asm volatile("fence.proxy.alias;" ::: "memory");
+}
+"""
 
 
 @pytest.fixture
@@ -48,6 +64,51 @@ def test_a_buffer_has_an_address_for_each_rank_and_one_for_all(
                 np.testing.assert_array_equal(array.numpy(), host)
             del array
         assert machine.held() == before and not machine.reports
+
+
+@pytest.mark.parametrize("devices", [[1, 0], [3, 0, 2], [2, 3, 0, 1]], ids=len)
+def test_the_multicast_address_stands_for_every_ranks_part(
+    machine: df.emu.Machine, rng: np.random.Generator, devices: list[int]
+) -> None:
+    """At any place of any buffer: a reduction reads all ranks' parts, and a store writes them, and nothing else."""
+    count = 64
+    with local(machine, devices) as group:
+        module = df.compile(SOURCE, driver=machine, arch=group[0].device.arch)
+        first, second = group.symmetric(UNIT, multicast=True), group.symmetric(3 * UNIT, multicast=True)
+        for buffer, offset in ((first, 0), (second, 0), (second, 2 * UNIT - 128), (second, 3 * UNIT - 4 * count)):
+            parts = buffer.arrays(count, "uint32", offset)
+            hosts = rng.integers(0, 2**32, (len(group) + 1, count), np.uint32)
+            for part, host in zip(parts, hosts, strict=False):
+                part.copy_from(host)
+            group.synchronize()
+            ptr = group.multicast_at([p + offset for p in buffer.ptrs], 4 * count)
+            for rank in group:
+                out, device = rank.zeros(count, "uint32"), rank.device
+                module["sum"].prepare(1, count, ptr, out, device=device)(rank.stream)
+                np.testing.assert_array_equal(out.numpy(), hosts[:-1].sum(0, dtype=np.uint32))
+            module["spread"].prepare(1, count, ptr, group[-1].array(hosts[-1]), device=group[-1].device)(
+                group[-1].stream
+            )
+            group.synchronize()
+            for part in parts:
+                np.testing.assert_array_equal(part.numpy(), hosts[-1])
+        first.close()
+        second.close()
+    assert not machine.reports
+
+
+def test_a_set_up_that_leaves_a_rank_unbound_shows_in_the_first_access(
+    machine: df.emu.Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = multicast.bind
+    monkeypatch.setattr(multicast, "bind", lambda item, parts: original(item, parts[:-1]))
+    with local(machine, 3) as group:
+        with group.symmetric(UNIT, multicast=True) as buffer:
+            kernel = df.compile(SOURCE, driver=machine, arch=group[0].device.arch)["sum"]
+            kernel.prepare(1, 32, buffer.multicast_ptr, group[0].empty(32, "uint32"))(group[0].stream)
+            with pytest.raises(DriverError):
+                group.synchronize()
+        assert "not bound" in machine.reports[0].message or "bound" in machine.reports[0].message
 
 
 def test_a_buffer_is_taken_back_in_reverse(machine: df.emu.Machine) -> None:
