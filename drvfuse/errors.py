@@ -61,7 +61,7 @@ class MulticastError(DriverError):
         super().__init__(call, args_text, code, name, explanation, calls)
         self.rank = rank
         if rank is not None:
-            self.args = (f"rank {rank}: {self.args[0]}",)
+            self.args = (f"rank {rank}, in a multicast set-up that all ranks have taken back: {self.args[0]}",)
 
 
 class CompileError(DrvfuseError):

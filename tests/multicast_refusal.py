@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the test suite from creating a multicast object on the CUDA driver, whatever a test asks for.
 
-Such an object depends on the fabric manager of the whole host, and one that goes wrong can take its GPUs out of service.
-The emulated driver is not touched: its functions are its own.
+Such an object depends on the fabric manager of the whole host, and one that goes wrong can take its GPUs out of
+service. The emulated driver is not touched: its functions are its own.
 """
 
 from __future__ import annotations

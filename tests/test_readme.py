@@ -36,7 +36,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1)])
+@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1), ("multicast", 1)])
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
@@ -57,7 +57,7 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     assert (report["driver"], report["gpus"], report["rows"], report["cols"]) == ("emu", 4, 24, 512)
     assert report["ok"] is True
     checks = {(check["op"], check["algo"]): check["mismatches"] for check in report["checks"]}
-    ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("one_stage", "two_stage", "naive")
+    ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("push_one_shot", "one_stage", "two_stage", "naive")
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
 
 
@@ -75,6 +75,7 @@ def test_doctor_moves_data_between_every_pair() -> None:
     peers = report["driver"]["peers"]
     assert len(peers) == 8
     assert all(cell == ("self" if i == j else "ok") for i, row in enumerate(peers) for j, cell in enumerate(row))
+    assert report["driver"]["multicast"] == {"state": "supported", "why": ""}  # vetoes bind the CUDA driver only
     assert report["findings"] == [] and result.returncode == 0
 
 

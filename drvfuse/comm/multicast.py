@@ -113,7 +113,10 @@ def step_of(rank: int) -> Iterator[None]:
 def allocate(devices: Sequence[Device], nbytes: int, undo: Undo) -> list[MappedMemory]:
     """Memory of every rank, of a size that both allocations and binds may have."""
     with step_of(0):
-        unit = max(Multicast.granularity(devices), *(granularity(device) for device in devices))
+        unit = Multicast.granularity(devices)
+    for rank, device in enumerate(devices):
+        with step_of(rank):
+            unit = max(unit, granularity(device))
     parts = []
     for rank, device in enumerate(devices):
         with step_of(rank):

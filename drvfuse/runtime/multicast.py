@@ -29,6 +29,7 @@ from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocat
 if TYPE_CHECKING:
     from .driver import Driver
 
+_ANY_SIZE = 2 << 20  # for a query of the granularity, whose answer does not depend on it
 NOT_READY = 802
 """CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. The one failure that may pass by itself."""
 
@@ -62,7 +63,7 @@ class _Bound(NamedTuple):
     device: Device
     offset: int
     nbytes: int
-    memory: PhysicalMemory | None  # kept as long as it is bound
+    memory: PhysicalMemory | None = None  # kept as long as it is bound
 
 
 class _Made(NamedTuple):
@@ -112,11 +113,9 @@ class Multicast(Owned):
                 raise CaptureError(f"multicast cannot be set up while {device.stream!r} is being captured")
         self.driver: Driver = self.devices[0].driver
         self.unit = _granularity(self.devices, recommended=False)
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0 or nbytes % self.unit:
-            raise ArgumentError("nbytes", repr(nbytes), f"a positive multiple of {self.unit}, the granularity")
-        self.nbytes = nbytes
+        self.nbytes = _multiple("nbytes", nbytes, self.unit, self.unit)
         flush(self.driver)
-        self.handle = self._call("cuMulticastCreate", _properties(self.devices, nbytes))
+        self.handle = self._call("cuMulticastCreate", _properties(self.devices, self.nbytes))
         self._made = _Made(self.handle, [], [])
         self._added: list[Device] = []
         self._owns(self.driver, _undo, self._made)
@@ -133,8 +132,7 @@ class Multicast(Owned):
     def add(self, device: Device) -> None:
         """Make `device` a member of the team, for the life of the object."""
         self._check_open()
-        if device not in self.devices:
-            raise ArgumentError("device", repr(device), f"one of the devices of the object, {self._team()}")
+        self._require_member(device)
         if device in self._added:
             raise ArgumentError("device", repr(device), "a device that was not added before")
         self._call("cuMulticastAddDevice", self.handle, device.handle)
@@ -157,24 +155,19 @@ class Multicast(Owned):
         memory._check_open()
         if memory.device is not device:
             raise ArgumentError("memory", f"memory of {memory.device!r}", f"memory of {device!r}")
-        if nbytes is None:
-            nbytes = memory.nbytes - memory_offset
-        if memory_offset < 0 or memory_offset % self.unit or memory_offset + nbytes > memory.nbytes:
-            raise ArgumentError(
-                "memory_offset", memory_offset, f"a multiple of {self.unit} that leaves {nbytes} of {memory.nbytes}"
-            )
-        bound = self._range(device, offset, nbytes, memory)
-        self._bind("cuMulticastBindMem", bound, memory.handle, memory_offset, nbytes, 0)
+        memory_offset = _multiple("memory_offset", memory_offset, self.unit, 0, memory.nbytes - self.unit)
+        left = memory.nbytes - memory_offset
+        bound = self._range(device, offset, _multiple("nbytes", left if nbytes is None else nbytes, self.unit, 0, left))
+        self._bind("cuMulticastBindMem", bound._replace(memory=memory), memory.handle, memory_offset, bound.nbytes, 0)
 
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
         """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
 
         The memory is of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
         """
-        if ptr <= 0 or ptr % self.unit:
-            raise ArgumentError("ptr", hex(ptr), f"an address that is a multiple of {self.unit}, the granularity")
-        bound = self._range(device, offset, nbytes, None)
-        self._bind("cuMulticastBindAddr", bound, ptr, nbytes, 0)
+        ptr = _multiple("ptr", ptr, self.unit, self.unit)
+        bound = self._range(device, offset, nbytes)
+        self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
     def unbind(self, device: Device, offset: int, nbytes: int) -> None:
         """Take back one bind: the range must be one that was bound. Nothing may use the addresses of it meanwhile."""
@@ -202,6 +195,7 @@ class Multicast(Owned):
     def set_access(self, ptr: int, device: Device) -> None:
         """Let kernels of `device` use the mapping at `ptr`, which `map` has returned."""
         self._mapping(ptr)
+        self._require_member(device)
         self._call("cuMemSetAccess", ptr, self.nbytes, access_descriptors(self.driver, [device]), 1)
 
     def unmap(self, ptr: int) -> None:
@@ -225,19 +219,20 @@ class Multicast(Owned):
             expected = f"all of them before anything is {what}, as the driver would wait for the others"
             raise ArgumentError("devices that were added", f"without {missing}", expected)
 
-    def _range(self, device: Device, offset: int, nbytes: int, memory: PhysicalMemory | None) -> _Bound:
-        """The range of a bind, checked."""
-        self._require_team("bound")
+    def _require_member(self, device: Device) -> None:
         if device not in self.devices:
             raise ArgumentError("device", repr(device), f"one of the devices of the object, {self._team()}")
-        if nbytes <= 0 or nbytes % self.unit:
-            raise ArgumentError("nbytes", nbytes, f"a positive multiple of {self.unit}, the granularity")
-        if offset < 0 or offset % self.unit or offset + nbytes > self.nbytes:
-            raise ArgumentError("offset", offset, f"a multiple of {self.unit}, from 0 to {self.nbytes - nbytes}")
+
+    def _range(self, device: Device, offset: int, nbytes: int) -> _Bound:
+        """The range of a bind, checked."""
+        self._require_team("bound")
+        self._require_member(device)
+        nbytes = _multiple("nbytes", nbytes, self.unit, self.unit, self.nbytes)
+        offset = _multiple("offset", offset, self.unit, 0, self.nbytes - nbytes)
         for bound in self._made.bound:
             if bound.device is device and bound.offset < offset + nbytes and offset < bound.offset + bound.nbytes:
                 raise ArgumentError("offset", offset, f"apart from {bound.nbytes} bytes bound at {bound.offset}")
-        return _Bound(device, offset, nbytes, memory)
+        return _Bound(device, offset, nbytes)
 
     def _bind(self, name: str, bound: _Bound, *args: Any) -> None:
         """Bind by the form that names the device, where bindings and driver have it, else by the older one."""
@@ -253,7 +248,7 @@ class Multicast(Owned):
         for addresses in self._made.mapped:
             if addresses.ptr == ptr:
                 return addresses
-        raise ArgumentError("ptr", hex(ptr), "an address that map() has returned and unmap() has not had")
+        raise ArgumentError("ptr", repr(ptr), "an address that map() has returned and unmap() has not had")
 
     def _call(self, name: str, *args: Any) -> Any:
         return _call(self.driver, name, *args)
@@ -267,6 +262,16 @@ def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
     return members
 
 
+def _multiple(argument: str, value: object, unit: int, least: int, most: int | None = None) -> int:
+    """`value` as an int, or ArgumentError unless it is a multiple of `unit` from `least` to `most`."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        number = int(value.__index__())
+        if number >= least and number % unit == 0 and (most is None or number <= most):
+            return number
+    span = f"from {least} to {most}" if most is not None else f"{least} or more"
+    raise ArgumentError(argument, repr(value), f"a multiple of {unit}, the granularity, {span}")
+
+
 def _call(driver: Driver, name: str, *args: Any) -> Any:
     try:
         return getattr(driver, name)(*args)
@@ -278,7 +283,7 @@ def _granularity(devices: tuple[Device, ...], recommended: bool) -> int:
     driver = devices[0].driver
     flags = driver.types.CUmulticastGranularity_flags
     kind = flags.CU_MULTICAST_GRANULARITY_RECOMMENDED if recommended else flags.CU_MULTICAST_GRANULARITY_MINIMUM
-    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, 1), kind))
+    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, _ANY_SIZE), kind))
 
 
 def _properties(devices: Sequence[Device], nbytes: int) -> Any:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from cuda.bindings import driver as types
-from emu.driver_helpers import ok, primary
+from emu.driver_helpers import ok, primary, ptx
 
 PIECE = 2 << 20
 READ_WRITE = types.CUmemAccess_flags(3)
@@ -88,3 +90,67 @@ def shared(cuda: Any, devices: int, nbytes: int = PIECE) -> Shared:
         ok(cuda.cuMulticastBindMem(handle, 0, memory, 0, nbytes, 0))
     own = [mapped(cuda, memory, nbytes, devices) for memory in memories]
     return Shared(handle, mapped(cuda, handle, nbytes, devices), memories, own, nbytes)
+
+
+PRELUDE = """
+typedef unsigned u32; typedef unsigned long long u64;
+struct Team { u32* mc; u32* own[8]; u32* out[8]; u32 rank, ranks; };
+#define REDUCE(v, sem, how, p) \\
+  asm volatile("multimem.ld_reduce." #sem ".global." #how " %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+#define MST(sem, p, v) asm volatile("multimem.st." #sem ".global.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
+#define MRED(sem, p, v) asm volatile("multimem.red." #sem ".global.add.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
+#define LD(v, sem, p) asm volatile("ld." #sem ".global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+#define ST(sem, p, v) asm volatile("st." #sem ".global.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
+#define ALIAS asm volatile("fence.proxy.alias;" ::: "memory");
+// All ranks meet at the word `flag` of each, by addresses of their own, which their first threads signal and poll.
+__device__ void meet(Team t, u32 flag, u32 value) {
+  __syncthreads();
+  if (threadIdx.x < t.ranks) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(t.own[threadIdx.x] + flag + t.rank), "r"(value) : "memory");
+    u32 seen;
+    do LD(seen, acquire.sys, t.own[t.rank] + flag + threadIdx.x) while (seen < value);
+  }
+  __syncthreads();
+}
+"""
+
+
+class _Team(ctypes.Structure):
+    """What kernels of `launch` are given."""
+
+    _fields_ = [
+        ("mc", ctypes.c_uint64),
+        ("own", ctypes.c_uint64 * 8),
+        ("out", ctypes.c_uint64 * 8),
+        ("rank", ctypes.c_uint32),
+        ("ranks", ctypes.c_uint32),
+    ]
+
+
+def launch(
+    cuda: Any, made: Shared, body: str, *, threads: int = 32, out: list[int] | None = None, arch: str = "compute_90a"
+) -> list[Any]:
+    """Run a kernel of this body on every device at once; what their contexts say. `out`: memory for each device."""
+    source = f'{PRELUDE}\nextern "C" __global__ void kernel(Team t) {{\n{body}\n}}\n'
+    ranks = len(made.own)
+    for rank in range(ranks):
+        primary(cuda, rank)
+        module = ok(cuda.cuModuleLoadData(ptx(source, arch)))
+        function = ok(cuda.cuModuleGetFunction(module, b"kernel"))
+        team = _Team(made.multicast, tuple(made.own), tuple(out or ()), rank, ranks)
+        ok(cuda.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, 0, ((team,), (None,)), 0))
+    results = []
+    for rank in range(ranks):
+        primary(cuda, rank)
+        results.append(cuda.cuCtxSynchronize()[0])
+    return results
+
+
+def write(cuda: Any, address: int, data: np.ndarray[Any, Any]) -> None:
+    ok(cuda.cuMemcpyHtoD(address, data, data.nbytes))
+
+
+def read(cuda: Any, address: int, count: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+    data = np.zeros(count, dtype)
+    ok(cuda.cuMemcpyDtoH(data, address, data.nbytes))
+    return data

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from multicast_forms import BIND
 
 import drvfuse as df
 from drvfuse.errors import CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.driver import Driver, get_driver
 from drvfuse.runtime.lifetime import flush
-from drvfuse.runtime.vmm import AddressRange, Mapping, MappedMemory, PhysicalMemory
+from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory
 
 pytestmark = pytest.mark.emu
 
@@ -54,7 +55,7 @@ def test_it_is_made_used_and_taken_back_in_the_drivers_order(machine: df.emu.Mac
         for device in devices:
             multicast.set_access(ptr, device)
         assert calls(12) == [
-            "cuMulticastCreate", *["cuMulticastAddDevice"] * 3, *["cuMulticastBindMem"] * 3,
+            "cuMulticastCreate", *["cuMulticastAddDevice"] * 3, *[BIND] * 3,
             "cuMemAddressReserve", "cuMemMap", *["cuMemSetAccess"] * 3,
         ]  # fmt: skip
         assert ptr % UNIT == 0 and "3 ranges bound" in repr(multicast)
@@ -109,7 +110,7 @@ def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
     for nbytes in (0, -UNIT, UNIT + 4096, 1.5 * UNIT, True, None):
-        refused(lambda nbytes=nbytes: df.Multicast(devices, nbytes), "nbytes", f"a positive multiple of {UNIT}")
+        refused(lambda nbytes=nbytes: df.Multicast(devices, nbytes), "nbytes", f"a multiple of {UNIT}")
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
 
     def bind(**options: Any) -> None:
@@ -118,11 +119,14 @@ def test_wrong_sizes_and_places_are_refused_before_a_driver_call(
     held = machine.held()
     refused(lambda: bind(offset=4096, nbytes=UNIT), "offset", f"from 0 to {UNIT}")
     refused(lambda: bind(offset=UNIT), "offset", "from 0 to 0")
+    refused(lambda: bind(offset="0"), "offset", "'0'")
     refused(lambda: bind(offset=-UNIT), "offset")
     refused(lambda: bind(nbytes=4096), "nbytes")
     refused(lambda: bind(nbytes=0), "nbytes")
     refused(lambda: bind(memory_offset=4096), "memory_offset")
-    refused(lambda: bind(memory_offset=UNIT, nbytes=2 * UNIT), "memory_offset")
+    refused(lambda: bind(memory_offset=2 * UNIT), "memory_offset")
+    refused(lambda: bind(memory_offset=UNIT, nbytes=2 * UNIT), "nbytes", f"from 0 to {UNIT}")
+    refused(lambda: bind(nbytes=1.0), "nbytes")
     refused(lambda: bind(memory_offset=-UNIT, nbytes=UNIT), "memory_offset")
     refused(lambda: multicast.bind_address(devices[0], UNIT + 4096, UNIT), "ptr")
     refused(lambda: multicast.bind_address(devices[0], 0, UNIT), "ptr")
@@ -151,6 +155,8 @@ def test_devices_that_are_no_team(machine: df.emu.Machine, devices: list[df.Devi
         multicast.add(devices[0])
         refused(lambda: multicast.add(devices[0]), "device", "not added before")
         multicast.add(devices[1])
+        ptr = multicast.map()
+        refused(lambda: multicast.set_access(ptr, devices[2]), "device", "devices [2, 0]")
         foreign = PhysicalMemory(devices[2], UNIT)
         refused(lambda: multicast.bind_memory(devices[2], foreign), "device", "devices [2, 0]")
     foreign.close()
@@ -260,8 +266,8 @@ def test_both_versions_of_the_bindings_bind(
     [
         ("cuMulticastCreate", 800, "container lacks the device nodes"),
         ("cuMulticastAddDevice", 401, "nvidia-fabricmanager"),
-        ("cuMulticastBindMem", 802, "did not form the team in time"),
-        ("cuMulticastBindMem", 1, "granularity, or the fabric's multicast state is corrupt"),
+        (BIND, 802, "did not form the team in time"),
+        (BIND, 1, "granularity, or the fabric's multicast state is corrupt"),
         ("cuMemMap", 401, "nvidia-fabricmanager"),
         ("cuMemSetAccess", 401, "the device is not in the team"),
         ("cuMulticastGetGranularity", 801, "has no multicast"),

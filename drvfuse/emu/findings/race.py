@@ -195,7 +195,12 @@ class Detector:
         """What was found since the last call, and how many events had happened by then."""
         state = self.state
         found = [
-            (race_report.report(f, identities, self._plain_flag(f, identities)), int(f.events))
+            (
+                race_report.report(
+                    f, identities, self._plain_flag(f, identities), self._window.teams.behind(int(f.addr))
+                ),
+                int(f.events),
+            )
             for f in state.found[: state.found_count]
         ]
         state.found_count = 0

@@ -42,6 +42,10 @@ _EDGES = {
         "the copy reads by the async proxy what was written by the generic one, and no fence.proxy.async of the "
         "writing thread, or of one that knew of the write, is between them"
     ),
+    Edge.ALIAS: (
+        "one of them was made by a multicast address and the other by the memory's own, and no fence.proxy.alias is on the "
+        "way from the one to the other"
+    ),
     Edge.CLUSTER: (
         "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its "
         "scope, lead from the one to the other"
@@ -62,8 +66,12 @@ _EDGES = {
 """What would have to order two accesses."""
 
 
-def report(f: structs.Found, identities: Mapping[int, Identity], flag: str | None) -> Report:
-    """The report of a race. `flag`: what is wrong with the flag that was to order the two, if that is known."""
+def report(
+    f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
+) -> Report:
+    """The report of a race. `flag`: what is wrong with the flag that was to order the two, if that is known.
+    `multicast`: for an access by a multicast address, that address and the device whose memory is meant.
+    """
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
     mine = _place(identities.get(f.op), f.site, f.block, f.thread, f.edge == Edge.CLUSTER_END)
     other_thread = f.other_warp * 32 + lane
@@ -85,14 +93,15 @@ def report(f: structs.Found, identities: Mapping[int, Identity], flag: str | Non
     then = "a barrier" if near else "a release and an acquire of it"
     edge = flag or _EDGES[Edge(f.edge)].format(store=store, load=load, other=earlier, wait=wait, then=then, lacks=lacks)
     what = f"{_verb(f.flags)} of {f.size} bytes{called_at(mine.callers)}"
-    message = f"{what}, of which 0x{f.addr:x} is not ordered behind the {verb} by {other}: {edge}"
+    address, member = (int(f.addr), "") if multicast is None else (multicast[0], f" (device {multicast[1]}'s memory)")
+    message = f"{what}, of which 0x{address:x}{member} is not ordered behind the {verb} by {other}: {edge}"
     if f.edge == Edge.CLUSTER_START:
         message = f"{what} at 0x{f.addr:x}, in the shared memory of block {_block(other.block)}: {edge}"
     elif f.edge == Edge.CLUSTER_END:
         what = f"the end of block {_block(mine.block)} is not ordered behind the {verb} of its shared memory"
         message = f"{what}, at 0x{f.addr:x}, by {other}: {edge}"
     return Report(
-        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, int(f.addr),
+        "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, address,
         other=other, edge=edge, callers=mine.callers,
     )  # fmt: skip
 

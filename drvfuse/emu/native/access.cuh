@@ -229,6 +229,7 @@ API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
     if (flags & FENCE_ASYNC && l->engine->race) race_proxy_fence(t);
+    if (flags & FENCE_ALIAS && l->engine->race && l->engine->teams->count) race_alias_fence(t);
     if (flags & FENCE_PROXY) return;
     note(l, t->block, t->linear, V_FENCE, site, 0, 0, flags);
     u32 order = flags & FENCE_SC ? ORDER_ACQ_REL : flags >> ORDER_SHIFT & 3;

@@ -28,6 +28,12 @@
 // ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
 // Such a fence on the way from the write to the copy is never missed; one beside that way counts as well.
 //
+// Memory that is bound to a multicast object has two kinds of address, its own and the object's. Where one of two accesses
+// that conflict was made by the one and one by the other, and they are not morally strong, it is not enough that they are
+// ordered: a fence.proxy.alias, of any thread, has to be on the way from the first to the second. Such a fence adds to what
+// its thread knows, under the tag ALIASED, everything that it knows, and the tags spread as knowledge does. An operation that
+// has ended as a whole needs none.
+//
 // The accesses of each 16 bytes are a list of entries, writes in front, from a cell (a Ref) in a window beside the data. An
 // entry is dropped once a later access is ordered behind it that conflicts with everything that it conflicts with, so no
 // first race is missed. Entries tell bytes apart; reads by lanes of a warp at one time share one.
@@ -81,6 +87,7 @@ const u32 COPYING = 1 << 25;
 // A bulk copy is a thread of its own for good, which its mbarrier tells of. A block numbers them: `warp` and `lanes` say
 // which of BULK_KINDS, `time` in which round; `serial` is the thread that has issued it.
 const u32 BULK = COPYING | 1 << 24, BULK_KINDS = 64;
+const u32 VIA_MULTICAST = 1u << 31;   // or-ed to the site of an access by a multicast address
 const u32 POLLED = 0x80000000u;       // of a cell: races are the protocol here
 const u32 MADE = 6, OF_MBARRIER = 7;  // as Entry::size: mbarrier.init or .inval; any other operation on an mbarrier
 const u32 READERS_LOOKED_AT = 4;
@@ -137,8 +144,11 @@ FN u32 morally_strong(Who* w, Entry* e) {
 }
 
 // Or-ed to a block in a clock: not its accesses are known, but that its mbarriers were initialised (fence.mbarrier_init),
-// or what it has read.
-const u32 INIT = 1 << 24, READS = INIT | 1 << 23;
+// or what it has read, or that a fence.proxy.alias has come behind its accesses.
+const u32 INIT = 1 << 24, READS = INIT | 1 << 23, ALIASED = 1 << 23;
+
+FN u32 via_multicast(u32 site) { return site != NO_SITE && site & VIA_MULTICAST; }
+FN u32 plain_site(u32 site) { return site == NO_SITE ? site : site & ~VIA_MULTICAST; }
 
 FN u32 ordered(Who* w, Entry* e, u32 lanes) {
     if (same_block(w, e->op, e->block)) {
@@ -161,8 +171,8 @@ FAR void missed(Who* w, u32 op, u32 block, u32 edge, u32 store_site, Ref what) {
         m->op = op;
         m->block = block;
         m->edge = edge;
-        m->store_site = store_site;
-        m->load_site = w->site;
+        m->store_site = plain_site(store_site);
+        m->load_site = plain_site(w->site);
     }
     if (m->clock != what) put(r, &m->clock, retain(r, what));
 }
@@ -211,9 +221,10 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
 
 FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     Race* r = w->r;
+    u32 site = plain_site(w->site), other_site = plain_site(e->site);
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found[i];
-        if (f->op == w->op && f->site == w->site && f->other_op == e->op && f->other_site == e->site) return;
+        if (f->op == w->op && f->site == site && f->other_op == e->op && f->other_site == other_site) return;
     }
     if (r->found_count == FOUND) return;
     Found* f = &r->found[r->found_count++];
@@ -230,7 +241,7 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->op = w->op;
     f->block = w->block;
     f->thread = w->thread;
-    f->site = w->site;
+    f->site = site;
     f->flags = w->kind;
     f->other_op = e->op;
     f->other_block = e->block & ~BULK;
@@ -239,6 +250,6 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
         f->other_warp = e->serial >> 5;
         f->other_lanes = 1u << (e->serial & 31);
     }
-    f->other_site = e->site;
+    f->other_site = other_site;
     f->other_flags = e->kind;
 }

@@ -50,6 +50,7 @@ FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
 }
 
 FN u32 covers_strength(Who* w, Entry* e) {
+    if (!(w->kind & N_WRITE) && via_multicast(w->site) != via_multicast(e->site)) return 0;
     if (!(w->kind & N_STRONG)) return 1;
     return (e->kind & N_STRONG) && e->size == w->log && (e->kind >> N_SCOPE & 3) >= (w->kind >> N_SCOPE & 3);
 }
@@ -65,6 +66,12 @@ FN u32 stale(Who* w, Entry* e) {
 FN u32 unfenced(Who* w, Entry* e) {
     if (!(w->flags & A_BULK) || !same_block(w, e->op, e->block)) return 0;
     return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+}
+
+// An access by the other kind of address, with no fence.proxy.alias on the way from there.
+FN u32 unaliased(Who* w, Entry* e) {
+    if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
+    return knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, e->lanes, e->time) != 1;
 }
 
 FN void be_bulk(Who* w, Entry* e) {
@@ -130,6 +137,8 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                     found(w, e, e->lanes, at_addr, X_READ_ONLY_PATH);
                 } else if (unfenced(w, e)) {
                     found(w, e, e->lanes, at_addr, X_PROXY);
+                } else if (unaliased(w, e)) {
+                    found(w, e, e->lanes, at_addr, X_ALIAS);
                 }
             } else if (same_warp) {
                 if (e->time == w->time && kind == w->kind && e->bytes == mask && e->site == w->site) {
@@ -270,7 +279,7 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = strong ? flags >> ELEMENTS_SHIFT & 3 : 0;
     u32 writes = flags & (A_WRITE | A_ATOMIC);
     if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
-    w.site = site;
+    w.site = flags & A_MULTIMEM ? site | VIA_MULTICAST : site;
     w.flags = flags;
     w.addr = addr;
     w.size = size;
@@ -316,6 +325,36 @@ FAR void race_proxy_fence(Thread* t) {
     if (w.r->off) return;
     Ref all = all_known(&w);
     learn(w.r, &w.rb->proxied, all);
+    release(w.r, all);
+    w.rt->time++;
+}
+
+// Of what a clock knows of the accesses of blocks: that a fence.proxy.alias has come behind them (a reference).
+FAR Ref aliased(Race* r, Ref known) {
+    Clock* all = (Clock*)at(r, known);
+    u32 klass, n = 0;
+    Ref ref = take(r, bytes_of(0u, all->items), &klass);
+    Clock* c = (Clock*)at(r, ref);
+    Item *from = items_of(all), *to = (Item*)(c + 1);
+    LOOP for (u32 i = 0; i < all->items; i++) {
+        if ((u32)(from[i].key >> 6) & (BULK | READS)) continue;
+        to[n] = from[i];
+        to[n++].key |= (u64)ALIASED << 6;
+    }
+    c->refs = 1;
+    c->klass = klass;
+    c->chains = 0;
+    c->items = n;
+    return ref;
+}
+
+FAR void race_alias_fence(Thread* t) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return;
+    Ref all = all_known(&w), tags = aliased(w.r, all);
+    learn(w.r, &w.rt->clock, tags);
+    release(w.r, tags);
     release(w.r, all);
     w.rt->time++;
 }

@@ -41,6 +41,15 @@ class Members:
         """The devices of the team that have bound nothing there."""
         return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
+    def offset_of(self, address: int) -> tuple[int, int] | None:
+        """(offset in the object, device) of memory that is bound, by the address that `bind` was given."""
+        at = np.uint64(address) - self._addresses
+        found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (at < PIECE))
+        if not len(found):
+            return None
+        piece, device = map(int, found[0])
+        return piece * PIECE + int(at[piece, device]), device
+
 
 class Teams:
     """The multicast addresses of a machine. `address` is a `structs.Teams`, which stays where it is."""
@@ -67,6 +76,14 @@ class Teams:
         for start, (nbytes, members) in self._mapped.items():
             if start <= address < start + nbytes:
                 return address - start, members
+        return None
+
+    def behind(self, address: int) -> tuple[int, int] | None:
+        """(a multicast address of it, device) of memory that is bound, by the address that `Members.bind` was given."""
+        for start, (nbytes, members) in self._mapped.items():
+            found = members.offset_of(address)
+            if found is not None and found[0] < nbytes:
+                return start + found[0], found[1]
         return None
 
     def _write(self) -> None:
