@@ -399,6 +399,22 @@ _ALL = (
         staged_multimem,
     ),
     Mutant(
+        "multimem-slots-reused",
+        "a row is staged in a slot from which other threads of the block still copy results of the chunk before",
+        "an early version of the fused op by multicast",
+        partial(
+            repeated,
+            op=FUSED,
+            algo="two_stage",
+            multimem=True,
+            multicast="",
+            residual=False,
+            tight=True,
+            graph=False,
+            side=False,
+        ),
+    ),
+    Mutant(
         "multimem-red-for-store",
         "results are added to what all ranks have, where they should be stored",
         "hand-written all-reduces by multicast",

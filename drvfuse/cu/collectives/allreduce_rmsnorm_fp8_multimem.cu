@@ -118,7 +118,8 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
         }
         if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
         if constexpr (STAGED) {
-            __syncthreads();  // other threads may still copy from slots that the next chunk is staged in
+            if (!FAULT("multimem-slots-reused"))
+                __syncthreads();  // other threads may still copy from slots that the next chunk is staged in
         } else {
             half = RANKS * chunk * stride - half;
         }
