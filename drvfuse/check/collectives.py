@@ -29,7 +29,7 @@ from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
-from .problems import EPSILON, Problem, solved
+from .problems import EPSILON, MAIN, Problem, solved
 from .run import Run
 
 AMPLE, TIGHT = 256 << 10, 20 << 10
@@ -158,8 +158,9 @@ def repeated(
     side: bool | None = None,
     multimem: bool = False,
     multicast: str | None = None,
+    shape: tuple[int, int] = MAIN,
 ) -> None:
-    """Two calls of 64 KiB per rank on 4 GPUs, with options as drawn by the seed where they are None.
+    """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
@@ -177,12 +178,12 @@ def repeated(
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
     small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4) as group:
-        problems = [Problem(op, 4, residual=residual, number=number, multimem=multimem) for number in range(2)]
+        problems = [Problem(op, 4, shape, residual=residual, number=number, multimem=multimem) for number in range(2)]
         options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
         calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
-            shape, dtype = run.choice(SIDE)
-            problem = Problem(op, 4, shape, dtype, residual, multimem=multimem)
+            other, dtype = run.choice(SIDE)
+            problem = Problem(op, 4, other, dtype, residual, multimem=multimem)
             calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))
         alone = not naive and (run.chance() if alone is None else alone)
         order = run.shuffled(range(4)) if alone else ()

@@ -412,6 +412,7 @@ _ALL = (
             tight=True,
             graph=False,
             side=False,
+            shape=(96, 264),  # whose rows of FP8 are copied in other units than they are staged in
         ),
     ),
     Mutant(
