@@ -67,14 +67,24 @@ def allreduce(
     array comes back.
 
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
-    rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits.
+    rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits,
+    but for `use_multimem`.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
     sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
     "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
     `max_num_blocks` bounds the multiprocessors that the grid may fill, up to the group's `max_blocks`: a push algorithm
-    has as many blocks as fit on them, a pull algorithm one for each. `use_multimem=True` raises Unsupported.
-    `pdl_level`: see `PDLLevel`.
+    has as many blocks as fit on them, any other one for each. `pdl_level`: see `PDLLevel`.
+
+    `use_multimem=True` lets the switches add, by multicast memory, and is the only way in which this op uses it. `algo`
+    is then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage"
+    (each rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used
+    where they are; others, and those whose size is no multiple of 4 bytes, are first copied by the same kernel into
+    the group's multicast staging, which the first call that needs it makes. By two stages outputs in such memory are
+    stored to directly, if the inputs lie there too. The order of the sum is not specified: before the final rounding
+    its error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum
+    of 16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. By two stages all ranks
+    hold equal bits, by one stage they may not.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list of
     streams. The call is ordered after the group's last call and, outside graph capture, after the streams of its
@@ -85,9 +95,10 @@ def allreduce(
 
     `allreduce.prepare(...)` takes the same arguments and returns a `Prepared` that can be launched many times.
 
-    Raises ArgumentError, Unsupported, ClosedError, CompileError (an epilogue that does not compile), CaptureError
-    (allocation or unjoined streams during capture) before anything is launched, and BarrierTimeout if an earlier call
-    on the group timed out.
+    Raises ArgumentError, Unsupported (multicast that is vetoed or that devices lack), ClosedError, CompileError (an
+    epilogue that does not compile), CaptureError (allocation, the multicast staging's included, or unjoined streams
+    during capture), MulticastError (its set-up failed) before anything is launched, and BarrierTimeout if an earlier
+    call on the group timed out.
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)

@@ -91,7 +91,13 @@ def allreduce_rmsnorm_fp8(
     ("float32" or "bfloat16"); the output is y / scale, saturated and rounded once to `out_dtype` ("float8_e4m3fn",
     "float8_e5m2", or the inputs' dtype for no quantisation: then there are no scales). y is about output * scale. A row
     whose scale is 0 has output 0; a row with a NaN has a NaN scale. Every algorithm, rank and batch size gives the same
-    bits.
+    bits, but for `use_multimem`.
+
+    `use_multimem=True`: each row is summed through multicast memory by one rank, which normalises it and stores output
+    and scale to all ranks, or with residuals the residual's output. It has one form, which `algo` "auto" and
+    "two_stage" mean. What `allreduce` says of inputs, of the staging and of the sum holds, so x begins with the sum
+    rounded to the inputs' dtype; rows that are no multiple of 16 bytes are staged too. All ranks hold equal bits: those
+    of `drvfuse.reference` for the sum that was obtained.
 
     `outputs`, `scales` [...] and `residual_outputs` are allocated where None. `residual_outputs[i]` may be
     `residuals[i]`; otherwise nothing that is written may share memory with anything. `algo`, `pdl_level`,
