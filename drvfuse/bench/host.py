@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs the calling thread: its bare launches, a prepared and a plain call, and a graph of it.
 
-Outputs are given. A graph holds one call, and a collective has one graph per rank. The skew of a collective is the time from the start of
-the first rank's kernel to that of the last, by the ranks' compared timers, of calls that find the devices idle.
+Outputs are given. A graph holds one call, and a collective has one graph per rank. The skew of a collective is the time
+from the start of the first rank's kernel to that of the last, by the ranks' compared timers, of calls that find the
+devices idle.
 """
 
 from __future__ import annotations
