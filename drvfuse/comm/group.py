@@ -231,9 +231,9 @@ class Group(Owned, Owner):
         """Memory of one address per rank that every rank can read and write; the caller closes it.
 
         With `multicast` it also has `multicast_ptr`, the address that stands for byte 0 of all ranks' parts at once,
-        for `multimem` instructions; `fence.proxy.alias` stands between accesses to a part by its own address and by
-        that one. This makes a multicast object, and blocks until the fabric is ready. Collectives with
-        `use_multimem=True` take inputs in such memory from where they lie.
+        for `multimem` instructions. Between accesses to a part by its own address and by that one stands a
+        `fence.proxy.alias`, or the end of a kernel. This makes a multicast object, and blocks until the fabric is
+        ready. Collectives with `use_multimem=True` take inputs in such memory from where they lie.
 
         Raises Unsupported where a pair of devices lacks peer access. With `multicast` it raises, with nothing made:
         Unsupported where the site forbids multicast (the CUDA driver only), where a device has none and for a group of

@@ -8,8 +8,8 @@ The driver's order, which `Multicast` keeps:
    thread for ever, so it is refused here;
 3. bind memory of each device at an offset of the object. Ranges bound at one offset belong together;
 4. map the object at an address and give each device access to it. Kernels may use the address once every device has
-   memory bound over the range: only by `multimem` instructions, and `fence.proxy.alias` stands between them and
-   accesses to the same memory by its own address.
+   memory bound over the range, by `multimem` instructions only. Between these and accesses to the same memory by its
+   own address stands a `fence.proxy.alias`, or the end of a kernel.
 
 Teardown is the reverse: unmap, unbind the ranges exactly as they were bound (any other range is undefined behaviour),
 release the handle. `drvfuse.comm.multicast` sets up the multicast memory of a group by these calls.

@@ -98,7 +98,8 @@ struct Team { u32* mc; u32* own[8]; u32* out[8]; u32 rank, ranks; };
 #define REDUCE(v, sem, how, p) \\
   asm volatile("multimem.ld_reduce." #sem ".global." #how " %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 #define MST(sem, p, v) asm volatile("multimem.st." #sem ".global.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
-#define MRED(sem, p, v) asm volatile("multimem.red." #sem ".global.add.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
+#define MRED(sem, p, v) \\
+  asm volatile("multimem.red." #sem ".global.add.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
 #define LD(v, sem, p) asm volatile("ld." #sem ".global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 #define ST(sem, p, v) asm volatile("st." #sem ".global.u32 [%0], %1;" :: "l"(p), "r"((u32)(v)) : "memory");
 #define ALIAS asm volatile("fence.proxy.alias;" ::: "memory");
@@ -106,7 +107,7 @@ struct Team { u32* mc; u32* own[8]; u32* out[8]; u32 rank, ranks; };
 __device__ void meet(Team t, u32 flag, u32 value) {
   __syncthreads();
   if (threadIdx.x < t.ranks) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(t.own[threadIdx.x] + flag + t.rank), "r"(value) : "memory");
+    ST(release.sys, t.own[threadIdx.x] + flag + t.rank, value)
     u32 seen;
     do LD(seen, acquire.sys, t.own[t.rank] + flag + threadIdx.x) while (seen < value);
   }

@@ -306,6 +306,7 @@ class Race(Structure):
     # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
     # next fence of at least that scope.
     "Ref fenced[4], held[4]",
+    "u32 aliased",  # a fence.proxy.alias is behind its accesses before this time, which its clock does not tell
 )
 class RaceThread(Structure):
     """What the race detector knows of a thread."""
@@ -320,6 +321,9 @@ class Miss(Structure):
     "u32 sync",  # all its accesses before this time are known to all its threads
     "Ref end",  # known to its threads that have exited
     "Ref proxied",  # known to any of its threads at a fence.proxy.async
+    # The last fence.proxy.alias: what its thread knew, and then knew; and `sync` then. Its other threads often know the same.
+    "Ref alias_before, alias_after",
+    "u32 alias_sync",
     f"Ref arrived[{BARRIERS}]",
     # Of the cluster's barrier, in the block of rank 0: what arrivals of this phase tell, and those of the last one.
     "Ref cluster_arrived, cluster_known",

@@ -43,8 +43,8 @@ _EDGES = {
         "writing thread, or of one that knew of the write, is between them"
     ),
     Edge.ALIAS: (
-        "one of them was made by a multicast address and the other by the memory's own, and no fence.proxy.alias is on the "
-        "way from the one to the other"
+        "one of them was made by a multicast address and the other by the memory's own, and no fence.proxy.alias is on "
+        "the way from the one to the other"
     ),
     Edge.CLUSTER: (
         "no barrier of the cluster (barrier.cluster.arrive.release and .wait), and no release and acquire at its "

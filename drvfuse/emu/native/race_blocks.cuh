@@ -18,7 +18,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     Race* r = l->engine->race;
     RaceBlock* rb = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
     rb->sync = 1;
-    rb->end = rb->proxied = 0;
+    rb->end = rb->proxied = rb->alias_before = rb->alias_after = 0;
     rb->cluster_arrived = rb->cluster_known = 0;
     rb->misses = rb->bulks = rb->relaxed = 0;
     LOOP for (u32 i = 0; i < BARRIERS; i++) rb->arrived[i] = 0;
@@ -27,6 +27,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
         RaceThread* t = race_thread(b, i);
         t->clock = retain(r, l->start);
         t->time = 1;
+        t->aliased = 0;
         LOOP for (u32 k = 0; k < 4; k++) t->fenced[k] = t->held[k] = 0;
         t->fenced[SCOPE_SYS] = retain(r, l->start);
     }
@@ -50,6 +51,8 @@ FAR void race_finish_block(Launch* l, Block* b) {
     learn(r, &l->end, b->race->end);
     put(r, &b->race->end, 0);
     put(r, &b->race->proxied, 0);
+    put(r, &b->race->alias_before, 0);
+    put(r, &b->race->alias_after, 0);
     LOOP for (u32 i = 0; i < BARRIERS; i++) put(r, &b->race->arrived[i], 0);
     LOOP for (u32 i = 0; i < MISSES; i++) put(r, &b->race->miss[i].clock, 0);
 }
@@ -68,17 +71,26 @@ FAR void race_gdc_wait(Thread* t) {
 }
 
 // These lanes of a warp meet others: what they know goes to *known; the latest of their times.
-FAR u32 race_meet(Race* r, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, Ref* held, u32 share) {
-    u32 last = 0;
+FAR u32 race_meet(Launch* l, Block* b, u32 w, u32 lanes, Ref* known, Ref* fenced, Ref* held, u32 share) {
+    Race* r = l->engine->race;
+    u32 last = 0, aliased = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
         if (t->time > last) last = t->time;
+        if (t->aliased) aliased |= rest & -rest;
         if (t->clock != *known) learn(r, known, t->clock);
         if (!share) continue;
         LOOP for (u32 k = 0; k < 4; k++) {
             if (t->fenced[k] != fenced[k]) learn(r, &fenced[k], t->fenced[k]);
             if (t->held[k] != held[k]) learn(r, &held[k], t->held[k]);
         }
+    }
+    LOOP while (aliased) {
+        u32 time = race_thread(b, w * 32 + FFS(aliased) - 1)->aliased, alike = 0;
+        LOOP for (u32 rest = aliased; rest; rest &= rest - 1)
+            if (race_thread(b, w * 32 + FFS(rest) - 1)->aliased == time) alike |= rest & -rest;
+        put(r, known, with_items(r, *known, l->op, b->index | ALIASED, 0, w, alike, time));
+        aliased &= ~alike;
     }
     return last;
 }
@@ -88,6 +100,7 @@ FAR void race_part(Race* r, Block* b, u32 w, u32 lanes, u32 time, Ref known, Ref
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
         t->time = time;
+        t->aliased = 0;
         if (t->clock != known) put(r, &t->clock, retain(r, known));
         if (!share) continue;
         LOOP for (u32 k = 0; k < 4; k++) {
@@ -104,7 +117,7 @@ FN void learn_lanes(Race* r, Launch* l, Block* b, Ref* known, u32 w, u32 lanes, 
 FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
     Race* r = l->engine->race;
     Ref known = 0, none[4] = {0, 0, 0, 0};
-    u32 time = race_meet(r, b, w, lanes, &known, none, none, 0) + 1;
+    u32 time = race_meet(l, b, w, lanes, &known, none, none, 0) + 1;
     learn_lanes(r, l, b, &known, w, lanes, time);
     race_part(r, b, w, lanes, time, known, none, none, 0);
     release(r, known);
@@ -114,7 +127,7 @@ FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
 FAR void race_arrive(Launch* l, Block* b, Ref* known, u32 w, u32 lanes) {
     Race* r = l->engine->race;
     Ref none[4] = {0, 0, 0, 0};
-    u32 time = race_meet(r, b, w, lanes, known, none, none, 0) + 1;
+    u32 time = race_meet(l, b, w, lanes, known, none, none, 0) + 1;
     learn_lanes(r, l, b, known, w, lanes, time);
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) race_thread(b, w * 32 + FFS(rest) - 1)->time = time;
 }
@@ -136,7 +149,7 @@ FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     rb->arrived[id] = 0;
     LOOP for (u32 w = 0; w < l->warps; w++) {
         u32 lanes = waiting_at(l, b, id, w);
-        u32 time = lanes ? race_meet(r, b, w, lanes, &known, fenced, held, share) : 0;
+        u32 time = lanes ? race_meet(l, b, w, lanes, &known, fenced, held, share) : 0;
         if (time > last) last = time;
     }
     if (all && b->live == l->threads) {

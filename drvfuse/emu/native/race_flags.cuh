@@ -59,7 +59,10 @@ FN void publish_release(Who* w, Location* v, u32 scope, Ref what) {
 
 // What the thread knows, its own accesses up to now included (a new reference).
 FN Ref all_known(Who* w) {
-    return with_items(w->r, w->rt->clock, w->op, w->block, w->rb->sync, w->warp, w->bit, w->rt->time + 1);
+    Ref all = with_items(w->r, w->rt->clock, w->op, w->block, w->rb->sync, w->warp, w->bit, w->rt->time + 1);
+    if (w->rt->aliased)
+        put(w->r, &all, with_items(w->r, all, w->op, w->block | ALIASED, 0, w->warp, w->bit, w->rt->aliased));
+    return all;
 }
 
 // A strong read sees a location that was last written by what is published there.

@@ -71,7 +71,9 @@ FN u32 unfenced(Who* w, Entry* e) {
 // An access by the other kind of address, with no fence.proxy.alias on the way from there.
 FN u32 unaliased(Who* w, Entry* e) {
     if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
-    return knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, e->lanes, e->time) != 1;
+    u32 own = w->rt && same_block(w, e->op, e->block) && e->warp == w->warp && e->time < w->rt->aliased;
+    u32 lanes = own ? e->lanes & ~w->bit : e->lanes;
+    return lanes && knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, lanes, e->time) != 1;
 }
 
 FN void be_bulk(Who* w, Entry* e) {
@@ -348,13 +350,24 @@ FAR Ref aliased(Race* r, Ref known) {
     return ref;
 }
 
+// fence.proxy.alias: adds what the thread knows of others to its clock, and keeps apart what it did itself, so that the
+// clocks of a block's threads stay the same.
 FAR void race_alias_fence(Thread* t) {
     Who w;
     who(&w, t);
-    if (w.r->off) return;
-    Ref all = all_known(&w), tags = aliased(w.r, all);
-    learn(w.r, &w.rt->clock, tags);
-    release(w.r, tags);
-    release(w.r, all);
-    w.rt->time++;
+    Race* r = w.r;
+    RaceBlock* b = w.rb;
+    if (r->off) return;
+    if (!b->alias_after || b->alias_before != w.clock || b->alias_sync != b->sync) {
+        put(r, &b->alias_before, retain(r, w.clock));
+        put(r, &b->alias_after, with_items(r, w.clock, w.op, w.block | ALIASED, b->sync, 0, 0, 0));
+        b->alias_sync = b->sync;
+        if (w.clock) {
+            Ref tags = aliased(r, w.clock);
+            learn(r, &b->alias_after, tags);
+            release(r, tags);
+        }
+    }
+    put(r, &w.rt->clock, retain(r, b->alias_after));
+    w.rt->aliased = ++w.rt->time;
 }

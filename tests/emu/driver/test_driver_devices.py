@@ -97,7 +97,7 @@ def test_devices_look_like_their_architecture() -> None:
         assert len(ok(cuda.cuDeviceGetName(8, device))) == 8
         assert ok(cuda.cuDeviceGetAttribute(A.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)) == 148
         assert ok(cuda.cuDeviceGetAttribute(A.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)) == 10
-        assert ok(cuda.cuDeviceGetAttribute(A.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device)) == 0
+        assert ok(cuda.cuDeviceGetAttribute(A.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, device)) == 1
         assert code(cuda.cuDeviceGet(3)) == R.CUDA_ERROR_INVALID_DEVICE
         uuids = {bytes(ok(cuda.cuDeviceGetUuid(i)).bytes) for i in range(3)}
         assert len(uuids) == 3

@@ -347,18 +347,16 @@ def test_a_spin_that_nobody_ends_is_a_deadlock(machine: Machine, cuda: Any) -> N
 def test_requested_bytes_of_both_stages(ranks: int) -> None:
     """One stage: each rank reduces everything. Two stages: its part, which it stores to all."""
     loads = (
-        'u32 v[4]; asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];" '
-        ': "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(t.mc + 4 * i) : "memory");'
+        'float v[4]; asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];" '
+        ': "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(t.mc + 4 * i) : "memory");'
     )
     stores = (
         'asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%4], {%0, %1, %2, %3};" '
-        ':: "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "l"(t.mc + 4096 + 4 * i) : "memory");'
+        ':: "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "l"(t.mc + 4096 + 4 * i) : "memory");'
     )
-    one = f"for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {{ {loads} }}".replace('"=r"', '"=f"').replace(
-        "u32 v[4]", "float v[4]"
-    )
-    two = f"for (u32 i = t.rank * (256 / t.ranks) + threadIdx.x; i < (t.rank + 1) * (256 / t.ranks); i += blockDim.x) {{ {loads} {stores} }}"
-    two = two.replace('"=r"', '"=f"').replace('"r"(v', '"f"(v').replace("u32 v[4]", "float v[4]")
+    part = "u32 n = 256 / t.ranks; for (u32 i = t.rank * n + threadIdx.x; i < (t.rank + 1) * n; i += blockDim.x)"
+    one = f"for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {{ {loads} }}"
+    two = f"{part} {{ {loads} {stores} }}"
     total = 4096
     with Machine(devices=ranks) as machine:
         cuda = machine.driver
