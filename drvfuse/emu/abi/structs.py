@@ -321,7 +321,7 @@ class Miss(Structure):
     "u32 sync",  # all its accesses before this time are known to all its threads
     "Ref end",  # known to its threads that have exited
     "Ref proxied",  # known to any of its threads at a fence.proxy.async
-    # The last fence.proxy.alias: what its thread knew, and then knew; and `sync` then. Its other threads often know the same.
+    # The last fence.proxy.alias: what its thread knew before and behind it, and `sync` then. Others often know that.
     "Ref alias_before, alias_after",
     "u32 alias_sync",
     f"Ref arrived[{BARRIERS}]",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "delay.cuh"
+#include "race_alias.cuh"
 #include "race_cluster.cuh"
 
 FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32 flags, u64 value) {

@@ -16,10 +16,12 @@ FLAGS = 128
 
 
 def races(body: str, *, devices: int = 2, threads: int = 32, seeds: range = range(3)) -> set[tuple[str, str]]:
-    """The races of a body, each as the marks (`// @mark`) of its two lines, in all of these schedules."""
+    """The races of a body, each as the marks (`// @mark`) of its two lines, in all of these schedules; with
+    seed 0 in the strict profile.
+    """
     found: set[tuple[str, str]] = set()
-    for seed in seeds:
-        for report in reports(body, devices=devices, threads=threads, seed=seed):
+    for seed, profile in ((seed, "hardware" if seed else "strict") for seed in seeds):
+        for report in reports(body, devices=devices, threads=threads, seed=seed, profile=profile):
             assert report.kind == "race", report
             assert report.other is not None and report.line is not None and report.other.line is not None
             one, two = sorted(_mark(body, line) for line in (report.line, report.other.line))
@@ -27,8 +29,8 @@ def races(body: str, *, devices: int = 2, threads: int = 32, seeds: range = rang
     return found
 
 
-def reports(body: str, *, devices: int = 2, threads: int = 32, seed: int = 0) -> list[Report]:
-    with Machine(devices=devices, seed=seed, race=True) as machine:
+def reports(body: str, *, devices: int = 2, threads: int = 32, seed: int = 0, profile: str = "strict") -> list[Report]:
+    with Machine(devices=devices, seed=seed, race=profile) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))
         made = shared(cuda, devices)
@@ -224,3 +226,45 @@ def test_the_end_of_a_kernel_needs_no_fence() -> None:
         assert list(read(cuda, made.own[1] + 256, 32)) == [6] * 32
         assert list(read(cuda, made.own[1] + 512, 32)) == [9] * 32
         assert not machine.reports
+
+
+@pytest.mark.parametrize(
+    ("release", "acquire"),
+    [
+        ("ST(release.sys, $flag, 1)", "do LD(v, acquire.sys, $flag) while (!v);"),
+        (
+            'asm volatile("fence.acq_rel.sys;" ::: "memory"); ST(relaxed.sys, $flag, 1)',
+            'do LD(v, relaxed.sys, $flag) while (!v); asm volatile("fence.acq_rel.sys;" ::: "memory");',
+        ),
+    ],
+)
+def test_the_fence_spreads_by_releases_and_acquires(release: str, acquire: str) -> None:
+    flag = f"t.own[1] + {FLAGS}"
+    body = f"""
+    u32 v;
+    if (t.rank == 0) {{ ST(weak, t.own[1], 5)  // @w
+      $here
+      {release.replace("$flag", flag)} }}
+    else {{
+      {acquire.replace("$flag", flag)}
+      $there
+      REDUCE(v, weak, add.u32, t.mc)  // @r
+    }}
+    """
+    for here, there, expected in (("", "", {("r", "w")}), ("ALIAS", "", set()), ("", "ALIAS", set())):
+        found = races(body.replace("$here", here).replace("$there", there), threads=1)
+        assert found == expected
+
+
+def test_the_fence_of_one_lane_counts_behind_a_syncwarp() -> None:
+    body = """
+    u32 v;
+    if (t.rank) return;
+    ST(weak, t.own[0] + threadIdx.x, 5)  // @w
+    __syncwarp();
+    if (threadIdx.x == 3) ALIAS
+    $then
+    MST(weak, t.mc + (threadIdx.x ^ 1), 6)  // @m
+    """
+    assert races(body.replace("$then", "__syncwarp();")) == set()
+    assert races(body.replace("$then", "")) == {("m", "w")}
