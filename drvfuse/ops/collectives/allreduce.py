@@ -28,6 +28,7 @@ from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import (
     ALGORITHMS,
+    BY_OWNER,
     INPUT_DTYPES,
     PULL,
     PUSH,
@@ -179,13 +180,10 @@ def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilog
         best = tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes)
         return ["push_one_shot"] if differs else [best, "push_one_shot"]
     plan.require_peers(group, algo)
-    if algo in ("two_stage", "push_two_shot") and differs:
-        raise ArgumentError(
-            "algo",
-            f'"{algo}"',
-            '"one_stage", "push_one_shot", "naive" or "auto" for an epilogue that differs by rank: two stages compute '
-            "each element once",
-        )
+    if algo in BY_OWNER and differs:
+        others = '"one_stage"' if use_multimem else '"one_stage", "push_one_shot", "naive" or "auto"'
+        reason = "for an epilogue that differs by rank: two stages compute each element once"
+        raise ArgumentError("algo", f'"{algo}"', f"{others} {reason}")
     return [algo]
 
 

@@ -19,6 +19,8 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
 ALGOS = (*PULL, *PUSH)
 ALGORITHMS = ("auto", *ALGOS, "naive")
+BY_OWNER = ("two_stage", "push_two_shot", "multimem_two_stage")
+"""By which one rank computes an element for all."""
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
 SCALES_DTYPES = ("float32", "bfloat16")
 MAX_PACKS = 8

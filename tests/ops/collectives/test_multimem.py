@@ -204,6 +204,17 @@ def test_an_epilogue_that_differs_by_rank_needs_one_stage(open_group, rng, refus
         assert_bits([y], reference.allreduce(hosts, epilogue=lambda x, rank=rank: x + np.float32(rank)))
 
 
+def test_parameters_change_between_launches_and_stay_equal_by_two_stages(open_group, rng, refused):
+    group, hosts = open_group(3), exact_inputs(rng, 3, 100, "float32")
+    xs, ys = place(group, hosts), garbage(group, 100, "float32")
+    epilogue = df.Epilogue("x + shift", shift=df.float32(1))
+    prepared = df.allreduce.prepare(group, xs, ys, use_multimem=True, epilogue=epilogue)
+    prepared.set(shift=df.float32(3))
+    assert_bits(prepared.launch(), reference.allreduce(hosts, epilogue=lambda x: x + np.float32(3)))
+    different = [df.float32(rank) for rank in range(3)]
+    refused(lambda: prepared.set(shift=different), "parameters", 'algo is "multimem_two_stage"')
+
+
 @forms
 def test_no_elements_is_no_launch(open_group, algo, where):
     group = open_group(2)
