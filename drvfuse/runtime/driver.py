@@ -99,9 +99,8 @@ _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
-_HARMLESS = frozenset(
-    {"context", "module", "multicast", "out_of_memory", "race"}
-)  # kinds of reports that cost no context
+# Kinds of reports that cost no context.
+_HARMLESS = frozenset({"context", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
 _lock = threading.Lock()

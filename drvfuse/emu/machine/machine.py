@@ -202,13 +202,11 @@ class Machine:
         """
         if not callable(getattr(self.driver, str(function), None)):
             raise ArgumentError("function", repr(function), "the name of a function of the driver")
-        try:
-            result = R(code)
-        except ValueError:
-            raise ArgumentError("code", repr(code), "a CUresult") from None
+        if code not in list(R) or code == R.CUDA_SUCCESS:
+            raise ArgumentError("code", repr(code), "a CUresult that is a failure")
         if device is not None:
             device = _integer("device", device, 0, len(self.devices) - 1)
-        rule = Injected(function, result, device, _integer("after", after, 0), _integer("times", times, 1))
+        rule = Injected(function, R(code), device, _integer("after", after, 0), _integer("times", times, 1))
         self.injected.append(rule)
         return rule
 
