@@ -330,9 +330,8 @@ class Machine:
         """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
         if stream.is_legacy:
             for other in stream.context.streams:
-                if other.blocking and other.capture is not None:
-                    other.capture.invalidate()
-                    raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+                if other.blocking:
+                    other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 
     def refuse_in_capture(self) -> None:
         """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""

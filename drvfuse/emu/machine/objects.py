@@ -11,6 +11,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .failure import Failure
+
 if TYPE_CHECKING:
     from ..findings.reports import Report
     from .capture import Capture, Node
@@ -96,6 +98,12 @@ class Stream(Object):
     def is_legacy(self) -> bool:
         return self is self.context.legacy
 
+    def refuse_captured(self, code: Any) -> None:
+        """Failure(code), and the capture is spoilt, if the stream is being captured."""
+        if self.capture is not None:
+            self.capture.invalidate()
+            raise Failure(code)
+
 
 @dataclass(eq=False)
 class Event(Object):
@@ -142,7 +150,7 @@ class Library(Object):
 
     image: EngineModule
     modules: dict[Context, Module] = field(default_factory=dict)
-    kernels: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
