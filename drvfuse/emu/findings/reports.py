@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .faults import Fault
 from .places import Index, called_at, index_text, short_place
 
 
@@ -100,11 +99,6 @@ class Report:
         if self.thread is not None:
             where.append(f"thread {index_text(self.thread)}")
         return f" ({', '.join(where)})" if where else ""
-
-
-def from_fault(fault: Fault) -> Report:
-    """The report of a fault."""
-    return Report(**vars(fault))
 
 
 def standstill(

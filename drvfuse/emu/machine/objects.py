@@ -23,10 +23,6 @@ _handles = itertools.count(0x5500_0000_1000, 0x40)
 _chains = itertools.count(1)
 
 
-def new_handle() -> int:
-    return next(_handles)
-
-
 def new_chain() -> int:
     """A number for operations of which each is behind the one before: a stream's, or those of a branch of a graph."""
     return next(_chains)
@@ -34,7 +30,7 @@ def new_chain() -> int:
 
 @dataclass(eq=False)
 class Object:
-    handle: int = field(default_factory=new_handle, init=False)
+    handle: int = field(default_factory=_handles.__next__, init=False)
 
 
 @dataclass(eq=False)
