@@ -81,11 +81,7 @@ def measure(driver: Driver, ranks: int) -> list[dict[str, Any]]:
 
 
 def _measured(case: Case) -> dict[str, Any]:
-    ways: dict[str, Callable[[], object]] = {
-        "bare": case.bare,
-        "prepared": case.prepared.launch,
-        "plain": case.plain,
-    }
+    ways: dict[str, Callable[[], object]] = {"bare": case.bare, "prepared": case.prepared.launch, "plain": case.plain}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(BURSTS + 1):
         for name, call in ways.items():
