@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp")  # those that a GPU was asked about
+_FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp", "cluster")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,6 @@ class Form:
     sources: tuple[str, ...]
     result: str
     rule: str = "exact"
-
-    @property
-    def base(self) -> str:
-        return self.name.split(".")[0].split()[0]
 
 
 def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "exact", note: str = "") -> Form:
@@ -46,13 +42,10 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 
 
 @functools.cache
-def table(awaited: bool = False) -> tuple[Form, ...]:
-    """All forms that have an answer, in order; names are unique. `awaited`: those too that no GPU has been asked about.
-
-    When a recording has them, they become a family like the others.
-    """
+def table() -> tuple[Form, ...]:
+    """All forms, in order; names are unique."""
     found: list[Form] = []
-    for family in (*_FAMILIES, *(["cluster"] if awaited else [])):
+    for family in _FAMILIES:
         found += importlib.import_module(f".forms_{family}", __package__).forms()
     twice = [name for name, count in Counter(f.name for f in found).items() if count > 1]
     if twice:
@@ -69,20 +62,15 @@ def product(*choices: tuple[str, ...]) -> Iterator[str]:
 EXCLUDED = {
     "activemask": "which lanes are converged is the hardware's choice",
     "applypriority": "a cache hint without a result",
-    "barrier.cluster": "no GPU has been asked yet: forms_cluster",
     "brkpt": "stops the kernel; the driver's tests cover it",
     "cp": "moves bytes, and when is the hardware's choice; tests of asynchronous copies cover it",
     "createpolicy": "the bits of a cache policy are the hardware's own",
     "discard": "makes memory undefined; a cache hint otherwise",
     "elect": "which lane is elected is the hardware's choice",
-    "getctarank": "no GPU has been asked yet: forms_cluster",
-    "mapa": "no GPU has been asked yet: forms_cluster",
-    "mbarrier": "the bits of a barrier object are the hardware's own; tests of mbarriers cover its phases",
     "nanosleep": "time only",
     "pmevent": "an event for profilers without a result",
     "prefetch": "a cache hint without a result",
     "prefetchu": "a cache hint without a result",
     "setmaxnreg": "changes the register file only, and needs all warps of a warpgroup",
-    "st.async": "no GPU has been asked yet: forms_cluster",
     "trap": "stops the kernel; the driver's tests cover it",
 }
