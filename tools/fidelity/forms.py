@@ -59,6 +59,7 @@ def product(*choices: tuple[str, ...]) -> Iterator[str]:
 
 
 # Opcodes without a form, and why.
+_MULTICAST = "needs a multicast object, which no tool of drvfuse creates on a GPU"
 EXCLUDED = {
     "activemask": "which lanes are converged is the hardware's choice",
     "applypriority": "a cache hint without a result",
@@ -67,6 +68,9 @@ EXCLUDED = {
     "createpolicy": "the bits of a cache policy are the hardware's own",
     "discard": "makes memory undefined; a cache hint otherwise",
     "elect": "which lane is elected is the hardware's choice",
+    "multimem.ld_reduce": _MULTICAST,
+    "multimem.red": _MULTICAST,
+    "multimem.st": _MULTICAST,
     "nanosleep": "time only",
     "pmevent": "an event for profilers without a result",
     "prefetch": "a cache hint without a result",
