@@ -58,8 +58,9 @@ def product(*choices: tuple[str, ...]) -> Iterator[str]:
     return map("".join, itertools.product(*choices))
 
 
-# Opcodes without a form, and why.
 _MULTICAST = "needs a multicast object, which no tool of drvfuse creates on a GPU"
+
+# Opcodes without a form, and why.
 EXCLUDED = {
     "activemask": "which lanes are converged is the hardware's choice",
     "applypriority": "a cache hint without a result",
