@@ -99,9 +99,8 @@ _GO_ON = {
     "cuda": "the context is lost, and the process must be started again to use this GPU; driver='emu' finds the line",
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
-_HARMLESS = frozenset(
-    {"context", "module", "multicast", "out_of_memory", "race"}
-)  # kinds of reports that cost no context
+# Kinds of reports that cost no context.
+_HARMLESS = frozenset({"context", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
 _lock = threading.Lock()
@@ -234,8 +233,10 @@ class Driver(Owner):
 
         return call
 
-    def query(self, name: str) -> Callable[..., tuple[Any, ...]]:
-        """The function of a query that launches make: like `result`, but it stays out of the ring."""
+    @functools.cached_property
+    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
+        """cuStreamIsCapturing, which every launch asks for: like `result`, but it stays out of the ring."""
+        name = "cuStreamIsCapturing"
         function, sink = self._raw(name), self._sink
 
         def call(*args: Any) -> tuple[Any, ...]:
@@ -245,11 +246,6 @@ class Driver(Owner):
             return found
 
         return call
-
-    @functools.cached_property
-    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
-        """cuStreamIsCapturing as a query."""
-        return self.query("cuStreamIsCapturing")
 
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""

@@ -59,6 +59,7 @@ def _bind_memory(
     check(at + size <= source.nbytes and offset + size <= item.nbytes)
     check(device in (None, source.device), R.CUDA_ERROR_INVALID_DEVICE)
     multicast.await_team(m, item, "cuMulticastBindMem")
+    check(m.handles.get(source.handle) is source)
     multicast.bind(m, item, offset, source, at, size)
 
 
@@ -73,6 +74,7 @@ def _bind_address(
     check(at + size <= found.nbytes and offset + size <= item.nbytes)
     check(device in (None, found.device), R.CUDA_ERROR_INVALID_DEVICE)
     multicast.await_team(m, item, "cuMulticastBindAddr")
+    check(m.memory.find(address) is found)
     source: Memory | Allocation = found.memory or found
     multicast.bind(m, item, offset, source, at, size)
 

@@ -53,7 +53,10 @@ def add_device(m: Machine, item: Multicast, device: Device) -> None:
 
 
 def await_team(m: Machine, item: Multicast, call: str) -> None:
-    """Wait until all devices were added. Failure, with a report, if no other thread is left that could add one."""
+    """Wait until all devices were added. Failure, with a report, if no other thread is left that could add one.
+
+    Other threads may call the driver meanwhile: what the caller has found out may not hold any more.
+    """
     since, count = time.monotonic(), len(item.devices)
     while not item.complete:
         interrupts.check()
@@ -66,8 +69,10 @@ def await_team(m: Machine, item: Multicast, call: str) -> None:
             raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", text))
         with m.threads.waiting():
             m.lock.wait(0.02)
-        if m.closed or not (item.references or item.holds):
-            raise Failure(R.CUDA_ERROR_INVALID_VALUE)
+        if m.closed:
+            raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+        if not item.references:
+            raise refused(f"{call}: the multicast object was released while its team was waited for")
 
 
 def bind(m: Machine, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:

@@ -254,10 +254,11 @@ API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, 
     }
     LOOP for (u32 i = 0; i < count; i++)
         if (at_member(t, member[i], size, flags, site)) return 1;
-    if (flags & A_STRONG) {
-        u32 kind = !write ? V_LOAD : flags & A_ATOMIC ? V_ATOMIC : V_STORE;
-        if (!e->fruitless) note(l, t->block, t->linear, kind, site, addr, low_of(member[0], size), flags);
-        e->fruitless = e->idle = 0;
+    u32 told = flags & A_STRONG && !e->fruitless;
+    if (flags & A_STRONG) e->fruitless = e->idle = 0;
+    if (told && write) {
+        u32 atomic = flags & A_ATOMIC;
+        note(l, t->block, t->linear, atomic ? V_ATOMIC : V_STORE, site, addr, atomic ? low_of(member[0], size) : 0, flags);
     }
     LOOP for (u32 half = 0; half < (size == 16 ? 2 : 1); half++) {
         u64 value = half ? high : low;
@@ -274,5 +275,6 @@ API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, 
         if (half) t->op_seen = result;
         else t->op_value = result;
     }
+    if (told && !write) note(l, t->block, t->linear, V_LOAD, site, addr, t->op_value, flags);
     return 0;
 }

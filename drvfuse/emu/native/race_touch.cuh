@@ -71,6 +71,7 @@ FN u32 unfenced(Who* w, Entry* e) {
 // An access by the other kind of address, with no fence.proxy.alias on the way from there.
 FN u32 unaliased(Who* w, Entry* e) {
     if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
+    if (e->block & COPYING) return 0;  // no clock has a tag for them
     u32 own = w->rt && same_block(w, e->op, e->block) && e->warp == w->warp && e->time < w->rt->aliased;
     u32 lanes = own ? e->lanes & ~w->bit : e->lanes;
     return lanes && knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, lanes, e->time) != 1;

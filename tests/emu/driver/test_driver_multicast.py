@@ -163,6 +163,28 @@ def test_another_thread_may_add_the_missing_device_meanwhile(cuda: Any, machine:
     assert not machine.reports
 
 
+GONE = {
+    "the object": lambda cuda, handle, memory, at: cuda.cuMemRelease(handle),
+    "the memory": lambda cuda, handle, memory, at: (cuda.cuMemUnmap(at, PIECE), cuda.cuMemRelease(memory)),
+}
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("call", ["cuMulticastBindMem", "cuMulticastBindAddr"])
+def test_what_goes_while_a_call_waits_is_not_bound(cuda: Any, machine: Machine, call: str, gone: str) -> None:
+    ready = _ready(cuda)
+
+    def other() -> None:
+        GONE[gone](cuda, *ready)
+        cuda.cuMulticastAddDevice(ready[0], 1)
+
+    timer = threading.Timer(0.05, other)
+    timer.start()
+    assert code(CALLS[call](cuda, *ready)) == INVALID
+    timer.join()
+    assert machine.held()["binds"] == 0
+
+
 def test_threads_that_all_wait_are_a_deadlock_of_each(cuda: Any, machine: Machine) -> None:
     handle, memory, at = _ready(cuda)
     results: list[Any] = []
@@ -360,6 +382,7 @@ def test_a_call_without_a_device_is_of_the_current_one(cuda: Any, machine: Machi
     [
         ("function", {"function": "cuNoSuchThing", "code": 1}),
         ("code", {"function": "cuMemMap", "code": 123456}),
+        ("code", {"function": "cuMemMap", "code": R.CUDA_SUCCESS}),
         ("device", {"function": "cuMemMap", "code": 1, "device": 4}),
         ("times", {"function": "cuMemMap", "code": 1, "times": 0}),
         ("after", {"function": "cuMemMap", "code": 1, "after": -1}),

@@ -202,6 +202,25 @@ def test_a_fence_before_the_access_does_not_count() -> None:
     assert races(body, threads=1, seeds=range(1)) == {("r", "w")}
 
 
+def test_bulk_copies_that_came_first_need_no_fence() -> None:
+    body = """
+    if (t.rank) return;
+    __shared__ alignas(16) u32 s[4];
+    __shared__ alignas(8) u64 bar;
+    u32 at = (u32)__cvta_generic_to_shared(&bar), to = (u32)__cvta_generic_to_shared(s), done;
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(at) : "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 16;" :: "r"(at) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];"
+                 :: "r"(to), "l"(t.own[0]), "r"(at) : "memory");
+    do asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p;}"
+                    : "=r"(done) : "r"(at) : "memory"); while (!done);
+    ALIAS
+    MST(weak, t.mc, 1)
+    """
+    assert races(body, threads=1) == set()
+
+
 def test_a_flag_needs_no_fence_of_its_own() -> None:
     body = f"""
     u32 v;

@@ -235,6 +235,23 @@ def test_special_values_of_sums_and_extrema(machine: Machine, cuda: Any) -> None
     assert list(read(cuda, made.own[0], 4, np.uint16)) == [0x3C00, 0x8000, 0x4000, 0x7FFF]
 
 
+def test_sums_of_fp8_saturate() -> None:
+    with Machine(devices=2, arch="sm_100a") as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        made = shared(cuda, 2)
+        for address in made.own:
+            write(cuda, address, np.array([400.0, -400.0, 1.0, np.nan], ml_dtypes.float8_e4m3fn))
+            write(cuda, address + 4, np.array([5e4, -5e4, 1.0, np.nan], ml_dtypes.float8_e5m2))
+        body = """u32 a, b;
+        REDUCE(a, weak, add.e4m3x4, t.mc)
+        REDUCE(b, weak, add.e5m2x4, t.mc + 1)
+        t.own[t.rank][8] = a; t.own[t.rank][9] = b;
+        """
+        assert launch(cuda, made, body, threads=1, arch="compute_100a") == [R.CUDA_SUCCESS] * 2
+        assert read(cuda, made.own[1] + 32, 8, np.uint8).tobytes().hex() == "7efe407f7bfb407f"
+
+
 # Faults -------------------------------------------------------------------------------------------------------------
 
 
