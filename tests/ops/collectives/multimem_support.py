@@ -11,6 +11,7 @@ from collective_support import garbage, place
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.trace import decode, layout
 
 PLACES = ("staged", "direct", "to_outputs")
 """Inputs elsewhere than in multicast memory; there; and outputs there too."""
@@ -80,3 +81,12 @@ def assert_equal_on_ranks(arrays: Sequence[df.Array]) -> None:
     first = reference.bits(arrays[0].numpy())
     for array in arrays[1:]:
         assert (reference.bits(array.numpy()) == first).all()
+
+
+def assert_room(trace: df.Trace) -> None:
+    """Every block has noted phases, and no more than its section has room for, which is at most about twice as many."""
+    for section in trace._sections:
+        table = decode._words(section, section.array.numpy())
+        counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)
+        assert counts.min() > 1
+        assert counts.max() <= section.phases <= 2 * counts.max() + 8

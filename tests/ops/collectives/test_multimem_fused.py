@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from collective_support import assert_bits, garbage, random_inputs, replicate
-from multimem_support import Arrays, assert_equal_on_ranks, assert_within_bounds, cancelling_inputs, exact_inputs
+from multimem_support import (
+    Arrays,
+    assert_equal_on_ranks,
+    assert_room,
+    assert_within_bounds,
+    cancelling_inputs,
+    exact_inputs,
+)
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -266,4 +273,5 @@ def test_a_trace_has_room_for_all_phases(open_group, rng, residual, where):
     added = random_inputs(rng, 1, (40, 264), "bfloat16")[0] if residual else None
     check_exact(group, rng, exact_inputs(rng, 3, (40, 264), "bfloat16"), where, residual=added, trace=trace)
     group.synchronize()
+    assert_room(trace)
     assert "allreduce_rmsnorm_fp8_multimem_two_stage" in trace.summary()
