@@ -39,6 +39,7 @@ CASES: dict[str, Case] = {
     "allreduce-multimem-two_stage": partial(repeated, op="allreduce", algo="two_stage", multimem=True),
     "fused-multimem": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", multimem=True),
     "multimem-in-place": multimem_in_place,
+    "multimem-mixed": partial(mixed, multimem=True),
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,

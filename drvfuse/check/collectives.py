@@ -37,6 +37,7 @@ TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
 INPUTS, BOTH = "inputs", "both"
+FUSED = "allreduce_rmsnorm_fp8"
 
 
 class Calls:
@@ -213,16 +214,20 @@ def _maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: 
     captured.close()
 
 
-def mixed(run: Run) -> None:
+def mixed(run: Run, multimem: bool = False) -> None:
     """Both ops and all algorithms in random order on one group of 2, 3 or 8 ranks, grids and streams changing."""
     ranks = (2, 3, 8)[run.seed % 3]
+    kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
+    if multimem:
+        kinds = [("allreduce", "one_stage"), ("allreduce", "two_stage"), (FUSED, "two_stage")]
     with run.group(ranks, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
-        for op in ("allreduce", "allreduce_rmsnorm_fp8"):
-            for algo in ("one_stage", "two_stage", "naive"):
-                problem = Problem(op, ranks, (7, 136))
-                blocks = int(run.random.integers(1, 5))
-                calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL), max_num_blocks=blocks))
+        for op, algo in kinds:
+            problem = Problem(op, ranks, (7, 136), multimem=multimem)
+            options: dict[str, Any] = {"max_num_blocks": int(run.random.integers(1, 5)), "pdl": run.choice(PDL)}
+            if multimem:
+                options["multicast"] = run.choice(("", INPUTS))
+            calls.append(Calls(run, group, [problem], algo, **options))
         _on_two_streams(run, group, calls)
 
 
@@ -315,7 +320,7 @@ def near_32_bits(
 def changing(run: Run, algo: str = "push_two_shot") -> None:
     """Calls of which each uses the slots as another op, shape and dtype than the one before last; some have fewer rows
     than ranks."""
-    norm, plain = "allreduce_rmsnorm_fp8", "allreduce"
+    norm, plain = FUSED, "allreduce"
     kinds = (
         (norm, (9, 520), "bfloat16"),
         (norm, (1, 520), "bfloat16"),

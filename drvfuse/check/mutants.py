@@ -15,7 +15,7 @@ from functools import partial
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
-from .collectives import changing, near_32_bits, repeated, two_streams
+from .collectives import FUSED, changing, near_32_bits, repeated, two_streams
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
@@ -73,7 +73,6 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> Verdict:
     return Verdict(name, None, (), tuple(explore(name, mutant.case, seeds[-1])))
 
 
-FUSED = "allreduce_rmsnorm_fp8"
 one_stage = partial(repeated, op="allreduce", algo="one_stage", tight=False, graph=False, side=False)
 two_stage = partial(repeated, op="allreduce", algo="two_stage", tight=False, graph=False, side=False)
 direct_one_stage = partial(one_stage, private=False)
