@@ -31,6 +31,7 @@ from .runtime.kernel import Kernel as Kernel
 from .runtime.kernel import Launch as Launch
 from .runtime.kernel import Module as Module
 from .runtime.kernel import compile as compile
+from .runtime.multicast import Multicast as Multicast
 from .runtime.stream import Event as Event
 from .runtime.stream import Stream as Stream
 from .runtime.vmm import SymmetricBuffer as SymmetricBuffer

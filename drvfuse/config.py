@@ -106,6 +106,9 @@ SETTINGS: Mapping[str, Setting] = {
     "spin_timeout": Setting(
         _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
     ),
+    "multicast": Setting(
+        _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
+    ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
@@ -134,10 +137,13 @@ def get(name: str) -> Any:
 
     Raises ArgumentError if the environment variable cannot be read as the setting's type.
     """
-    setting = SETTINGS[name]
     scoped = _scoped.get()
-    if name in scoped:
-        return scoped[name]
+    return scoped[name] if name in scoped else environment(name)
+
+
+def environment(name: str) -> Any:
+    """Value of a setting without regard to `override`: that of the environment, else the default."""
+    setting = SETTINGS[name]
     variable = _VARIABLES[name]
     text = os.environ.get(variable)
     if not text:

@@ -43,6 +43,29 @@ class DriverError(DrvfuseError):
         super().__init__(text)
 
 
+class MulticastError(DriverError):
+    """A call of a multicast object's set-up failed. Everything that the set-up had made on any rank is undone.
+
+    `rank` is the rank of the group whose call it was, the same in the error of every rank; None where no group set the
+    object up. The other fields are those of `DriverError`; `explanation` begins with what the code means for multicast.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        args_text: str,
+        code: int,
+        name: str,
+        explanation: str,
+        calls: Sequence[str] = (),
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(call, args_text, code, name, explanation, calls)
+        self.rank = rank
+        if rank is not None:
+            self.args = (f"rank {rank}, in a multicast set-up that all ranks have taken back: {self.args[0]}",)
+
+
 class CompileError(DrvfuseError):
     """NVRTC refused a source. `name` is the program, `log` the compiler's log with the lines it speaks of."""
 

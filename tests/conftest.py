@@ -21,6 +21,14 @@ from drvfuse.errors import ArgumentError
 DRIVER = os.environ.get("DRVFUSE_TEST_DRIVER", "emu")
 
 
+def pytest_configure() -> None:
+    """Before anything is collected. Nothing sets the variable by default, CI included: see CONTRIBUTING.md."""
+    if os.environ.get("DRVFUSE_TEST_MULTICAST") != "1":
+        import multicast_refusal
+
+        multicast_refusal.forbid()
+
+
 def device_count() -> int:
     if DRIVER == "emu":
         return 8

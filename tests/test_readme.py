@@ -36,7 +36,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.emu
-@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1)])
+@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1), ("multicast", 1)])
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
@@ -75,6 +75,7 @@ def test_doctor_moves_data_between_every_pair() -> None:
     peers = report["driver"]["peers"]
     assert len(peers) == 8
     assert all(cell == ("self" if i == j else "ok") for i, row in enumerate(peers) for j, cell in enumerate(row))
+    assert report["driver"]["multicast"] == {"state": "supported", "why": ""}  # vetoes bind the CUDA driver only
     assert report["findings"] == [] and result.returncode == 0
 
 

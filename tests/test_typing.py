@@ -36,6 +36,9 @@ with df.Group.local(2, driver=machine) as group:
     assert_type(inputs, list[df.Array])
     assert_type(df.allreduce(group, inputs), list[df.Array])
     assert_type(df.allreduce.prepare(group, inputs).launch(), list[df.Array])
+    with group.symmetric(64, multicast=True) as buffer:
+        assert_type(buffer.multicast_ptr, int | None)
+    assert_type(df.Multicast.granularity([rank.device for rank in group]), int)
     result = df.allreduce_rmsnorm_fp8(group, inputs, inputs, epsilon=1e-6)
     assert_type(result.output, list[df.Array])
     assert_type(result.scales, list[df.Array] | None)

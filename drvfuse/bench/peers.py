@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..ops.call.options import MULTIMEM_VETOES
+from ..runtime.multicast_support import VETOES
 from .collective_calls import EPSILON
 from .peer_worker import NORM, PEERS
 from .settings import Settings
@@ -94,7 +94,7 @@ def _records(path: Path) -> dict[Key | None, dict[str, Any]]:
 
 def _run(plan: dict[str, Any], seconds: float) -> str:
     """Run the processes of a plan to their end. Returns why they failed, or ""."""
-    environment = {**os.environ, **MULTIMEM_VETOES, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {**os.environ, **VETOES, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     logs = [Path(plan["folder"]) / f"log {rank}" for rank in range(plan["ranks"])]
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -27,10 +27,11 @@ from ..bench.settings import EMULATED, Settings
 from ..bench.timing import copy_bandwidth
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable, Unsupported
-from ..ops.call.options import MULTIMEM_VETOES, one_of
+from ..ops.call.options import one_of
 from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
+from ..runtime.multicast_support import VETOES
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
@@ -57,7 +58,7 @@ def _fp8_shape(text: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _real() -> Iterator[None]:
-    os.environ.update(MULTIMEM_VETOES)  # of this process, before a peer is loaded that would create multicast objects
+    os.environ.update(VETOES)  # of this process, before a peer is loaded that would create multicast objects
     try:
         yield
     except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here

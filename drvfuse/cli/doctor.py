@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse doctor`: versions, devices, peers that really move data, multicast vetoes, caches, and what is wrong.
+"""`drvfuse doctor`: versions, devices, peers that really move data, multicast, caches, and what is wrong.
 
 It allocates a few KiB on each device and never creates a multicast object.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
 import textwrap
 from pathlib import Path
@@ -20,10 +19,10 @@ import numpy as np
 from .. import __version__, config
 from ..compiler import library
 from ..errors import DrvfuseError
-from ..ops.call.options import MULTIMEM_VETOES
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.kernel import compile as compile_source
+from ..runtime.multicast_support import require_multicast, vetoes
 from .terminal import progress
 
 _PACKAGES = (
@@ -35,11 +34,6 @@ extern "C" __global__ void copy(const unsigned* source, unsigned* target, int co
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) target[i] = source[i];
 }
 """
-
-
-def multicast_vetoes() -> list[str]:
-    """The environment settings present that forbid multicast objects."""
-    return [f"{name}={value}" for name, value in MULTIMEM_VETOES.items() if os.environ.get(name) == value]
 
 
 def _versions(findings: list[str]) -> dict[str, str | None]:
@@ -106,6 +100,17 @@ def _peers(devices: list[Device], findings: list[str]) -> list[list[str]]:
     return matrix
 
 
+def _multicast(driver: Driver, devices: list[Device]) -> dict[str, Any]:
+    """Whether a multicast object over all devices might be created: "supported", "vetoed" or "unsupported", and why."""
+    state, why = "supported", ""
+    try:
+        require_multicast(devices)
+    except DrvfuseError as error:
+        state, why = "unsupported", str(error)
+    found = vetoes() if driver.name == "cuda" else []
+    return {"state": "vetoed" if found else state, "why": ", ".join(found) or why}
+
+
 def _driver_section(driver: Driver, findings: list[str]) -> dict[str, Any]:
     version = int(driver.cuDriverGetVersion())
     devices = [device(index, driver=driver) for index in range(int(driver.cuDeviceGetCount()))]
@@ -121,6 +126,7 @@ def _driver_section(driver: Driver, findings: list[str]) -> dict[str, Any]:
         "version": f"{version // 1000}.{version % 1000 // 10}",
         "devices": [_describe(item) for item in devices],
         "peers": _peers(devices, findings),
+        "multicast": _multicast(driver, devices),
     }
 
 
@@ -139,7 +145,7 @@ def examine(asked: str | None) -> dict[str, Any]:
     """All that doctor knows, as one JSON-ready dict; `findings` lists what is wrong and what to do."""
     findings: list[str] = []
     report: dict[str, Any] = {"versions": _versions(findings), "driver": None, "cache": _cache()}
-    report["multicast_vetoes"] = multicast_vetoes()
+    report["multicast_vetoes"] = vetoes()
     try:
         report["driver"] = _driver_section(get_driver(asked), findings)
     except DrvfuseError as error:
@@ -147,6 +153,10 @@ def examine(asked: str | None) -> dict[str, Any]:
     report["findings"] = findings
     report["ok"] = not findings
     return report
+
+
+def _filled(title: str, text: str) -> str:
+    return textwrap.fill(f"{title:<10} {text}", 100, subsequent_indent=" " * 11, break_long_words=False)
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -161,15 +171,15 @@ def _print(report: dict[str, Any]) -> None:
         print("peers      (row reads and writes column; 'ok' = data was moved and compared)")
         for index, row in enumerate(driver["peers"]):
             print(f"  {index}  " + " ".join(f"{cell:>4}" for cell in row))
-    print(
-        "multicast  "
-        + ("vetoed by " + ", ".join(report["multicast_vetoes"]) if report["multicast_vetoes"] else "no veto")
-    )
+    if driver:
+        multicast = driver["multicast"]
+        text = {"supported": "supported", "vetoed": "vetoed by {why}", "unsupported": "unsupported: {why}"}
+        print(_filled("multicast", text[multicast["state"]].format(**multicast)))
     cache = report["cache"]
     state = "on" if cache["enabled"] else "off"
     print(f"cache      {state}, {cache['directory']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB")
     for finding in report["findings"]:
-        print(textwrap.fill(f"problem    {finding}", 100, subsequent_indent=" " * 11, break_long_words=False))
+        print(_filled("problem", finding))
     if report["ok"]:
         print("no problem found")
 

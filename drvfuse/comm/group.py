@@ -14,9 +14,11 @@ from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
-from ..runtime.vmm import SymmetricBuffer
+from ..runtime.multicast_support import require_multicast
+from ..runtime.vmm import SymmetricBuffer, Undo
 from .budget import BlockBudget
 from .history import History, Noted
+from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
@@ -60,7 +62,8 @@ class Group(Owned, Owner):
         except BaseException:
             self._budget.release()
             raise
-        self._owns(self.driver, _dispose, self.ranks, self.workspace, self._budget)
+        self._multicast = MulticastMemory(self.ranks, self.workspace.payload_bytes)
+        self._owns(self.driver, _dispose, self.ranks, self.workspace, self._multicast, self._budget)
         self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
@@ -227,18 +230,55 @@ class Group(Owned, Owner):
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.
 
-        Raises Unsupported for `multicast=True` or where a pair of devices lacks peer access.
+        With `multicast` it also has `multicast_ptr`, the address that stands for byte 0 of all ranks' parts at once,
+        for `multimem` instructions. Between accesses to a part by its own address and by that one stands a
+        `fence.proxy.alias`, or the end of a kernel. This makes a multicast object, and blocks until the fabric is
+        ready. Collectives with `use_multimem=True` take inputs in such memory from where they lie.
+
+        Raises Unsupported where a pair of devices lacks peer access. With `multicast` it raises, with nothing made:
+        Unsupported where the site forbids multicast (the CUDA driver only), where a device has none and for a group of
+        one rank; CaptureError while a rank's stream is being captured; MulticastError, the same for all ranks, where
+        the set-up fails.
         """
         self.require_open()
         nbytes = _integer("nbytes", nbytes, 1)
         if multicast:
-            raise Unsupported("multicast buffers are not implemented; pass multicast=False")
+            self.require_multicast()
+            return self._multicast.allocate(nbytes)
+        self._require_shared()
+        return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
+
+    def require_multicast(self) -> None:
+        """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
+        self.require_open()
+        require_multicast([rank.device for rank in self.ranks])
+        self._require_shared()
+
+    def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
+        """The multicast address of the `nbytes` that lie at `ptrs[i]` on local rank i, or None.
+
+        There is one where all of them lie at the same offset of one open buffer of `symmetric(multicast=True)` of this
+        group; memory of another group has none. Makes no driver call.
+        """
+        return self._multicast.at(ptrs, nbytes)
+
+    def multicast_staging(self, streams: Sequence[Stream] = ()) -> SymmetricBuffer:
+        """Multicast memory for the group's ops, as large as the payload (`workspace_bytes`), freed with the group.
+
+        Made by the first call, which raises as `symmetric(multicast=True)` does, and CaptureError while one of
+        `streams` is being captured too; later calls return the same buffer. Contents are undefined at first.
+        """
+        self.require_open()
+        if not self._multicast.staged:
+            self.require_multicast()
+        return self._multicast.staging(streams)
+
+    def _require_shared(self) -> None:
         if not self.peers_readable:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "
                 f"{list(self.transport.missing)}"
             )
-        return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
 
     def close(self) -> None:
         """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
@@ -270,7 +310,9 @@ class Group(Owned, Owner):
         self.driver.require_open()
 
 
-def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
+def _dispose(
+    driver: Driver, ranks: Sequence[Rank], workspace: Workspace, multicast: MulticastMemory, budget: BlockBudget
+) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
     Raises CaptureError, having freed nothing, while a rank's stream is being captured.
@@ -284,10 +326,12 @@ def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, budget))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
         raise failure
     budget.release()
-    workspace.close()
+    with Undo() as undo:
+        undo.append(workspace.close)
+        undo.append(multicast.close)
 
 
 def _integer(argument: str, value: Any, least: int, expected: str = "") -> int:

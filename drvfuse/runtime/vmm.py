@@ -8,6 +8,7 @@ mapping of one at the other, with access set per device. A physical allocation l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
@@ -26,7 +27,8 @@ _PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
 class Undo:
     """A list of steps to take back: `with Undo() as undo: ...; undo.append(f, *args); ...; undo.commit()`.
 
-    Leaving the block without commit runs the steps in reverse, all of them; the first failure is raised at the end.
+    Leaving the block without commit runs the steps in reverse, all of them. The first failure of a step is raised at
+    the end, unless the block was left by an error: that one goes on, with a note of the failure.
     """
 
     def __init__(self) -> None:
@@ -41,16 +43,18 @@ class Undo:
     def __enter__(self) -> Undo:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         failure: Exception | None = None
         while self._steps:
             step, args = self._steps.pop()
             try:
                 step(*args)
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
+            except Exception as second:
+                failure = failure or second
+        if failure is not None and error is None:
             raise failure
+        if failure is not None and error is not None:
+            error.add_note(f"Taking back what was done failed too: {failure}")
 
 
 def _location(driver: Driver, device: Device, into: Any) -> None:
@@ -90,7 +94,7 @@ def granularity(device: Device) -> int:
     )
 
 
-def _round_up(nbytes: int, unit: int) -> int:
+def round_up(nbytes: int, unit: int) -> int:
     return (nbytes + unit - 1) // unit * unit
 
 
@@ -147,39 +151,77 @@ class Mapping(Owned):
             raise
 
 
+class MappedMemory(Owned):
+    """`nbytes` of memory on `device` at an address of its own, `ptr`, read and written by those of `users` that can."""
+
+    def __init__(self, device: Device, nbytes: int, users: Iterable[Device]) -> None:
+        driver = device.driver
+        with Undo() as undo:
+            self.memory = PhysicalMemory(device, nbytes)
+            undo.append(self.memory.close)
+            addresses = AddressRange(driver, nbytes)
+            undo.append(addresses.close)
+            readers = [user for user in {d.index: d for d in users}.values() if user.can_access_peer(device)]
+            mapping = Mapping(addresses, self.memory, readers)
+            undo.commit()
+        self.device, self.nbytes, self.ptr = device, nbytes, mapping.ptr
+        self._owns(driver, _close_mapping, mapping)
+
+
+def _close_mapping(driver: Driver, mapping: Mapping) -> None:
+    with Undo() as undo:
+        undo.append(mapping.memory.close)
+        undo.append(mapping.range.close)
+        undo.append(mapping.close)
+
+
+def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
+    """Raise ArgumentError unless a symmetric buffer can have these devices and this size."""
+    if not devices:
+        raise ArgumentError("devices", "empty", "at least one device")
+    if any(device.driver is not devices[0].driver for device in devices):
+        raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
+    if nbytes <= 0:
+        raise ArgumentError("nbytes", nbytes, "positive")
+
+
 class SymmetricBuffer(Owned):
     """Equal memory on every device: `ptrs[i]` is on `devices[i]`, read and written by all devices that can be peers.
 
     `nbytes` is what was asked for, rounded up to the granularity. Each part has its own address, the same for all
-    devices. Contents are undefined at first. `multicast_ptr` is None. Nothing may use the memory when it is closed.
+    devices. Contents are undefined at first. Nothing may use the memory when it is closed.
+
+    `multicast_ptr` is None, but for a buffer of `Group.symmetric(nbytes, multicast=True)`: there it is the address that
+    stands for byte 0 of every part at once, on every device. Only `multimem` instructions may use it.
     """
 
     def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
-        if not devices:
-            raise ArgumentError("devices", "empty", "at least one device")
-        driver = devices[0].driver
-        if any(device.driver is not driver for device in devices):
-            raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
-        if nbytes <= 0:
-            raise ArgumentError("nbytes", nbytes, "positive")
-        self.devices = tuple(devices)
-        self.nbytes = _round_up(nbytes, max(granularity(device) for device in devices))
-        self.multicast_ptr: int | None = None
-        flush(driver)
-        mappings: list[Mapping] = []
+        check_buffer(devices, nbytes)
+        size = round_up(nbytes, max(granularity(device) for device in devices))
+        flush(devices[0].driver)
         with Undo() as undo:
+            parts = []
             for device in devices:
-                memory = PhysicalMemory(device, self.nbytes)
-                undo.append(memory.close)
-                addresses = AddressRange(driver, self.nbytes)
-                undo.append(addresses.close)
-                readers = [peer for peer in {d.index: d for d in devices}.values() if peer.can_access_peer(device)]
-                mapping = Mapping(addresses, memory, readers)
-                undo.append(mapping.close)
-                mappings.append(mapping)
+                parts.append(MappedMemory(device, size, devices))
+                undo.append(parts[-1].close)
             undo.commit()
-        self.ptrs = tuple(mapping.ptr for mapping in mappings)
-        self._owns(driver, _close_mappings, mappings)
+        self._take(parts)
+
+    @classmethod
+    def of(cls, parts: Sequence[MappedMemory], multicast: Owned, multicast_ptr: int) -> SymmetricBuffer:
+        """The buffer made of parts, which it owns now, as it does what puts the multicast address over them."""
+        self = cls.__new__(cls)
+        self._take(parts, multicast)
+        self.multicast_ptr = multicast_ptr
+        return self
+
+    def _take(self, parts: Sequence[MappedMemory], *users: Owned) -> None:
+        """Own `parts`, and `users` of them, which are closed before."""
+        self.devices = tuple(part.device for part in parts)
+        self.nbytes = parts[0].nbytes
+        self.ptrs = tuple(part.ptr for part in parts)
+        self.multicast_ptr: int | None = None
+        self._owns(self.devices[0].driver, _close_all, (*parts, *users))
 
     def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
         """An array on each device, `arrays[i]` at `ptrs[i] + offset`, in the order of the device's own stream.
@@ -204,9 +246,8 @@ class SymmetricBuffer(Owned):
         return f"<SymmetricBuffer of {self.nbytes} bytes: {'closed' if self.closed else places}>"
 
 
-def _close_mappings(driver: Driver, mappings: list[Mapping]) -> None:
+def _close_all(driver: Driver, owned: Sequence[Owned]) -> None:
+    """Close everything, the last first."""
     with Undo() as undo:
-        for mapping in mappings:
-            undo.append(mapping.memory.close)
-            undo.append(mapping.range.close)
-            undo.append(mapping.close)
+        for item in owned:
+            undo.append(item.close)

@@ -16,7 +16,7 @@ import drvfuse as df
 from drvfuse.__main__ import main
 from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, trace_cost
 from drvfuse.cli import bench
-from drvfuse.ops.call.options import MULTIMEM_VETOES
+from drvfuse.runtime.multicast_support import VETOES
 
 pytestmark = pytest.mark.emu
 
@@ -26,8 +26,8 @@ Command = Callable[..., tuple[list[dict[str, Any]], str]]
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """`command(*arguments)`: the results in the file of `drvfuse bench` on emulated GPUs, and what it printed."""
-    for name in MULTIMEM_VETOES:
-        monkeypatch.setenv(name, "")  # which ends with the test, whatever the command sets
+    for name in VETOES:
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that what the command sets ends with the test
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
     monkeypatch.setattr(trace_cost, "_SETS", 1)
     monkeypatch.setattr(trace_cost, "_calls_per_graph", lambda rows, cols: 1)
@@ -54,7 +54,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
 
 def test_multicast_stays_forbidden_after_a_run(command: Command) -> None:
     command("gemv", "--shape", "8x64")
-    assert {name: os.environ.get(name) for name in MULTIMEM_VETOES} == MULTIMEM_VETOES
+    assert {name: os.environ.get(name) for name in VETOES} == VETOES
 
 
 def test_trace_cost_compares_each_op_and_algorithm(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from drvfuse.bench import peer_worker, peers
 from drvfuse.bench.settings import Settings
-from drvfuse.ops.call.options import MULTIMEM_VETOES
+from drvfuse.runtime.multicast_support import VETOES
 
 SHAPES = [(2, 64), (3, 64)]
 _HEAD = """
@@ -53,8 +53,8 @@ def test_a_process_gets_the_settings_and_must_not_use_multicast(play) -> None:
 vetoes = {name: os.environ.get(name) for name in %r}
 write(failed=json.dumps([plan["peer"], plan["calls"], plan["sets"], plan["weight_columns"], vetoes]))
 """
-    found = play(script % sorted(MULTIMEM_VETOES))
-    expected = peer_worker.json.dumps(["NCCL", 4, 2, [32, 32], dict(sorted(MULTIMEM_VETOES.items()))])
+    found = play(script % sorted(VETOES))
+    expected = peer_worker.json.dumps(["NCCL", 4, 2, [32, 32], dict(sorted(VETOES.items()))])
     assert found[2, 64, False] == found[3, 64, False] == {"failed": expected}
 
 

@@ -43,14 +43,6 @@ class PDLLevel(IntEnum):
     NO_WAIT_OVERLAP_AT_END = 3
 
 
-MULTIMEM_VETOES = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-}
-"""Environment variables, and the value by which each forbids multicast at a site."""
-
-
 def open_group(group: Group) -> None:
     """Raise ArgumentError for what is no group, and ClosedError for one that is closed."""
     require_kind("group", group, Group, "a drvfuse.Group")
@@ -73,15 +65,11 @@ def pdl_level(value: Any) -> PDLLevel:
     return level
 
 
-def refuse_multimem(asked: bool) -> None:
-    """Raise Unsupported if multicast was asked for, naming the site's vetoes that are set."""
-    if not asked:
-        return
-    import os
-
-    vetoes = [f"{name}={value}" for name, value in MULTIMEM_VETOES.items() if os.environ.get(name) == value]
-    reason = f"this site forbids multicast ({', '.join(vetoes)})" if vetoes else "multicast kernels are not implemented"
-    raise Unsupported(f"use_multimem=True: {reason}; pass use_multimem=False")
+def refuse_multimem(group: Group, asked: bool) -> None:
+    """Raise Unsupported if multicast was asked for: a veto, what the devices lack, or that no kernel has it."""
+    if asked:
+        group.require_multicast()
+        raise Unsupported("use_multimem=True: multicast kernels are not implemented; pass use_multimem=False")
 
 
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:

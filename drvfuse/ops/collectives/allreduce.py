@@ -82,7 +82,7 @@ def allreduce(
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
-    options.refuse_multimem(use_multimem)
+    options.refuse_multimem(group, use_multimem)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None

@@ -216,12 +216,12 @@ def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
         df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
 
 
-def test_multimem_is_refused_and_vetoes_are_named(group, xs, monkeypatch):
-    with pytest.raises(Unsupported, match="use_multimem"):
-        df.allreduce(group, xs, use_multimem=True)
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    with pytest.raises(Unsupported, match="NCCL_NVLS_ENABLE=0"):
-        df.allreduce(group, xs, use_multimem=True)
+@pytest.mark.emu
+def test_multimem_is_refused():
+    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
+        with pytest.raises(Unsupported, match="use_multimem"):
+            df.allreduce(group, [rank.zeros(4, "float32") for rank in group], use_multimem=True)
+        assert machine.held()["multicast"] == 0
 
 
 def test_streams_of_the_wrong_number_or_device(group, xs, refused):

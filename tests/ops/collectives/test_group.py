@@ -14,7 +14,7 @@ from collective_support import assert_bits, fill_late, garbage, place, random_in
 
 import drvfuse as df
 from drvfuse import reference
-from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError, Unsupported
+from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError
 from drvfuse.runtime import calls
 from drvfuse.runtime.pinned import PinnedBuffer
 
@@ -132,8 +132,6 @@ def test_symmetric_memory(open_group):
             view.copy_from(np.full(25, number, np.float32))
         for number, view in enumerate(views):
             assert np.array_equal(view.numpy(), np.full(25, number, np.float32))
-    with pytest.raises(Unsupported, match="multicast"):
-        group.symmetric(100, multicast=True)
     with pytest.raises(ArgumentError):
         group.symmetric(0)
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The multicast memory of a group: buffers of its users, and the staging of its ops."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import CaptureError
+from ..runtime.vmm import SymmetricBuffer
+from .multicast import set_up
+
+if TYPE_CHECKING:
+    from ..runtime.stream import Stream
+    from .rank import Rank
+
+
+class MulticastMemory:
+    """Knows the open multicast buffers of one group. Costs nothing before the first one is asked for."""
+
+    def __init__(self, ranks: Sequence[Rank], staging_bytes: int) -> None:
+        self._ranks = tuple(ranks)
+        self._devices = tuple(rank.device for rank in ranks)
+        self._staging_bytes = staging_bytes
+        self._staging: SymmetricBuffer | None = None
+        self._buffers: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()  # which belong to their users
+
+    def allocate(self, nbytes: int) -> SymmetricBuffer:
+        """A multicast buffer that belongs to the caller. Raises as `Group.symmetric` does."""
+        for rank in self._ranks:
+            rank.require_no_capture()
+        buffer = set_up(self._devices, nbytes)
+        self._buffers.add(buffer)
+        return buffer
+
+    @property
+    def staged(self) -> bool:
+        """Whether the staging exists."""
+        return self._staging is not None
+
+    def at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
+        """See `Group.multicast_at`."""
+        for buffer in self._buffers:
+            offset = ptrs[0] - buffer.ptrs[0]
+            if (
+                0 <= offset <= buffer.nbytes - nbytes
+                and not buffer.closed
+                and buffer.multicast_ptr is not None
+                and all(ptr - start == offset for ptr, start in zip(ptrs, buffer.ptrs, strict=True))
+            ):
+                return buffer.multicast_ptr + offset
+        return None
+
+    def staging(self, streams: Sequence[Stream]) -> SymmetricBuffer:
+        """See `Group.multicast_staging`."""
+        if self._staging is None:
+            for stream in streams:
+                if stream.capture_id() is not None:
+                    raise CaptureError(
+                        f"the group's multicast staging cannot be made while {stream!r} is being captured: make one "
+                        "call with use_multimem=True before the capture"
+                    )
+            self._staging = self.allocate(self._staging_bytes)
+        return self._staging
+
+    def close(self) -> None:
+        """Free the staging. No kernel of the group may be running. Idempotent."""
+        if self._staging is not None:
+            self._staging.close()

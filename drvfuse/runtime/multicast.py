@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multicast objects: one address whose stores reach memory of every device, and whose loads can reduce over it.
+
+The driver's order, which `Multicast` keeps:
+
+1. create the object for a number of devices and a size;
+2. add every device. Binding or mapping earlier would make the driver wait for the devices that are missing, in one
+   thread for ever, so it is refused here;
+3. bind memory of each device at an offset of the object. Ranges bound at one offset belong together;
+4. map the object at an address and give each device access to it. Kernels may use the address once every device has
+   memory bound over the range, by `multimem` instructions only. Between these and accesses to the same memory by its
+   own address stands a `fence.proxy.alias`, or the end of a kernel.
+
+Teardown is the reverse: unmap, unbind the ranges exactly as they were bound (any other range is undefined behaviour),
+release the handle. `drvfuse.comm.multicast` sets up the multicast memory of a group by these calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, require_kind
+from .device import Device
+from .lifetime import Owned, flush
+from .multicast_support import require_multicast
+from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocation_properties
+
+if TYPE_CHECKING:
+    from .driver import Driver
+
+_ANY_SIZE = 2 << 20  # for a query of the granularity, whose answer does not depend on it
+NOT_READY = 802
+"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. The one failure that may pass by itself."""
+
+_MEANINGS = {
+    1: "a size, an offset or an address is not a multiple of the multicast granularity, or the fabric's multicast "
+    "state is corrupt: if other programs fail too, restart the fabric manager and reset the GPUs",
+    2: "memory or the switches' room for multicast objects is exhausted; objects of other processes count too",
+    47: "the switches have no room for another multicast object; objects of other processes count too",
+    401: "the fabric manager or a switch is in a broken state: look at the log of nvidia-fabricmanager, restart it and "
+    "reset the GPUs",
+    800: "multicast is not permitted here: the container lacks the device nodes or the capabilities for it "
+    "(/dev/nvidia-caps, IMEX channels)",
+    801: "this driver or this machine's fabric has no multicast",
+    802: "the fabric manager did not form the team in time: it is still starting, or it is stuck",
+}
+_NO_MEMBER = "the device is not in the team of the multicast object"
+
+
+def explained(error: DriverError, rank: int | None = None) -> MulticastError:
+    """The error for a failed call of a multicast set-up: what its code means here, before what the driver says."""
+    if isinstance(error, MulticastError):
+        explanation = error.explanation
+    else:
+        no_member = (error.call, error.code) == ("cuMemSetAccess", 401)
+        meaning = _NO_MEMBER if no_member else _MEANINGS.get(error.code)
+        explanation = f"{meaning}. The driver: {error.explanation}" if meaning else error.explanation
+    return MulticastError(error.call, error.args_text, error.code, error.name, explanation, error.calls, rank)
+
+
+class _Bound(NamedTuple):
+    device: Device
+    offset: int
+    nbytes: int
+    memory: PhysicalMemory | None = None  # kept as long as it is bound
+
+
+class _Made(NamedTuple):
+    """What a Multicast has made and must undo, in the order in which it was made."""
+
+    handle: Any
+    bound: list[_Bound]
+    mapped: list[AddressRange]
+
+
+def _unbind(driver: Driver, handle: Any, bound: _Bound) -> None:
+    with bound.device.use():
+        driver.cuMulticastUnbind(handle, bound.device.handle, bound.offset, bound.nbytes)
+
+
+def _unmap(driver: Driver, addresses: AddressRange) -> None:
+    with Undo() as undo:
+        undo.append(addresses.close)
+        undo.append(driver.cuMemUnmap, addresses.ptr, addresses.nbytes)
+
+
+def _undo(driver: Driver, made: _Made) -> None:
+    with Undo() as undo:
+        undo.append(driver.cuMemRelease, made.handle)
+        for bound in made.bound:
+            undo.append(_unbind, driver, made.handle, bound)
+        for addresses in made.mapped:
+            undo.append(_unmap, driver, addresses)
+
+
+class Multicast(Owned):
+    """A multicast object over `devices`, of `nbytes` each: a multiple of `Multicast.granularity(devices)`.
+
+    Creates the object and nothing else; `add`, `bind_memory` or `bind_address`, `map` and `set_access` follow in this
+    order. `close()` undoes what was done, in reverse; nothing may use the addresses then. Close it before the memory
+    that is bound. It has no stream: all calls act at once and may wait for the fabric manager.
+
+    Raises Unsupported for a site's veto, which is looked at before any driver call, for one device alone and for a
+    device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the own stream of a device
+    is being captured; MulticastError, with the meaning of the code, where a driver call fails.
+    """
+
+    def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
+        self.devices = _devices(devices)
+        for device in self.devices:
+            if device.stream.capture_id() is not None:
+                raise CaptureError(f"multicast cannot be set up while {device.stream!r} is being captured")
+        self.driver: Driver = self.devices[0].driver
+        self.unit = _granularity(self.devices, recommended=False)
+        self.nbytes = _multiple("nbytes", nbytes, self.unit, self.unit)
+        flush(self.driver)
+        self.handle = self._call("cuMulticastCreate", _properties(self.devices, self.nbytes))
+        self._made = _Made(self.handle, [], [])
+        self._added: list[Device] = []
+        self._owns(self.driver, _undo, self._made)
+
+    @staticmethod
+    def granularity(devices: Sequence[Device], *, recommended: bool = False) -> int:
+        """Bytes of which sizes, offsets and addresses of such an object must be multiples; creates nothing.
+
+        `recommended` gives the multiple that is fastest: it can be hundreds of MiB, where the minimum is 2 MiB.
+        Raises as the constructor does.
+        """
+        return _granularity(_devices(devices), recommended)
+
+    def add(self, device: Device) -> None:
+        """Make `device` a member of the team, for the life of the object."""
+        self._check_open()
+        self._require_member(device)
+        if device in self._added:
+            raise ArgumentError("device", repr(device), "a device that was not added before")
+        self._call("cuMulticastAddDevice", self.handle, device.handle)
+        self._added.append(device)
+
+    def bind_memory(
+        self,
+        device: Device,
+        memory: PhysicalMemory,
+        *,
+        offset: int = 0,
+        memory_offset: int = 0,
+        nbytes: int | None = None,
+    ) -> None:
+        """Bind `nbytes` (default: what is left) of `memory` from `memory_offset` on, at `offset` of the object.
+
+        `memory` is on `device`; the object keeps it alive while it is bound.
+        """
+        require_kind("memory", memory, PhysicalMemory, "PhysicalMemory")
+        memory._check_open()
+        if memory.device is not device:
+            raise ArgumentError("memory", f"memory of {memory.device!r}", f"memory of {device!r}")
+        memory_offset = _multiple("memory_offset", memory_offset, self.unit, 0, memory.nbytes - self.unit)
+        left = memory.nbytes - memory_offset
+        bound = self._range(device, offset, _multiple("nbytes", left if nbytes is None else nbytes, self.unit, 0, left))
+        self._bind("cuMulticastBindMem", bound._replace(memory=memory), memory.handle, memory_offset, bound.nbytes, 0)
+
+    def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
+        """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
+
+        The memory is of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
+        """
+        ptr = _multiple("ptr", ptr, self.unit, self.unit)
+        bound = self._range(device, offset, nbytes)
+        self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
+
+    def unbind(self, device: Device, offset: int, nbytes: int) -> None:
+        """Take back one bind: the range must be one that was bound. Nothing may use the addresses of it meanwhile."""
+        self._check_open()
+        for bound in self._made.bound:
+            if (bound.device, bound.offset, bound.nbytes) == (device, offset, nbytes):
+                _unbind(self.driver, self.handle, bound)
+                self._made.bound.remove(bound)
+                return
+        ranges = [(b.offset, b.nbytes) for b in self._made.bound if b.device is device]
+        raise ArgumentError("offset, nbytes", (offset, nbytes), f"a range as it was bound on {device!r}: {ranges}")
+
+    def map(self) -> int:
+        """Map the whole object at addresses of its own and return the first one. No device has access yet."""
+        self._require_team("mapped")
+        addresses = AddressRange(self.driver, self.nbytes, self.unit)
+        try:
+            self._call("cuMemMap", addresses.ptr, self.nbytes, 0, self.handle, 0)
+        except BaseException:
+            addresses.close()
+            raise
+        self._made.mapped.append(addresses)
+        return addresses.ptr
+
+    def set_access(self, ptr: int, device: Device) -> None:
+        """Let kernels of `device` use the mapping at `ptr`, which `map` has returned."""
+        self._mapping(ptr)
+        self._require_member(device)
+        self._call("cuMemSetAccess", ptr, self.nbytes, access_descriptors(self.driver, [device]), 1)
+
+    def unmap(self, ptr: int) -> None:
+        """Take back the mapping at `ptr`, which `map` has returned. Nothing may use its addresses."""
+        addresses = self._mapping(ptr)
+        self._made.mapped.remove(addresses)
+        _unmap(self.driver, addresses)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._added)} added, {len(self._made.bound)} ranges bound"
+        return f"<Multicast of {self.nbytes} bytes over {self._team()}: {state}>"
+
+    def _team(self) -> str:
+        return f"devices {[device.index for device in self.devices]}"
+
+    def _require_team(self, what: str) -> None:
+        """Raise ArgumentError where the driver would wait for devices that are missing."""
+        self._check_open()
+        missing = [device.index for device in self.devices if device not in self._added]
+        if missing:
+            expected = f"all of them before anything is {what}, as the driver would wait for the others"
+            raise ArgumentError("devices that were added", f"without {missing}", expected)
+
+    def _require_member(self, device: Device) -> None:
+        if device not in self.devices:
+            raise ArgumentError("device", repr(device), f"one of the devices of the object, {self._team()}")
+
+    def _range(self, device: Device, offset: int, nbytes: int) -> _Bound:
+        """The range of a bind, checked."""
+        self._require_team("bound")
+        self._require_member(device)
+        nbytes = _multiple("nbytes", nbytes, self.unit, self.unit, self.nbytes)
+        offset = _multiple("offset", offset, self.unit, 0, self.nbytes - nbytes)
+        for bound in self._made.bound:
+            if bound.device is device and bound.offset < offset + nbytes and offset < bound.offset + bound.nbytes:
+                raise ArgumentError("offset", offset, f"apart from {bound.nbytes} bytes bound at {bound.offset}")
+        return _Bound(device, offset, nbytes)
+
+    def _bind(self, name: str, bound: _Bound, *args: Any) -> None:
+        """Bind by the form that names the device, where bindings and driver have it, else by the older one."""
+        with bound.device.use():
+            try:
+                self._call(f"{name}_v2", self.handle, bound.device.handle, bound.offset, *args)
+            except Unsupported:  # bindings of 12.9 and 13.0, or a driver that is older than its bindings
+                self._call(name, self.handle, bound.offset, *args)
+        self._made.bound.append(bound)
+
+    def _mapping(self, ptr: int) -> AddressRange:
+        self._check_open()
+        for addresses in self._made.mapped:
+            if addresses.ptr == ptr:
+                return addresses
+        raise ArgumentError("ptr", repr(ptr), "an address that map() has returned and unmap() has not had")
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return _call(self.driver, name, *args)
+
+
+def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    members = tuple(devices)
+    for device in members:
+        require_kind("devices", device, Device, "drvfuse.Device objects")
+    require_multicast(members)
+    return members
+
+
+def _multiple(argument: str, value: object, unit: int, least: int, most: int | None = None) -> int:
+    """`value` as an int, or ArgumentError unless it is a multiple of `unit` from `least` to `most`."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        number = int(value.__index__())
+        if number >= least and number % unit == 0 and (most is None or number <= most):
+            return number
+    span = f"from {least} to {most}" if most is not None else f"{least} or more"
+    raise ArgumentError(argument, repr(value), f"a multiple of {unit}, the granularity, {span}")
+
+
+def _call(driver: Driver, name: str, *args: Any) -> Any:
+    try:
+        return getattr(driver, name)(*args)
+    except DriverError as error:
+        raise explained(error) from error
+
+
+def _granularity(devices: tuple[Device, ...], recommended: bool) -> int:
+    driver = devices[0].driver
+    flags = driver.types.CUmulticastGranularity_flags
+    kind = flags.CU_MULTICAST_GRANULARITY_RECOMMENDED if recommended else flags.CU_MULTICAST_GRANULARITY_MINIMUM
+    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, _ANY_SIZE), kind))
+
+
+def _properties(devices: Sequence[Device], nbytes: int) -> Any:
+    """CUmulticastObjectProp: exportable in the ways in which memory of all `devices` is, which binding requires."""
+    driver = devices[0].driver
+    properties = driver.types.CUmulticastObjectProp()
+    properties.numDevices, properties.size, properties.flags = len(devices), nbytes, 0
+    properties.handleTypes = int(allocation_properties(devices[0]).requestedHandleTypes)
+    return properties

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether multicast objects may be created on some devices: a site's vetoes, then what the devices can do.
+
+Multicast depends on software outside the process (the fabric manager of the NVSwitches). A set-up that goes wrong there
+can take the GPUs of a host out of service, so sites forbid it by environment variables, those of other libraries
+included. Every path that could create a multicast object calls `require_multicast` before its first driver call:
+`df.Multicast`, `Group.symmetric(multicast=True)` and `use_multimem=True`. Support is read from a device attribute;
+nothing here creates an object to find out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import config
+from ..errors import ArgumentError, Unsupported
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .driver import Driver
+
+VETOES = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+"""Environment variables of other libraries, and the value by which each forbids multicast at a site."""
+
+_FALSE = ("", "0", "n", "no", "f", "false", "off")
+
+
+def vetoes() -> list[str]:
+    """The vetoes of this site that are set, as `NAME=value`; empty where multicast is allowed.
+
+    Words for true and false count as well as numbers. The setting `multicast` can forbid in code what the environment
+    allows; where the environment forbids it, no override lifts that.
+    """
+    found = []
+    for name, value in VETOES.items():
+        text = os.environ.get(name)
+        if text is not None and text != "" and (text.strip().lower() in _FALSE) == (value == "0"):
+            found.append(f"{name}={text}")
+    if not (config.environment("multicast") and config.get("multicast")):
+        found.append("DRVFUSE_MULTICAST=0")
+    return found
+
+
+def require_allowed(driver: Driver) -> None:
+    """Raise Unsupported, naming the vetoes, where this site forbids multicast. Makes no driver call.
+
+    Vetoes bind the CUDA driver only: emulated devices have no fabric that could break.
+    """
+    found = vetoes() if driver.name == "cuda" else []
+    if found:
+        raise Unsupported(
+            f"this site forbids multicast ({', '.join(found)}), and no multicast object was created; "
+            "use_multimem=False and multicast=False need none"
+        )
+
+
+def require_multicast(devices: Sequence[Device]) -> None:
+    """Raise a typed error unless a multicast object over `devices` may be created and they can take part in it.
+
+    Unsupported for a veto (the first thing that is looked at), for one device alone and for a device without multicast;
+    ArgumentError for devices of several drivers and for two ranks on one GPU. Creates nothing, and makes no driver call
+    at all where multicast is vetoed.
+    """
+    if not devices:
+        raise ArgumentError("devices", "empty", "two devices or more")
+    driver = devices[0].driver
+    require_allowed(driver)
+    driver.require_open()
+    if any(device.driver is not driver for device in devices):
+        raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
+    indices = [device.index for device in devices]
+    if len(set(indices)) != len(indices):
+        raise ArgumentError("devices", indices, "distinct: multicast reaches each GPU once, whatever ranks it has")
+    if len(indices) == 1:
+        raise Unsupported("multicast needs two devices or more; one device was given")
+    lacking = [device.index for device in devices if not device.attribute("MULTICAST_SUPPORTED")]
+    if lacking:
+        raise Unsupported(
+            f"devices {lacking} have no multicast (attribute MULTICAST_SUPPORTED): it needs GPUs of compute capability "
+            "9.0 or newer behind NVSwitches, and a running fabric manager"
+        )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site's vetoes bind the CUDA driver, before the first driver call of every path that could create an object.
+
+Each veto is added in a child process, against a stand-in for the CUDA driver: a gate of that name, whose functions are
+those of an emulated machine. No test removes or changes a variable that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as bindings
+
+import drvfuse as df
+from drvfuse import config
+from drvfuse.runtime.driver import Driver
+from drvfuse.runtime.multicast_support import VETOES, vetoes
+
+pytestmark = pytest.mark.emu
+
+PROGRAM = """
+import json, sys
+from cuda.bindings import driver as bindings
+import drvfuse as df
+from drvfuse import config
+from drvfuse.cli import doctor
+from drvfuse.runtime.driver import Driver
+
+made = []
+
+class Functions:
+    def __init__(self, machine):
+        self.functions = machine.driver
+
+    def __getattr__(self, name):
+        function = getattr(self.functions, name)
+
+        def call(*args):
+            made.append(name)
+            return function(*args)
+
+        return call
+
+found = {"attempts": []}
+for name in ("cuda", "emu"):
+    machine = df.emu.Machine(devices=2, sm_count=8)
+    driver = Driver(name, Functions(machine), bindings, None if name == "cuda" else machine)
+    driver.cuInit(0)
+    devices = [df.device(index, driver=driver) for index in range(2)]
+    with df.Group.local(2, driver=driver, max_blocks=4, workspace_bytes=1 << 20) as group:
+        xs = [rank.zeros(64, "float32") for rank in group]
+        for attempt in (
+            lambda: df.Multicast(devices, 2 << 20).close(),
+            lambda: df.Multicast.granularity(devices),
+            lambda: group.symmetric(64, multicast=True).close(),
+            lambda: group.multicast_staging(),
+            lambda: df.allreduce(group, xs, use_multimem=True) if name == "cuda" else None,
+        ):
+            with config.override(**json.loads(sys.argv[1])):
+                made.clear()
+                try:
+                    attempt()
+                    error = ""
+                except df.errors.DrvfuseError as refused:
+                    error = f"{type(refused).__name__}: {refused}"
+            found["attempts"].append([name, error, list(made)])
+        group.synchronize()
+    with config.override(**json.loads(sys.argv[1])):
+        found[name] = doctor._multicast(driver, devices)
+print(json.dumps(found))
+"""
+
+
+def child(overrides: dict[str, bool], **added: str) -> dict[str, Any]:
+    """What the program finds with those variables added to the environment, and those settings in its code."""
+    assert not any(os.environ.get(name) for name in added), "a test adds vetoes and changes none"
+    command = [sys.executable, "-c", PROGRAM, json.dumps(overrides)]
+    done = subprocess.run(command, env={**os.environ, **added}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def require_vetoed(found: dict[str, Any], veto: str) -> None:
+    for name, error, made in found["attempts"]:
+        if name == "cuda":
+            assert error.startswith("Unsupported: this site forbids multicast") and veto in error and not made
+        else:
+            assert not error
+    assert found["cuda"]["state"] == "vetoed" and veto in found["cuda"]["why"]
+    assert found["emu"] == {"state": "supported", "why": ""}
+
+
+@pytest.mark.parametrize("name,value", [*VETOES.items(), ("DRVFUSE_MULTICAST", "0"), ("NVSHMEM_DISABLE_NVLS", "true")])
+def test_a_veto_comes_before_any_driver_call_and_is_named(name: str, value: str) -> None:
+    present = os.environ.get(name, "")
+    if present and not any(veto == f"{name}={present}" for veto in vetoes()):
+        pytest.skip(f"this site has set {name} to allow multicast")
+    require_vetoed(child({}, **({} if present else {name: value})), f"{name}={present or value}")
+
+
+def test_code_cannot_lift_the_veto_of_the_environment_and_can_make_one() -> None:
+    if not os.environ.get("DRVFUSE_MULTICAST"):
+        require_vetoed(child({"multicast": True}, DRVFUSE_MULTICAST="0"), "DRVFUSE_MULTICAST=0")
+    require_vetoed(child({"multicast": False}), "DRVFUSE_MULTICAST=0")
+
+
+def test_what_allows_multicast_is_no_veto() -> None:
+    """The same names with values that forbid nothing; then the program goes as far as the stand-in lets it."""
+    allowing = {"NCCL_NVLS_ENABLE": "2", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "false"}
+    if any(os.environ.get(name) for name in (*allowing, "DRVFUSE_MULTICAST")):
+        pytest.skip("this site has a veto")
+    found = child({}, **allowing, DRVFUSE_MULTICAST="1")
+    assert [error for _, error, _ in found["attempts"][:4]] == [""] * 4
+    assert found["cuda"] == found["emu"] == {"state": "supported", "why": ""}
+
+
+def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process a CUDA gate that could create an object refuses to, whatever the environment allows."""
+    if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
+        pytest.skip("the owner of this machine allows multicast objects")
+    monkeypatch.setattr("drvfuse.runtime.multicast_support.vetoes", list)
+    with df.emu.Machine(devices=2) as machine:
+        driver = Driver("cuda", machine.driver, bindings)
+        driver.cuInit(0)
+        devices = [df.device(index, driver=driver) for index in range(2)]
+        with pytest.raises(pytest.fail.Exception, match="creates no multicast object"):
+            df.Multicast(devices, 2 << 20)
+        with (
+            df.Group.local(2, driver=driver, max_blocks=4, workspace_bytes=1 << 20) as group,
+            pytest.raises(pytest.fail.Exception, match="creates no multicast object"),
+        ):
+            group.symmetric(64, multicast=True)
+        assert machine.held()["multicast"] == 0
+
+
+def test_a_setting_in_code_is_a_veto_of_this_thread_alone() -> None:
+    with config.override(multicast=False):
+        assert "DRVFUSE_MULTICAST=0" in vetoes()
+    assert ("DRVFUSE_MULTICAST=0" in vetoes()) == (not config.environment("multicast"))
