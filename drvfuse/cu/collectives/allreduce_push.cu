@@ -156,9 +156,10 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
     const Place first = place(p, 0, blockIdx.x);
     if (first.exists && first.inside)  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
+    Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
-    Pushing push(p.call, p.push);
+    push.start();
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
         if (round > 0) {

@@ -238,10 +238,11 @@ extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
     if (!RAGGED && rows.has(0))  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) +
                          (i64(first) * p.columns + rows.index(0) * W) * i64(sizeof(In)));
+    Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
-    Pushing push(p.call, p.push);
+    push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

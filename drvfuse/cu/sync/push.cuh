@@ -61,14 +61,14 @@ enum Leg : u32 { PUSH = 1, GATHER = 2 };
 template <int Ranks, bool Together, bool ByBlock>
 class Push {
 public:
-    // After wait_for_producer(), every thread of the grid.
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
         : call_(call), push_(push), round_(0), joined_(false) {
-        u64 epoch, abort;
-        ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call.workspaces[call.rank]));
-        epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
-        aborted_ = abort != 0;
-        half_ = epoch_ % 2 != 0 ? push.half_bytes : 0;
+        if (FAULT("epoch-before-pdl-wait")) read_state();
+    }
+
+    // After wait_for_producer(), every thread of the grid, before anything else.
+    __device__ __forceinline__ void start() {
+        if (!FAULT("epoch-before-pdl-wait")) read_state();
     }
 
     // Adds the share of this warp or block to the epoch, once, by all threads of the block. After its first words are
@@ -80,6 +80,10 @@ public:
         u64* const epoch = epoch_word(call_.workspaces[call_.rank]);
         if (FAULT("epoch-by-one-thread")) {
             if (first) ptx::add_relaxed_gpu(epoch, EPOCH_UNIT);
+        } else if (FAULT("epoch-of-each-block")) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0 && push_.share != 0)
+                ptx::add_relaxed_gpu(epoch_of_block(), EPOCH_UNIT / (blockDim.x / 32));
         } else if (!ByBlock) {
             __syncwarp();
             if (threadIdx.x % 32 == 0) ptx::add_relaxed_gpu(epoch, first ? push_.first_share : push_.share);
@@ -114,6 +118,9 @@ public:
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
         char* const at = own(offset);
+        constexpr bool CLEAR_FIRST = FAULT("slot-cleared-before-use");
+        if (FAULT("poll-beside-shuffle") && !wanted) return;
+        if (CLEAR_FIRST && wanted) clear_all<K, N>(at, stride);
         wait(
             [&] {
                 if (!wanted) return false;
@@ -130,10 +137,7 @@ public:
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
                 report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
             });
-        if (wanted && !FAULT("slot-not-cleared")) {
-#pragma unroll
-            for (int k = 0; k < K; ++k) clear<N>(at + k * stride);
-        }
+        if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
     // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
@@ -167,6 +171,20 @@ public:
     }
 
 private:
+    __device__ __forceinline__ void read_state() {
+        u64 epoch, abort;
+        ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call_.workspaces[call_.rank]));
+        if (FAULT("epoch-of-each-block")) epoch = ptx::load_relaxed_sys(epoch_of_block());
+        epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
+        aborted_ = abort != 0;
+        half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
+    }
+
+    // Of the fault of that name: a word that push calls do not use.
+    __device__ __forceinline__ u64* epoch_of_block() const {
+        return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
+    }
+
     template <int N>
     static __device__ __forceinline__ bool absent(const u32 (&word)[N]) {
         bool found = false;
@@ -185,6 +203,12 @@ private:
             return;
         }
         store_words<N>(at, none);
+    }
+
+    template <int K, int N>
+    static __device__ __forceinline__ void clear_all(char* at, u32 stride) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) clear<N>(at + k * stride);
     }
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
@@ -209,6 +233,7 @@ private:
             }
             if (Together ? __any_sync(0xffffffffu, ends) : ends) {
                 aborted_ = true;
+                if (FAULT("exit-after-abort")) ptx::exit_thread();
                 return;
             }
         }
