@@ -72,7 +72,7 @@ __device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& 
     float sum[W];
     sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
     trace.need(sum);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if (at.exists && at.inside)
         store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
     trace.lap(TraceRole::store);

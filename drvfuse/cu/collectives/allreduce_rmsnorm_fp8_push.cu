@@ -85,7 +85,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, offset, stride);
     trace.need(x);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL)
         rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
@@ -140,7 +140,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, at.offset, at.stride);
     trace.need(x);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if constexpr (RESIDUAL) {
         rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
             send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives as ptxas compiles them for sm_90a: registers, no stack, no spill, and accesses of 128 bits.
 
-A push launch has as many blocks as the multiprocessors of its budget hold, so registers decide how much of the work is in
-flight at once. RESIDENT pins that: with the default budget of 64 multiprocessors
+A push launch has as many blocks as the multiprocessors of its budget hold, so registers decide how much of the work is
+in flight at once. RESIDENT pins that: with the default budget of 64 multiprocessors
     64 K packs of a plain call on up to 4 ranks are the 1024 blocks of 64 threads that 16 in each make;
     32 rows of 8192 columns are 256 blocks of 128 threads in clusters of 8, of which 5 in each leave room for late ones;
     many rows by two shots are blocks of 512 threads, of which two on a multiprocessor take turns in waiting;
