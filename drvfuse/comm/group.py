@@ -90,7 +90,7 @@ class Group(Owned, Owner):
         for index in ids:
             if not 0 <= index < present:
                 raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
-        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes // 16 * 16, max_blocks)
+        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:

@@ -230,7 +230,7 @@ class _Call:
             epilogue=text,
         )
         if spec.pushes:
-            pushed = push.allreduce_shape(spec.work, count, group.workspace.half_bytes)
+            pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
             return plan.push(group, spec, pushed, self.blocks, parameters)

@@ -293,8 +293,8 @@ class _Call:
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
         )
         if spec.pushes:
-            half, clusters = group.workspace.half_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
-            pushed = push.fused_shape(spec.work, rows, self.columns, half, clusters)
+            nbytes, clusters = group.workspace.payload_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
+            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
             spec = replace(
                 spec,
                 packs=pushed.packs,
