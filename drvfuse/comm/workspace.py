@@ -104,8 +104,11 @@ class Workspace:
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """The report of the lowest rank that has one, by field name."""
-        report = self.reports[int(np.flatnonzero(self._magic)[0])]
+        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that has
+        waits for another. Of several that of the lowest rank."""
+        found = self.reports[np.flatnonzero(self._magic)]
+        blamed = found[~np.isin(found["peer"], found["rank"])]
+        report = (blamed if blamed.size else found)[0]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:

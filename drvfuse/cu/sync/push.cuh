@@ -30,7 +30,9 @@
 // with the lowest indices end first. Devices place blocks in index order.
 //
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
-// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. A thread
+// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. In leg
+// GATHER it waits an eighth longer, from when the bound has passed: the owner of what is gathered may itself wait for
+// inputs, and who waits for these names the rank that is missing, also where time has leapt for all at once. A thread
 // that gives up goes on with what it has read, through all that follows, but polls no more: no block waits for it in
 // vain, and the blocks of a cluster still send one another what they wait for. The host then empties all slots.
 #pragma once
@@ -122,6 +124,7 @@ public:
         if (FAULT("poll-beside-shuffle") && !wanted) return;
         if (CLEAR_FIRST && wanted) clear_all<K, N>(at, stride);
         wait(
+            leg,
             [&] {
                 if (!wanted) return false;
                 bool late = false;
@@ -145,6 +148,7 @@ public:
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
         wait(
+            GATHER,
             [&] {
                 if (wanted) ptx::load_relaxed_sys_words(words, own(offset));
                 if (word_wanted) ptx::load_relaxed_sys_words(word, own(word_offset));
@@ -215,8 +219,9 @@ private:
 
     // poll() loads what is wanted and says whether some of it is absent; tell() then reports that.
     template <typename Poll, typename Tell>
-    __device__ __forceinline__ void wait(const Poll& poll, const Tell& tell) {
+    __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
+        bool patient = leg == GATHER;
         for (u32 polls = 1;; ++polls) {
             const bool late = poll();
             if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
@@ -225,10 +230,16 @@ private:
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
             if (polls % 1024 == 0) {
                 const u64 now = ptx::nanoseconds();
-                if (deadline == 0) deadline = now + call_.timeout_ns;
+                const u64 timeout = call_.timeout_ns;
+                if (deadline == 0) deadline = now + timeout;
                 if (now > deadline && late && !ends) {
-                    tell();
-                    ends = true;
+                    if (patient) {
+                        patient = false;
+                        deadline = now + timeout / 8;
+                    } else {
+                        tell();
+                        ends = true;
+                    }
                 }
             }
             if (Together ? __any_sync(0xffffffffu, ends) : ends) {
