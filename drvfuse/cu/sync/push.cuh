@@ -252,7 +252,10 @@ private:
 
     __device__ __forceinline__ void report(Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        give_up<Ranks>(call_, {u32(peer), phase, u64(epoch_) + phase, ABSENT, leg, offset / 16});
+        // The epoch with which the call began, in full: since then it has advanced by less than 2^32.
+        const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
+        const u64 began = now - u32(u32(now) - epoch_);
+        give_up<Ranks>(call_, {u32(peer), phase, began + phase, ABSENT, leg, offset / 16});
     }
 
     const Call& call_;

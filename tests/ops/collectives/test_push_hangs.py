@@ -218,6 +218,25 @@ def test_a_call_that_may_be_one_of_those_that_are_forgotten(new_group, rng):
     assert timed_out(group).call == f"one of the calls 3 to {2 + history.KEPT} of the group"
 
 
+@pytest.mark.parametrize("algo", PUSH)
+@pytest.mark.parametrize("calls", [2**32 - 1, 2**32, 2**40 + 3])
+def test_a_call_is_named_whatever_the_number_of_those_before(new_group, rng, algo, calls):
+    """The kernels decide by 32 bits of the epoch; the report has all."""
+    group = new_group(3)
+    call, _ = prepared(group, "allreduce", random_inputs(rng, 3, 2000, "bfloat16"), algo)
+    group.synchronize()
+    for pointer, rank in zip(group.workspace.pointers, group, strict=True):
+        word = df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device)
+        word.copy_from(np.array([calls * workspace.EPOCH_UNIT], np.uint64))
+    group._history._older = [history.Totals(calls, calls) for _ in group]
+    call.launch()
+    call.launch(rank=0)
+    call.launch(rank=1)
+    error = timed_out(group)
+    assert error.expected == calls + 2
+    assert error.call.startswith(f"call {calls + 2} of the group, allreduce {algo}")
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
 def test_calls_after_the_timeout_end_at_once(new_group, rng, algo, op):
