@@ -10,11 +10,8 @@ starve each other so: the smaller blocks fit between the larger ones, whichever 
 placed on all its devices and ends. With more groups that is no proof, and the bound in time is what remains.
 
 The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
-resident while it still waits for a peer. With PDLLevel.OVERLAP_AT_BEGINNING a whole chain of kernels may be, each
-holding multiprocessors in its `griddepcontrol.wait`. That cannot stop the call they wait for, whose blocks were all
-placed before the first of them, so one group alone is safe. Two groups are not: on one device group A's chain may
-leave no room for B's first kernel while on another B's leaves none for A's, and each waits for the other until the
-bound in time ends both. No budget prevents this, since the kernels behind may be anyone's; `PDLLevel` tells the user.
+resident while it still waits for a peer, and calls trigger earlier only while their group is alone on its devices
+(`early.py`).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.vmm import SymmetricBuffer
 from .budget import BlockBudget
+from .early import EarlyLaunches
 from .history import History, Noted
 from .partial import PartialCalls
 from .rank import Rank
@@ -51,14 +53,15 @@ class Group(Owned, Owner):
         for rank in self.ranks:
             rank.require_no_capture()
         flush(self.driver)
-        self._budget = BlockBudget(devices, max_blocks)
-        try:
+        with ExitStack() as undo:
+            self._budget = BlockBudget(devices, max_blocks)
+            undo.callback(self._budget.release)
+            self.early = EarlyLaunches(self.ranks)
+            undo.callback(self.early.release)
             self.transport = LocalTransport(devices)
             self.workspace = Workspace(self.transport, workspace_bytes)
-        except BaseException:
-            self._budget.release()
-            raise
-        self._owns(self.driver, _dispose, self.ranks, self.workspace, self._budget)
+            self._owns(self.driver, _dispose, self.ranks, self.workspace, self._budget, self.early)
+            undo.pop_all()
         self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
@@ -78,8 +81,10 @@ class Group(Owned, Owner):
         larger than it are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may fill on each
         device, 64 by default; the budgets of all open groups on a device sum to at most what it has.
 
-        Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
-        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device is captured.
+        Blocks until the workspaces are ready, and the calls of PDLLevel.OVERLAP_AT_BEGINNING complete that other groups
+        have launched on these devices. Raises ArgumentError for a wrong size, id or budget, and where a graph holds
+        such a call (`comm/early.py` says why), DriverUnavailable if the driver cannot be used, CaptureError while the
+        own stream of a device, or one with such calls, is captured.
         """
         ids = _device_ids(devices)
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
@@ -176,6 +181,8 @@ class Group(Owned, Owner):
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
         self._history.captured(position, graph, call.note)
+        if call.note.early:
+            self.early.captured(graph)
         if graph is not None:
             rank = self.ranks[position]
             graph.before_launch(self._before_replay)
@@ -184,6 +191,7 @@ class Group(Owned, Owner):
 
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
+        self.early.before_replay()
         self._forget_partial()  # the order of the ranks' calls is then the user's care
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
@@ -198,6 +206,8 @@ class Group(Owned, Owner):
         elif self._held:
             self._held = False
             release(self)
+        if call.note.early:
+            self.early.launched()
         self._history.launched(positions, call.note)
 
     def _forget_partial(self) -> None:
@@ -255,7 +265,9 @@ class Group(Owned, Owner):
         self.driver.require_open()
 
 
-def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget) -> None:
+def _dispose(
+    driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget: BlockBudget, early: EarlyLaunches
+) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
     Raises CaptureError, having freed nothing, while a rank's stream is being captured.
@@ -272,6 +284,7 @@ def _dispose(driver: Driver, ranks: Sequence[Rank], workspace: Workspace, budget
         driver.abandoned.append((workspace, budget))  # kernels of the other ranks may still use it
         raise failure
     budget.release()
+    early.release()
     workspace.close()
 
 

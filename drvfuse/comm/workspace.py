@@ -104,8 +104,8 @@ class Workspace:
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that has
-        waits for another. Of several that of the lowest rank."""
+        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that
+        has waits for another. Of several that of the lowest rank."""
         found = self.reports[np.flatnonzero(self._magic)]
         blamed = found[~np.isin(found["peer"], found["rank"])]
         report = (blamed if blamed.size else found)[0]

@@ -110,6 +110,8 @@ def take(
         one.point("call.sources", *sources)
         one.point("call.input", own)
         one.parameters.call.timeout_ns = timeout
+        if of_rank.early:
+            group.early.add(one)
         ready.append(one)
     return ready
 
@@ -119,11 +121,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        template.call = Call(
-            report=workspace.report_pointers[position],
-            rank=rank.index,
-            early_trigger=int(pdl is PDLLevel.OVERLAP_AT_BEGINNING),
-        )
+        early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
+        template.call = Call(report=workspace.report_pointers[position], rank=rank.index, early_trigger=int(early))
         template.call.workspaces[: group.size] = list(workspace.pointers)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
@@ -138,6 +137,7 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
+            early=early and not plan.kernel.local,
         )
         found.append(planned)
     return found

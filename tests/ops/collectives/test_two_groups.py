@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that share devices: launches that trigger early do so only while their group is alone."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from collective_support import ALGOS, assert_bits, garbage, place, random_inputs
+
+import drvfuse as df
+from drvfuse import reference
+from drvfuse.errors import ArgumentError, CaptureError
+
+EARLY = df.PDLLevel.OVERLAP_AT_BEGINNING
+
+
+@pytest.fixture
+def machine():
+    with df.emu.Machine(devices=3, race="strict") as machine:
+        yield machine
+    assert machine.reports == []
+
+
+def opened(machine, devices):
+    return df.Group.local(devices, driver=machine, max_blocks=4, workspace_bytes=1 << 16)
+
+
+def call_of(group, hosts, algo="push_one_shot", level=EARLY):
+    ys = garbage(group, hosts[0].shape, "bfloat16")
+    return df.allreduce.prepare(group, place(group, hosts), ys, algo=algo, pdl_level=level), ys
+
+
+def triggers(call):
+    """Whether the launches of all ranks trigger at once."""
+    (found,) = {ready.parameters.call.early_trigger for ready in call._ready}
+    return bool(found)
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("algo", [*ALGOS, "naive"])
+def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine, rng, algo):
+    hosts = random_inputs(rng, 2, 1000, "bfloat16")
+    first = opened(machine, [0, 1])
+    call, ys = call_of(first, hosts, algo)
+    late, _ = call_of(first, hosts, algo, df.PDLLevel.ON)
+    assert triggers(call) and not triggers(late)
+    apart = opened(machine, [2])
+    assert triggers(call)
+    second = opened(machine, [1, 2])
+    other, zs = call_of(second, hosts, algo)
+    naive = algo == "naive"  # it waits for no peer
+    assert triggers(call) is triggers(other) is naive
+    for _ in range(3):
+        call.launch()
+        other.launch()
+    for group, arrays in ((first, ys), (second, zs)):
+        group.synchronize()
+        assert_bits(arrays, reference.allreduce(hosts))
+    first.close()
+    assert triggers(other) is naive  # `apart` is open
+    apart.close()
+    assert triggers(other) and not triggers(late)
+    other.launch()
+    second.synchronize()
+    second.close()
+
+
+@pytest.mark.emu
+def test_plain_calls_that_are_repeated_follow_too(machine, rng):
+    hosts = random_inputs(rng, 2, 1000, "bfloat16")
+    group = opened(machine, 2)
+    xs, ys = place(group, hosts), garbage(group, 1000, "bfloat16")
+
+    def trigger():
+        df.allreduce(group, xs, ys, algo="push_one_shot", pdl_level=EARLY)
+        group.synchronize()
+        (found,) = {launch.parameters.call.early_trigger for launch in group.early._launches}
+        return bool(found)
+
+    assert trigger() and trigger()
+    other = opened(machine, 2)
+    assert not trigger()
+    del other  # a group that is collected gives way as one that is closed, when its memory is freed
+    gc.collect()
+    group[0].zeros(8, "uint8")
+    assert trigger()
+    group.close()
+
+
+@pytest.mark.emu
+def test_a_group_is_opened_after_the_early_launches_of_others(machine, rng):
+    hosts = random_inputs(rng, 2, 1000, "bfloat16")
+    first = opened(machine, [0, 1])
+    call, ys = call_of(first, hosts)
+    streams = [df.Stream(rank.device) for rank in first]
+    for _ in range(5):
+        call.launch(streams)
+    ended = len(machine.launches)
+    second = opened(machine, [1, 2])
+    assert len(machine.launches) - ended == 10  # which were only queued before
+    call.launch(streams)
+    third = opened(machine, [0, 1])  # waits for nothing: that launch triggers late
+    for group in (first, second, third):
+        group.synchronize()
+        group.close()
+    assert_bits(ys, reference.allreduce(hosts))
+
+
+@pytest.mark.emu
+def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
+    hosts = random_inputs(rng, 2, 1000, "bfloat16")
+    first = opened(machine, [0, 1])
+    call, _ = call_of(first, hosts)
+    streams = [rank.stream for rank in first]
+    with df.Graph.capture(streams) as graph:
+        call.launch()
+        with pytest.raises((ArgumentError, CaptureError)):
+            opened(machine, [1, 2])
+    with pytest.raises(ArgumentError, match=r"open group of devices \[0, 1\], with a graph that holds") as caught:
+        opened(machine, [1, 2])
+    assert caught.value.argument == "devices" and triggers(call)
+    opened(machine, [2]).close()
+    graph.launch(streams[0])
+    graph.close()
+    second = opened(machine, [1, 2])
+    with df.Graph.capture(streams) as graph:  # triggers late, so it is in nobody's way
+        call.launch()
+    opened(machine, [1]).close()
+    second.close()
+    assert triggers(call)
+    opened(machine, [1]).close()
+    graph.launch(streams[0])
+    first.synchronize()
+    graph.close()
+    first.close()
+
+
+@pytest.mark.emu
+def test_a_graph_of_another_library_with_an_early_launch_keeps_others_out_for_good(machine, rng):
+    driver = df.emu.driver
+    first = opened(machine, [0, 1])
+    call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
+    first.early.captured(None)
+    with pytest.raises(ArgumentError, match="with a graph of another library that holds"):
+        opened(machine, [1])
+    assert driver is not None and triggers(call)
+    first.close()
+    opened(machine, [1]).close()
+
+
+@pytest.mark.gpus(2)
+def test_two_groups_with_chains_of_early_calls_do_not_starve_each_other(new_group, rng):
+    """Each fills its budget, in chains on streams of its own, launched in opposite orders of the devices."""
+    hosts = random_inputs(rng, 2, 60_000, "bfloat16")
+    groups = [new_group([0, 1]), new_group([1, 0])]
+    streams = [[df.Stream(rank.device) for rank in group] for group in groups]
+    calls = [call_of(group, hosts, "push_two_shot") for group in groups]
+    for _ in range(8):
+        for (call, _), queues in zip(calls, streams, strict=True):
+            call.launch(queues)
+    for group, (_, ys) in zip(groups, calls, strict=True):
+        group.synchronize()
+        assert_bits(ys, reference.allreduce(hosts))
+    assert np.isfinite(np.asarray(ys[0].numpy(), np.float32)).all()
