@@ -7,9 +7,9 @@ of whose blocks were placed before. It can stop another group's: on one device A
 while on another B's leaves none for A's, and each waits for the other.
 
 So launches of PDLLevel.OVERLAP_AT_BEGINNING trigger at once only while their group is the only one open on its devices.
-While there are others they trigger at their end, as those of the other levels. Then only what ends by itself is resident
-beside a call that waits, and the budgets hold. A group is opened after those launches of the others that have triggered
-early are complete, and not at all while a graph holds such a launch, which nobody can change.
+While there are others they trigger at their end, as those of the other levels. Then only what ends by itself is beside
+a call that waits, and the budgets hold. A group is opened after those launches of the others that have triggered early
+are complete, and not at all while a graph holds such a launch, which nobody can change.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ public:
 
     // After wait_for_producer(), every thread of the grid, before anything else.
     __device__ __forceinline__ void start() {
+        fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
     }
 
@@ -78,6 +79,7 @@ public:
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
+        fall_behind();
         const bool first = threadIdx.x == 0 && blockIdx.x == 0;
         u64* const epoch = epoch_word(call_.workspaces[call_.rank]);
         if (FAULT("epoch-by-one-thread")) {
@@ -140,6 +142,7 @@ public:
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
                 report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
             });
+        fall_behind();
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
@@ -182,6 +185,15 @@ private:
         epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
         aborted_ = abort != 0;
         half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
+    }
+
+    // Only with the fault of that name, which must change nothing: this warp waits for up to 4 us, or twice that.
+    static __device__ __forceinline__ void fall_behind() {
+        if (!FAULT("warps-that-fall-behind")) return;
+        const u64 begin = ptx::cycles();
+        const u32 mixed = (u32(begin) ^ (blockIdx.x * 64 + threadIdx.x / 32) * 0x9e3779b9u) * 0x85ebca6bu;
+        const u32 cycles = __shfl_sync(__activemask(), mixed, __ffs(__activemask()) - 1) >> 19;
+        while (ptx::cycles() - begin < cycles) __nanosleep(100);
     }
 
     // Of the fault of that name: a word that push calls do not use.
