@@ -11,7 +11,7 @@ placed on all its devices and ends. With more groups that is no proof, and the b
 
 The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
 resident while it still waits for a peer, and calls trigger earlier only while their group is alone on its devices
-(`early.py`).
+(`alone.py`). A group that was given no budget has all multiprocessors for its push launches then.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
 
 
 class BlockBudget:
-    """`blocks` resident blocks on each of `devices`, held until `release()`."""
+    """`blocks` resident blocks on each of `devices`, held until `release()`; `alone` while there is no other budget."""
 
     def __init__(self, devices: Sequence[Device], max_blocks: int | None) -> None:
         """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""
         self.devices = tuple(devices)
         if max_blocks is None:
-            self.blocks = min(DEFAULT_BLOCKS, *(device.sm_count for device in devices))
+            self.alone = min(device.sm_count for device in devices)
+            self.blocks = min(DEFAULT_BLOCKS, self.alone)
         else:
-            self.blocks = max_blocks
+            self.alone = self.blocks = max_blocks
         with _lock:
             for device in self.devices:
                 used = _reserved.get(device, 0)
