@@ -10,6 +10,7 @@ from . import reference as reference
 from . import reference_gemv as reference_gemv
 from .comm.group import Group as Group
 from .comm.rank import Rank as Rank
+from .comm.rank_graphs import RankGraphs as RankGraphs
 from .ops.call.options import PDLLevel as PDLLevel
 from .ops.call.scratch import check_device as check_device
 from .ops.collectives.allreduce import allreduce as allreduce

@@ -57,7 +57,7 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     assert (report["driver"], report["gpus"], report["rows"], report["cols"]) == ("emu", 4, 24, 512)
     assert report["ok"] is True
     checks = {(check["op"], check["algo"]): check["mismatches"] for check in report["checks"]}
-    ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("one_stage", "two_stage", "naive")
+    ops, algos = ("allreduce", "allreduce_rmsnorm_fp8"), ("push_one_shot", "one_stage", "two_stage", "naive")
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
 
 

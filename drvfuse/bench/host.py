@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs the calling thread: its bare launches, a prepared call, and a plain one with outputs given."""
+"""What a call costs the calling thread: its bare launches, a prepared and a plain call, and a graph of it.
+
+Outputs are given. A graph holds one call, and a collective has one graph per rank. The skew of a collective is the time
+from the start of the first rank's kernel to that of the last, by the ranks' compared timers, of calls that find the
+devices idle.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,21 +26,32 @@ from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.device import Device
 from ..runtime.driver import Driver
+from ..runtime.graph import Graph
 from ..runtime.stream import Stream
+from ..trace import statistics
+from ..trace.buffer import Trace
 
 BURST = 50  # of calls, whose launches fit into a stream's queue
 BURSTS = 41
 COLUMNS = 4096
-HEAD = ("call", "launches", "launches alone us", "prepared us", "plain us", "prepared x", "plain x")
+SKEWS = 21
+_WAYS = ("bare", "prepared", "plain", "graph")
+HEAD = ("call", "launches", "launches alone us", "prepared us", "plain us", "graph us", "prepared x", "plain x",
+        "skew us", "in graphs us")  # fmt: skip
 TEXT_COLUMNS = 1
 
 
 class Case(NamedTuple):
-    """A call of small arrays, which no call waits for; `streams` are those of `prepared`, and `wait` ends a burst."""
+    """A call of small arrays, which no call waits for; `streams` are those of `prepared`, and `wait` ends a burst.
+
+    `traced` makes the call with a trace.
+    """
 
     name: str
+    where: Group | Device
     prepared: Prepared[Any]
     plain: Callable[[], object]
+    traced: Callable[[Trace], Prepared[Any]]
     streams: Sequence[Stream]
     wait: Callable[[], None]
 
@@ -46,7 +63,12 @@ class Case(NamedTuple):
 
 def _case(where: Group | Device, name: str, op: Op[..., Any], *arrays: Any, **options: Any) -> Case:
     streams = [rank.stream for rank in where] if isinstance(where, Group) else [where.stream]
-    return Case(name, op.prepare(*arrays, **options), lambda: op(*arrays, **options), streams, where.synchronize)
+
+    def traced(trace: Trace) -> Prepared[Any]:
+        return op.prepare(*arrays, **options, trace=trace)
+
+    prepared = op.prepare(*arrays, **options)
+    return Case(name, where, prepared, lambda: op(*arrays, **options), traced, streams, where.synchronize)
 
 
 @contextmanager
@@ -85,6 +107,7 @@ def _measured(case: Case) -> dict[str, Any]:
         "bare": case.bare,
         "prepared": case.prepared.launch,
         "plain": case.plain,
+        "graph": _graph(case.where, case.prepared),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(BURSTS + 1):
@@ -95,11 +118,37 @@ def _measured(case: Case) -> dict[str, Any]:
             times[name].append((time.perf_counter() - start) / BURST * 1e6)
             case.wait()
     medians = {name: float(np.median(found[1:])) for name, found in times.items()}
-    return {"call": case.name, "launches": sum(map(len, case.prepared.launches)), **medians}
+    found: dict[str, Any] = {"call": case.name, "launches": sum(map(len, case.prepared.launches)), **medians}
+    if isinstance(case.where, Group):
+        trace = Trace(case.where)
+        traced = case.traced(trace)
+        found["skew"] = {"prepared": _skew(traced.launch, trace), "graph": _skew(_graph(case.where, traced), trace)}
+    return found
+
+
+def _graph(where: Group | Device, call: Prepared[Any]) -> Callable[[], object]:
+    """Launches a graph of one call."""
+    if isinstance(where, Group):
+        with where.capture() as graphs:
+            call.launch()
+        return graphs.launch
+    with Graph.capture(where.stream) as graph:
+        call.launch()
+    return partial(graph.launch, where.stream)
+
+
+def _skew(call: Callable[[], object], trace: Trace) -> float:
+    """Microseconds from the first rank's start to the last one's, the median over calls."""
+    found = []
+    for _ in range(SKEWS):
+        call()
+        found.append(max(skew.first for skew in statistics.skews(trace.records())))
+    return float(np.median(found))
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
     """The row of a table under `HEAD`."""
-    times = [result[name] for name in ("bare", "prepared", "plain")]
-    ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
-    return [[result["call"], str(result["launches"]), *(f"{time:.1f}" for time in times), *ratios]]
+    times = [result[name] for name in _WAYS]
+    ratios = [f"{result[name] / result['bare']:.2f}" for name in ("prepared", "plain")]
+    skews = [f"{skew:.1f}" for skew in result["skew"].values()] if "skew" in result else ["", ""]
+    return [[result["call"], str(result["launches"]), *(f"{time:.1f}" for time in times), *ratios, *skews]]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..comm.group import Group
+from ..comm.rank_graphs import RankGraphs
 from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.graph import Graph
@@ -28,47 +30,66 @@ class Timing(NamedTuple):
 
 
 class Replays:
-    """A graph of back-to-back calls, replayed any number of times.
+    """A graph of back-to-back calls, one per rank of a group, replayed any number of times.
 
     `calls` take turns inside the graph, each the same number of times and together at least `calls_a_graph` times; each
-    launches its work on the streams of all ranks, or on the device's stream, and must be capturable.
+    launches its work on the streams of all ranks, or on the device's stream, and must be capturable. `joined`: one
+    graph holds the calls of all ranks, as the algorithm "naive" needs it.
     """
 
-    def __init__(self, where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20) -> None:
+    def __init__(
+        self,
+        where: Group | Device,
+        calls: Sequence[Callable[[], object]],
+        calls_a_graph: int = 20,
+        *,
+        joined: bool = False,
+    ) -> None:
         self._where = where
-        streams = [rank.stream for rank in where] if isinstance(where, Group) else [where.stream]
+        devices = [rank.device for rank in where] if isinstance(where, Group) else [where]
         for call in calls:
             call()
         where.synchronize()
         self._calls = -(-calls_a_graph // len(calls)) * len(calls)
-        with Graph.capture(streams) as self._graph:
+        capture: contextlib.AbstractContextManager[RankGraphs | Graph]
+        if isinstance(where, Group) and not joined:
+            capture = where.capture()
+        else:
+            capture = Graph.capture([device.stream for device in devices])
+        with capture as self._graphs:
             for turn in range(self._calls):
                 calls[turn % len(calls)]()
-        first = where.ranks[0].device if isinstance(where, Group) else where
-        self._stream = streams[0]
-        self._start, self._end = Event(first, timing=True), Event(first, timing=True)
+        self._marks = [(device.stream, Event(device, timing=True), Event(device, timing=True)) for device in devices]
 
     def microseconds(self) -> float:
-        """Microseconds a call of one replay.
+        """Microseconds a call of one replay, on the slowest rank.
 
         It follows an untimed one directly, so the ranks are in step and the start of the graph is not counted.
         """
-        self._graph.launch(self._stream)
-        self._start.record(self._stream)
-        self._graph.launch(self._stream)
-        self._end.record(self._stream)
+        self._launch()
+        for stream, start, _ in self._marks:
+            start.record(stream)
+        self._launch()
+        for stream, _, end in self._marks:
+            end.record(stream)
         self._where.synchronize()
-        return self._end.elapsed_ms(self._start) * 1000 / self._calls
+        return max(end.elapsed_ms(start) for _, start, end in self._marks) * 1000 / self._calls
+
+    def _launch(self) -> None:
+        if isinstance(self._graphs, Graph):
+            self._graphs.launch(self._marks[0][0])
+        else:
+            self._graphs.launch()
 
     def close(self) -> None:
-        self._graph.close()
+        self._graphs.close()
 
 
 def microseconds_per_call(
-    where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20
+    where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20, *, joined: bool = False
 ) -> Timing:
     """(Time of a graph of back-to-back calls) / calls, over replays; the arguments are those of `Replays`."""
-    replays = Replays(where, calls, calls_a_graph)
+    replays = Replays(where, calls, calls_a_graph, joined=joined)
     times = [replays.microseconds() for _ in range(REPLAYS)]
     replays.close()
     return Timing(statistics.median(times), max(times) - min(times))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
@@ -26,6 +28,8 @@ PROFILE = "strict"
 the profile that accepts more."""
 
 _PR_SET_PDEATHSIG = 1
+_TASKS_PER_JOB = 4  # that the pool has at a time: with all of them at once its pipes could fill up
+_INTERRUPT_SECONDS = 0.2  # within which Ctrl-C takes effect
 
 
 @dataclass(frozen=True)
@@ -79,28 +83,50 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
     context = multiprocessing.get_context("spawn")  # a machine does not survive a fork
     pool = ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context, initializer=_start)
     others = set(multiprocessing.active_children())
+    waiting = iter(todo)
+    running: set[Future[Outcome | Verdict]] = set()
     try:
-        with _interrupts_held():  # the processes inherit that: Ctrl-C is for this one, which ends them
-            futures = [pool.submit(perform, task) for task in todo]
-        for future in as_completed(futures):
-            yield future.result()
+        while True:
+            with _interrupts_held():
+                for task in itertools.islice(waiting, _TASKS_PER_JOB * jobs - len(running)):
+                    running.add(pool.submit(perform, task))
+                ended, running = wait(running, return_when=FIRST_COMPLETED, timeout=_INTERRUPT_SECONDS)
+                results = [future.result() for future in ended]
+            yield from results
+            if not running and not ended:
+                break
     except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()
+        with _interrupts_held():
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
         if isinstance(error, BrokenProcessPool):
             raise DrvfuseError("one of its processes was killed, or crashed; --jobs 1 does without others") from None
         raise
-    pool.shutdown()
+    with _interrupts_held():
+        pool.shutdown()
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """SIGINT takes effect at the end of the block. Processes that are started in the block do not get it.
+
+    KeyboardInterrupt, which is raised between any two bytecodes of the main thread, could leave a lock taken that the
+    threads of the pool need, and the exit of the process waits for these threads.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python runs no signal handler there
+        yield
+        return
+    noted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start() -> None:

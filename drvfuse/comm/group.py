@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,13 +21,14 @@ from .budget import BlockBudget
 from .history import History, Noted
 from .partial import PartialCalls
 from .rank import Rank
+from .rank_graphs import RankGraphs
 from .transport import LocalTransport
 from .workspace import LEGS, MAX_RANKS, Workspace
 
 if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
     from ..runtime.graph import Graph
-    from ..runtime.stream import Stream
+    from ..runtime.stream import Stream, StreamLike
 
 MIN_WORKSPACE_BYTES = 4096
 
@@ -184,6 +186,19 @@ class Group(Owned, Owner):
             self.reset()
         elif self.workspace.reported():
             self.check()
+
+    @contextlib.contextmanager
+    def capture(self, streams: Sequence[StreamLike] | None = None) -> Iterator[RankGraphs]:
+        """Record what the block queues on `streams`, by default each rank's own, as one CUDA graph per local rank.
+
+        `with group.capture() as graphs: ...`, then `graphs.launch()`. Nothing runs inside the block. Chains of
+        collectives are faster than in one graph over all streams (`Graph.capture(streams)`), which starts and ends on
+        one stream. The algorithm "naive" needs one graph and raises Unsupported here. For what else is raised see
+        `Graph.capture`; `streams` has one stream of each local rank's device.
+        """
+        self.require_open()
+        with RankGraphs.capture(self, streams) as graphs:
+            yield graphs
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""

@@ -119,18 +119,35 @@ class Graph(Owned):
             self._notes.append(note)
 
     def launch(self, stream: Stream) -> None:
-        """Queue the graph on `stream`; does not wait."""
-        self._check_open()
-        if self._executable is None:
-            raise CaptureError("the graph is still being captured, or its capture failed")
+        """Queue the graph on `stream`; does not wait. It is `admit`, then `queue`."""
+        self.admit(stream)
+        self.queue(stream)
+
+    def admit(self, stream: Stream) -> None:
+        """The first half of `launch`: order `stream` after what the graph depends on, and raise what is against it."""
+        self._require_executable()
         for check in self._checks:
             check(stream)
+
+    def queue(self, stream: Stream) -> None:
+        """The second half of `launch`, right after `admit`."""
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
         event = stream.mark() if stream.foreign and stream.capture_id() is None else None
         mark_used((kept for kept in self._kept.values() if isinstance(kept, Array)), stream, event)
         for note in self._notes:
             note(stream, event)
+
+    def upload(self, stream: Stream) -> None:
+        """Prepare the device, in the order of `stream`, so that the first launch is as fast as later ones."""
+        self._require_executable()
+        with stream.device.use():
+            self.driver.cuGraphUpload(self._executable, stream.handle)
+
+    def _require_executable(self) -> None:
+        self._check_open()
+        if self._executable is None:
+            raise CaptureError("the graph is still being captured, or its capture failed")
 
     def close(self) -> None:
         super().close()

@@ -14,16 +14,19 @@ from drvfuse.runtime.driver import get_driver
 
 
 @pytest.mark.emu
-def test_the_command_times_every_call_three_ways(monkeypatch, tmp_path, capsys):
+def test_the_command_times_every_call_four_ways_and_the_skew_of_collectives(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(host, "BURST", 1)
     monkeypatch.setattr(host, "BURSTS", 1)
+    monkeypatch.setattr(host, "SKEWS", 1)
     out = tmp_path / "host.json"
     assert main(["bench", "host", "--driver", "emu", "--gpus", "2", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "mean nothing" in shown and "prepared x" in shown
     results = json.loads(out.read_text())
     assert [result["launches"] for result in results] == [2, 2, 1, 1]
-    assert all(result[way] > 0 for result in results for way in ("bare", "prepared", "plain"))
+    assert all(result[way] > 0 for result in results for way in ("bare", "prepared", "plain", "graph"))
+    assert all(0 <= result["skew"][way] < 1000 for result in results[:2] for way in ("prepared", "graph"))
+    assert all("skew" not in result for result in results[2:])
 
 
 def test_more_gpus_than_there_are_is_refused(capsys):

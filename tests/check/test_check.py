@@ -19,6 +19,7 @@ import pytest
 
 from drvfuse.__main__ import main
 from drvfuse.check import cases, collectives
+from drvfuse.check.explorer import _interrupts_held
 from drvfuse.check.mutants import MUTANTS, Mutant, direct_two_stage, hunt
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
@@ -153,11 +154,24 @@ def test_a_fault_that_the_first_seed_does_not_show_is_hunted_further(capsys):
     assert status == 0 and report["mutants"][0]["caught"] and report["mutants"][0]["seed"] > 0
 
 
+def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it():
+    """Inside the block it could leave a lock of the pool taken, and the process would never exit."""
+    steps = []
+    with pytest.raises(KeyboardInterrupt):
+        with _interrupts_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("after the signal")
+        steps.append("after the block")
+    assert steps == ["after the signal"]
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
 def test_interrupt_ends_it_at_once():
     options = ["--only", "fused-*", "--jobs", "2"]
-    assert (
-        main(["check", "--seeds", "1", *options]) == 0
-    )  # compiles what the workers need: nothing interrupts a compiler
+    # This compiles what the workers need, since nothing interrupts a compiler.
+    assert main(["check", "--seeds", "1", *options]) == 0
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

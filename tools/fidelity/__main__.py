@@ -47,7 +47,7 @@ def about(device: df.Device) -> dict[str, Any]:
         "nvrtc": f"{major}.{minor}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "numpy": np.__version__,
-        "forms": len(table(awaited=True)),
+        "forms": len(table()),
     }
 
 
@@ -59,7 +59,7 @@ def record(driver: str, out: Path) -> int:
     device = df.device(0, driver=driver)
     answers: dict[str, fixture.Answer] = {}
     refused = []
-    for batch in batches(awaited=True):
+    for batch in batches():
         try:
             results = execute.run(device, batch)
         except DriverError as error:
@@ -116,7 +116,7 @@ def both(extra: int) -> int:
     """The two drivers on `extra` random operands more than the fixture has; prints the forms that differ."""
     devices = [df.device(0, driver=name) for name in ("emu", "cuda")]
     wrong = 0
-    for batch in batches(awaited=True):
+    for batch in batches():
         emulated, real = (execute.run(device, batch, extra) for device in devices)
         columns = operands.rows(batch.sources, extra)
         for form in batch.forms:
@@ -130,7 +130,7 @@ def both(extra: int) -> int:
                 for row in bad[:4]:
                     values = ", ".join(f"{int(c[row]):#x}" for c in sources)
                     print(f"    ({values}) gives {a[row]!r}, GPU {b[row]!r}")
-    print(f"{len(table(awaited=True))} forms, {wrong} differ")
+    print(f"{len(table())} forms, {wrong} differ")
     return wrong > 0
 
 

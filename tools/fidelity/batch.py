@@ -59,7 +59,8 @@ class Batch:
 
 def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str:
     parameters = [*(f"in{i}" for i in range(len(sources))), "pair", "out", "scratch"]
-    out = [f".visible .entry {name}({', '.join(f'.param .u64 {p}' for p in parameters)}, .param .u32 rows) {{"]
+    out = [f".visible .entry {name}({', '.join(f'.param .u64 {p}' for p in parameters)}, .param .u32 rows)"]
+    out.append(".explicitcluster .reqnctapercluster 1, 1, 1 {")  # without clusters, an H200 refuses st.async as illegal
     out.append(TEMPORARIES)
     out.append(".reg .b64 %at<5>, %cell, %out, %own, %rows; .reg .b32 %row, %lane, %near, %size, %block;")
     out.append(f".shared .align 16 .b8 sharedbytes[{16 * BLOCK}]; .local .align 16 .b8 localbytes[16];")
@@ -86,10 +87,10 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 
 @functools.cache
-def batches(awaited: bool = False) -> tuple[Batch, ...]:
-    """All forms (as `forms.table` has them), by their operand kinds, in the order in which those appear first."""
+def batches() -> tuple[Batch, ...]:
+    """All forms by their operand kinds, in the order in which those appear first."""
     groups: dict[tuple[str, ...], list[Form]] = {}
-    for form in table(awaited):
+    for form in table():
         groups.setdefault(form.sources, []).append(form)
     return tuple(Batch(" ".join(s) or "nothing", s, tuple(f)) for s, f in groups.items())
 

@@ -23,10 +23,6 @@ class Form:
     result: str
     rule: str = "exact"
 
-    @property
-    def base(self) -> str:
-        return self.name.split(".")[0].split()[0]
-
 
 def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "exact", note: str = "") -> Form:
     """A form whose body, unless given, is the instruction on its operands in order."""
@@ -41,11 +37,8 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 
 
 @functools.cache
-def table(awaited: bool = False) -> tuple[Form, ...]:
-    """All forms that have an answer, in order; names are unique. `awaited`: those too that no GPU has been asked about.
-
-    When a recording has them, they become a family like the others.
-    """
+def table() -> tuple[Form, ...]:
+    """All forms, in order; names are unique."""
     from . import (
         forms_bits,
         forms_cluster,
@@ -57,8 +50,17 @@ def table(awaited: bool = False) -> tuple[Form, ...]:
         forms_warp,
     )
 
-    families = (forms_integer, forms_bits, forms_float, forms_convert, forms_select, forms_memory, forms_warp)
-    found = [f for family in (*families, *([forms_cluster] if awaited else [])) for f in family.forms()]
+    families = (
+        forms_integer,
+        forms_bits,
+        forms_float,
+        forms_convert,
+        forms_select,
+        forms_memory,
+        forms_warp,
+        forms_cluster,
+    )
+    found = [f for family in families for f in family.forms()]
     names = [f.name for f in found]
     twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
     if twice:
@@ -80,20 +82,15 @@ def product(*choices: tuple[str, ...]) -> Iterator[str]:
 EXCLUDED = {
     "activemask": "which lanes are converged is the hardware's choice",
     "applypriority": "a cache hint without a result",
-    "barrier.cluster": "no GPU has been asked yet: forms_cluster",
     "brkpt": "stops the kernel; the driver's tests cover it",
     "cp": "moves bytes, and when is the hardware's choice; tests of asynchronous copies cover it",
     "createpolicy": "the bits of a cache policy are the hardware's own",
     "discard": "makes memory undefined; a cache hint otherwise",
     "elect": "which lane is elected is the hardware's choice",
-    "getctarank": "no GPU has been asked yet: forms_cluster",
-    "mapa": "no GPU has been asked yet: forms_cluster",
-    "mbarrier": "the bits of a barrier object are the hardware's own; tests of mbarriers cover its phases",
     "nanosleep": "time only",
     "pmevent": "an event for profilers without a result",
     "prefetch": "a cache hint without a result",
     "prefetchu": "a cache hint without a result",
     "setmaxnreg": "changes the register file only, and needs all warps of a warpgroup",
-    "st.async": "no GPU has been asked yet: forms_cluster",
     "trap": "stops the kernel; the driver's tests cover it",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of blocks, in a launch without any: each block is a cluster of its own. All give the operand, or 0 or 1."""
+"""Clusters of blocks, in clusters of one block. All give the operand, or 0 or 1."""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     send_row(own, rows,
              [&](u32 at, const u32(&words)[InPack::words]) { send_to_all(push, offset + at, stride, words); });
     push.join();
-    if (RESIDUAL && inside(p, begin + row)) rows.fetch_residual(begin + row);
+    if (inside(p, begin + row)) {
+        if (RESIDUAL) rows.fetch_residual(begin + row);
+        rows.expect();
+    }
     trace.lap(TraceRole::push);
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, offset, stride);
@@ -137,6 +140,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
                                        int row, const InPack (&own)[PACKS], const Place& at) {
     const bool exists = inside(p, begin + row);
     if (RESIDUAL && exists) rows.fetch_residual(begin + row);
+    if (!RESIDUAL || exists) rows.expect();
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, at.offset, at.stride);
     trace.need(x);
@@ -169,6 +173,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     const u32 result = at.result + at.steps() * at.result_stride;
     const bool scaled = QUANTISE && !RESIDUAL && rows.index(0) == 0;
     constexpr int WORDS = RESULT_BYTES / 4;
+    if (RESIDUAL && inside(p, begin + row)) rows.expect();
     u32 words[PACKS][WORDS], scale[1];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i)
@@ -226,9 +231,16 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 
 #endif
 
+// A kernel that names its cluster needs no test for a launch without clusters before each of their instructions.
+#if DRVFUSE_CLUSTER > 1
+#define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define OF_CLUSTER
+#endif
+
 extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
                                              DRVFUSE_TWO_SHOT&& DRVFUSE_MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1)
-    DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
+    OF_CLUSTER DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

@@ -102,6 +102,8 @@ public:
     __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace)
         : p_(p), scratch_(scratch), trace_(trace), packs_(packs_of_row(p)), done_(0), block_(Scratch::block()) {
         refresh();
+        share_ = (p.columns & (p.columns - 1)) == 0 ? __float_as_uint(__frcp_rn(float(p.columns))) : 0;
+        ptx::forget(share_);
         if constexpr (KEEP_GAMMA) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) {
@@ -143,6 +145,9 @@ public:
             if (has(i) && !early_residual()) load_of_row(residual_[i], p_.residual, row, index(i), p_);
         }
     }
+
+    // Before normalise(), once for each: makes ready for the exchange of a row's sums between blocks.
+    __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
     // x = x + residual, rounded; store(index, pack) takes residual_out.
     template <bool FETCHED = false, typename Store>
@@ -272,8 +277,7 @@ private:
 
     // sum / columns, by a multiplication where that gives the same bits in a fraction of the time.
     __device__ __forceinline__ float mean_of(float sum) const {
-        const float columns = float(p_.columns);
-        return (p_.columns & (p_.columns - 1)) == 0 ? __fmul_rn(sum, __frcp_rn(columns)) : __fdiv_rn(sum, columns);
+        return share_ != 0 ? __fmul_rn(sum, __uint_as_float(share_)) : __fdiv_rn(sum, float(p_.columns));
     }
 
     __device__ __forceinline__ InPack add_residual_pack(float (&x)[W], int row, int at, const InPack* fetched) const {
@@ -310,6 +314,7 @@ private:
     Trace& trace_;
     const int packs_;
     int thread_;
+    u32 share_;  // the bits of 1 / columns where that is exact, else 0
     u32 done_;
     const u32 block_;  // of the cluster
     InPack residual_[PACKS];

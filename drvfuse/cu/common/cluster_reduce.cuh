@@ -9,7 +9,7 @@
 // passed the exchange of row k + 1 only when every warp has sent its part of it, which each does after it has read the
 // words of row k. So the words of row k + 2 meet nobody who still reads those of row k.
 //
-// Lifetime. `init` is followed by an arrival at the cluster's barrier, and the first exchange waits there: no block sends
+// Lifetime. `init` is followed by an arrival at the cluster's barrier, and the first `expect` waits there: no block sends
 // to one that has not begun or has not initialised its barrier objects. A block exits only after it has received the words
 // of its last row from every block, and all send equally many rows, so nobody sends to a block that has exited. This
 // holds also after a time-out, because threads that give up go through every exchange (push.cuh).
@@ -34,6 +34,16 @@ struct ClusterScratch {
         ptx::cluster_arrive();
     }
 
+    // Before reduce_row of the same row, which has `packs` packs per thread, by all threads of the block. It is a step of
+    // its own so that it runs while the row's words are on their way.
+    __device__ __forceinline__ void expect(u32 row, u32 packs) {
+        if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
+        const u32 warps = blockDim.x / 32;
+        if (threadIdx.x == 0)
+            ptx::mbarrier_arrive_expecting(u32(__cvta_generic_to_shared(&arrived[row % 2])),
+                                           packs * Cluster * warps * u32(sizeof(uint2)));
+    }
+
     static __device__ __forceinline__ u32 block() { return ptx::block_in_cluster(); }
 };
 
@@ -46,8 +56,6 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const u32 warps = blockDim.x / 32;
     const u32 turn = row % 2;
     const u32 arrived = u32(__cvta_generic_to_shared(&scratch.arrived[turn]));
-    if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
-    if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(arrived, PACKS * Cluster * warps * u32(sizeof(uint2)));
     maximum = ptx::warp_max(maximum);
     __syncwarp();  // shuffles order no memory: all lanes have read the last row's words before one of them sends
 #pragma unroll
@@ -62,12 +70,28 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     }
     while (!ptx::mbarrier_try_wait_cluster(arrived, row / 2 % 2)) {
     }
+    const uint2(&groups)[MAX_GROUPS] = scratch.groups[turn];
+    const u32 count = PACKS * Cluster * warps;
+    if (count <= 32) {
+        // A lane has one group of the tree, or none. Each takes four, for the butterfly's steps 16 and 8.
+        float sums[4];
+        maximum = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 group = lane % 8 + 8 * i;
+            const uint2 found = group < count ? groups[group] : make_uint2(0, 0);
+            sums[i] = __uint_as_float(found.x);
+            maximum = max(maximum, found.y);
+        }
+        const float sum = __fadd_rn(__fadd_rn(sums[0], sums[2]), __fadd_rn(sums[1], sums[3]));
+        return {butterfly_sum<4>(sum), __uint_as_float(ptx::warp_max(maximum))};
+    }
     float sum = 0.0f;
     maximum = 0;
-    for (u32 group = lane; group < PACKS * Cluster * warps; group += 32) {
-        const uint2 found = scratch.groups[turn][group];
-        sum = __fadd_rn(sum, __uint_as_float(found.x));
-        maximum = max(maximum, found.y);
+#pragma unroll 1
+    for (u32 group = lane; group < count; group += 32) {
+        sum = __fadd_rn(sum, __uint_as_float(groups[group].x));
+        maximum = max(maximum, groups[group].y);
     }
     return {butterfly_sum(sum), __uint_as_float(ptx::warp_max(maximum))};
 }

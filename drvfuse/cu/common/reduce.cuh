@@ -25,6 +25,8 @@ struct RowScratch {
 
     __device__ __forceinline__ void init() {}
 
+    __device__ __forceinline__ void expect(u32, u32) {}
+
     // Which block this is of those that share a row.
     static __device__ __forceinline__ u32 block() { return 0; }
 };
@@ -34,9 +36,11 @@ struct RowStatistics {
     float maximum;
 };
 
+// The sum over the 32 lanes, or with a smaller `First` step over each 2 * First of them.
+template <int First = 16>
 __device__ __forceinline__ float butterfly_sum(float value) {
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    for (int mask = First; mask > 0; mask /= 2) value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, mask));
     return value;
 }
 

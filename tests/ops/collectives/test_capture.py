@@ -11,7 +11,7 @@ from collective_support import ALGOS, ALL_ALGOS, assert_bits, fill_late, garbage
 
 import drvfuse as df
 from drvfuse import reference
-from drvfuse.errors import CaptureError, Unsupported
+from drvfuse.errors import CaptureError, ClosedError, Unsupported
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -94,6 +94,68 @@ def test_a_graph_of_its_own_for_each_rank(group, hosts, algo):
     assert_bits(ys, reference.allreduce(hosts))
     for graph in graphs:
         graph.close()
+
+
+@pytest.mark.parametrize("own_streams", [True, False])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_group_captures_a_graph_for_each_rank(group, rng, algo, own_streams):
+    xs = [rank.empty(COUNT, "bfloat16") for rank in group]
+    ys, zs = garbage(group, COUNT, "bfloat16"), garbage(group, COUNT, "bfloat16")
+    streams = None if own_streams else [df.Stream(rank.device) for rank in group]
+    with group.capture(streams) as graphs:
+        df.allreduce(group, xs, ys, algo=algo, streams=streams)
+        df.allreduce(group, ys, zs, algo=algo, streams=streams)
+    assert len(graphs.graphs) == 3
+    for _ in range(3):
+        hosts = random_inputs(rng, 3, COUNT, "bfloat16")
+        for x, host in zip(xs, hosts, strict=True):
+            x.copy_from(host)
+        group.synchronize()
+        graphs.launch()
+        group.synchronize()
+        once = reference.allreduce(hosts)
+        assert_bits(ys, once, algo)
+        assert_bits(zs, reference.allreduce([once] * 3), algo)
+        assert_bits(df.allreduce(group, xs), once)
+        group.synchronize()
+    graphs.close()
+    with pytest.raises(ClosedError):
+        graphs.launch()
+
+
+def test_graphs_of_the_ranks_need_a_stream_of_each_ranks_device(group, hosts, refused):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    streams = [rank.stream for rank in group]
+    refused(lambda: group.capture(streams[:2]).__enter__(), "streams", "3 local ranks")
+    with group.capture() as graphs:
+        df.allreduce(group, xs, ys)
+    refused(lambda: graphs.launch(streams[:1]), "streams", "3 local ranks")
+    refused(lambda: graphs.launch([streams[0], streams[0], streams[2]]), "streams[1]", "Device 1")
+    graphs.launch(streams)
+    group.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+
+
+def test_graphs_of_the_ranks_are_launched_together_or_not_at_all(group, hosts):
+    """A rank whose graph is closed is found before the graphs of other ranks run and wait for it."""
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    with group.capture() as graphs:
+        df.allreduce(group, xs, ys)
+    graphs.graphs[2].close()
+    with pytest.raises(ClosedError):
+        graphs.launch()
+    group.synchronize()
+    assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
+
+
+def test_an_exception_drops_the_captures_of_all_ranks(group, hosts):
+    xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+    with pytest.raises(KeyError, match="mine"), group.capture():
+        df.allreduce(group, xs, ys)
+        raise KeyError("mine")
+    with pytest.raises(Unsupported, match="one capture"), group.capture():
+        df.allreduce(group, xs, ys, algo="naive")
+    assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
 
 
 def test_naive_needs_all_streams_in_one_capture(group, hosts):

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One CUDA graph per rank of a group, captured together and launched together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import ArgumentError
+from ..runtime.graph import Graph
+from ..runtime.lifetime import launch_group
+
+if TYPE_CHECKING:
+    from ..runtime.stream import Stream, StreamLike
+    from .group import Group
+
+
+class RankGraphs:
+    """A CUDA graph for each local rank of a group: `graphs[i]` belongs to local rank i. Made by `Group.capture`.
+
+    The driver orders nothing across GPUs here, as it does at both ends of one graph over the streams of all ranks; the
+    collectives inside meet on the devices. Buffers are kept as `Graph` keeps them.
+    """
+
+    def __init__(self, group: Group, streams: Sequence[Stream], graphs: Sequence[Graph]) -> None:
+        self._group, self._streams, self.graphs = group, tuple(streams), tuple(graphs)
+
+    @classmethod
+    @contextlib.contextmanager
+    def capture(cls, group: Group, streams: Sequence[StreamLike] | None) -> Iterator[RankGraphs]:
+        """See `Group.capture`."""
+        chosen = _one_per_rank(group, [rank.stream for rank in group] if streams is None else streams)
+        with contextlib.ExitStack() as captures:
+            graphs = [captures.enter_context(Graph.capture(stream)) for stream in chosen]
+            yield cls(group, chosen, graphs)
+        for graph, stream in zip(graphs, chosen, strict=True):
+            graph.upload(stream)  # else the first launch does it, while kernels of the ranks before wait for this one
+
+    def launch(self, streams: Sequence[StreamLike] | None = None) -> None:
+        """Queue every rank's graph, each on its stream of the capture or of `streams`; does not wait.
+
+        Raises what a call on the group raises, BarrierTimeout for example, before the first graph is queued.
+        """
+        chosen = self._streams if streams is None else _one_per_rank(self._group, streams)
+        pairs = list(zip(self.graphs, chosen, strict=True))
+        for graph, stream in pairs:
+            graph.admit(stream)
+        try:
+            with launch_group():
+                for graph, stream in pairs:
+                    graph.queue(stream)
+        except BaseException:
+            self._group.abandon()
+            raise
+
+    def close(self) -> None:
+        """Destroy the graphs. Idempotent."""
+        for graph in self.graphs:
+            graph.close()
+
+
+def _one_per_rank(group: Group, streams: Sequence[StreamLike]) -> list[Stream]:
+    if len(streams) != len(group):
+        raise ArgumentError("streams", f"{len(streams)} streams", f"one stream for each of {len(group)} local ranks")
+    return [rank.wrap(stream, f"streams[{i}]") for i, (rank, stream) in enumerate(zip(group, streams, strict=True))]
