@@ -5,33 +5,29 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import __version__, errors
 from .cli.options import check_files
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is {'not positive' if least else 'negative'}")
+        return value
+
+    return parse
 
 
-def _positive(text: str) -> int:
-    value = _integer(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = _integer(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
+_natural, _positive = _at_least(0), _at_least(1)
 
 
 def _add_benchmarks(benchmarks: Any) -> None:
@@ -148,29 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         check_files(arguments)
-        if arguments.command == "demo":
-            from .cli.demo import run_demo
-
-            return run_demo(arguments)
-        if arguments.command == "check":
-            from .cli.check import run_check
-
-            return run_check(arguments)
-        if arguments.command == "bench":
-            from .cli.bench import run_bench
-
-            return run_bench(arguments)
-        if arguments.command == "trace":
-            from .cli.trace import run_trace
-
-            return run_trace(arguments)
-        if arguments.command == "tune":
-            from .cli.tune import run_tune
-
-            return run_tune(arguments)
-        from .cli.doctor import run_doctor
-
-        return run_doctor(arguments)
+        module = importlib.import_module(f".cli.{arguments.command}", __package__)  # one command needs no other's
+        status: int = getattr(module, f"run_{arguments.command}")(arguments)
+        return status
     except (errors.DrvfuseError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             sys.stdout = None  # its reader is gone, and the interpreter would flush it at exit

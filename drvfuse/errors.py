@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +75,15 @@ def require_kind(argument: str, value: object, kind: type, expected: str) -> Non
     """Raise ArgumentError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         raise ArgumentError(argument, kind_of(value), expected)
+
+
+def require_integer(argument: str, value: Any, expected: str, least: int | None = None, most: int | None = None) -> int:
+    """`value` as an int within bounds, of any type but bool; else ArgumentError."""
+    with contextlib.suppress(TypeError):
+        number = operator.index(value)
+        if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
+            return number
+    raise ArgumentError(argument, repr(value), expected)
 
 
 class LaunchError(DrvfuseError):

@@ -16,6 +16,7 @@ import numpy as np
 from .. import config, dtypes, reference
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
+from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..plans.collectives import MAX_COLUMNS
@@ -26,6 +27,7 @@ from .terminal import progress, table
 ALGORITHMS = ("push_one_shot", "one_stage", "two_stage", "naive")
 DEFAULT_GPUS = 4
 EPSILON = 1e-6
+OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
 
 @dataclass
@@ -94,44 +96,40 @@ class Demo:
     def algorithms(self) -> tuple[str, ...]:
         return ALGORITHMS if self.group.peers_readable else ("naive",)
 
-    def check_allreduce(self, algo: str) -> Check:
-        prepared = allreduce.prepare(self.group, self.inputs, algo=algo)
-        outputs = prepared.launch()
-        self.group.synchronize()
-        wrong = sum(_mismatches(output.numpy(), self.sum) for output in outputs)
-        return Check("allreduce", algo, wrong, *prepared.traffic)
+    def prepared(self, op: str, algo: str, **given: Any) -> Prepared[Any]:
+        """The call of a collective, with the outputs that are given."""
+        if op == "allreduce":
+            return allreduce.prepare(self.group, self.inputs, algo=algo, **given)
+        return allreduce_rmsnorm_fp8.prepare(self.group, self.inputs, self.gammas, epsilon=EPSILON, algo=algo, **given)
 
-    def check_fused(self, algo: str) -> Check:
-        prepared = allreduce_rmsnorm_fp8.prepare(self.group, self.inputs, self.gammas, epsilon=EPSILON, algo=algo)
-        result = prepared.launch()
+    def check(self, op: str, algo: str) -> Check:
+        prepared = self.prepared(op, algo)
+        found = prepared.launch()
         self.group.synchronize()
-        wrong = sum(_mismatches(output.numpy(), self.fused.output) for output in result.output)
-        assert self.fused.scales is not None and result.scales is not None
-        wrong += sum(_mismatches(scales.numpy(), self.fused.scales) for scales in result.scales)
-        return Check("allreduce_rmsnorm_fp8", algo, wrong, *prepared.traffic)
+        pairs: list[tuple[Any, Any]] = [(found, self.sum)]
+        if op != "allreduce":
+            pairs = [(found.output, self.fused.output), (found.scales, self.fused.scales)]
+        wrong = sum(_mismatches(array.numpy(), expected) for arrays, expected in pairs for array in arrays)
+        return Check(op, algo, wrong, *prepared.traffic)
 
     def run(self, time_it: bool) -> list[Check]:
-        checks = []
-        for algo in self.algorithms():
-            checks.append(self.check_allreduce(algo))
-            checks.append(self.check_fused(algo))
+        checks = [self.check(op, algo) for op in OPS for algo in self.algorithms()]
         if time_it:
             self._time(checks)
-        return sorted(checks, key=lambda check: check.op)
+        return checks
 
     def _time(self, checks: list[Check]) -> None:
         from ..bench.timing import microseconds_per_call
 
-        sums = [rank.empty(host.shape, "bfloat16") for rank, host in zip(self.group, self.host, strict=True)]
-        quantised = [rank.empty(host.shape, "float8_e4m3fn") for rank, host in zip(self.group, self.host, strict=True)]
-        scales = [rank.empty(host.shape[:-1], "float32") for rank, host in zip(self.group, self.host, strict=True)]
+        shape, driver = self.host[0].shape, self.group.driver
+        sums = [rank.empty(shape, "bfloat16") for rank in self.group]
+        quantised = [rank.empty(shape, "float8_e4m3fn") for rank in self.group]
+        scales = [rank.empty(shape[:-1], "float32") for rank in self.group]
+        outputs = dict(zip(OPS, ({"outputs": sums}, {"outputs": quantised, "scales": scales}), strict=True))
+        left = [min(32, rank.device.sm_count - self.group.max_blocks) for rank in self.group]
         singles = [
-            Group.local(
-                [rank.device.index],
-                driver=self.group.driver,
-                max_blocks=min(32, rank.device.sm_count - self.group.max_blocks),
-            )
-            for rank in self.group
+            Group.local([rank.device.index], driver=driver, max_blocks=blocks)
+            for rank, blocks in zip(self.group, left, strict=True)
         ]
         norms = [
             allreduce_rmsnorm_fp8.prepare(
@@ -145,16 +143,11 @@ class Demo:
 
         try:
             for check in checks:
+                call = self.prepared(check.op, check.algo, **outputs[check.op])
+                check.microseconds = microseconds(call.launch, check.algo)
                 if check.op == "allreduce":
-                    call = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
-                    check.microseconds = microseconds(call.launch, check.algo)
                     continue
-                fused = allreduce_rmsnorm_fp8.prepare(
-                    self.group, self.inputs, self.gammas, epsilon=EPSILON, outputs=quantised, scales=scales,
-                    algo=check.algo,
-                )  # fmt: skip
-                check.microseconds = microseconds(fused.launch, check.algo)
-                plain = allreduce.prepare(self.group, self.inputs, sums, algo=check.algo)
+                plain = self.prepared("allreduce", check.algo, outputs=sums)
 
                 def unfused(plain: Any = plain) -> None:
                     plain.launch()

@@ -64,12 +64,7 @@ class Totals:
 
     def count(self, note: CallNote) -> None:
         """Add a call behind these."""
-        self.calls += 1
-        if note.barriers:
-            self.barriers += note.barriers
-            self.waiting = 0
-        elif note.waits and not self.waiting:
-            self.waiting = self.calls
+        self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
         """Add calls behind these."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from math import inf
 
+from .definitions import Defines, defines
 from .limits import Limits, ceil_div
 from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
 
@@ -64,7 +65,7 @@ class FewRows:
     def threads(self) -> int:
         return 32 * self.warps
 
-    def defines(self, aligned: bool) -> tuple[tuple[str, str | int], ...]:
+    def defines(self, aligned: bool) -> Defines:
         return _tile_defines(self, self.block_rows, aligned)
 
 
@@ -120,24 +121,13 @@ class ManyRows:
     def threads(self) -> int:
         return 32 * self.warps
 
-    def defines(self, aligned: bool) -> tuple[tuple[str, str | int], ...]:
-        return (
-            *_tile_defines(self, 4, aligned),
-            ("DRVFUSE_KNOWN", int(self.known)),
-            ("DRVFUSE_PARTS", self.parts),
-        )
+    def defines(self, aligned: bool) -> Defines:
+        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts)
 
 
-def _tile_defines(plan: FewRows | ManyRows, batch: int, aligned: bool) -> tuple[tuple[str, str | int], ...]:
-    return (
-        ("DRVFUSE_WARPS", plan.warps),
-        ("DRVFUSE_BATCH", batch),
-        ("DRVFUSE_BLOCK_ROWS", plan.block_rows),
-        ("DRVFUSE_TILE_ROWS", plan.tile_rows),
-        ("DRVFUSE_TILE_COLUMNS", plan.tile_columns),
-        ("DRVFUSE_ROW_LANES", plan.row_lanes),
-        ("DRVFUSE_WHOLE", int(aligned and plan.whole)),
-    )
+def _tile_defines(plan: FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
+    rows = defines(warps=plan.warps, batch=batch, block_rows=plan.block_rows, tile_rows=plan.tile_rows)
+    return rows + defines(tile_columns=plan.tile_columns, row_lanes=plan.row_lanes, whole=aligned and plan.whole)
 
 
 def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .definitions import Defines, defines
 from .limits import Limits, ceil_div
 from .scratch import MAX_GRID
 
@@ -36,9 +37,8 @@ class RowPlan(NamedTuple):
         return 32 * self.team_warps * self.teams
 
     @property
-    def defines(self) -> tuple[tuple[str, str | int], ...]:
-        names = ("TEAM_WARPS", "TEAMS", "PACKS")
-        return tuple((f"DRVFUSE_{name}", value) for name, value in zip(names, self, strict=True))
+    def defines(self) -> Defines:
+        return defines(**self._asdict())
 
     def grid(self, rows: int, resident: int) -> int:
         """Blocks, of which at most `resident` run at once."""

@@ -37,6 +37,7 @@ def groups_of_row(k: int, itemsize: int) -> int:
 
 
 def _power_of_two(most: int) -> int:
+    """The largest that is not more."""
     return 1 << most.bit_length() - 1
 
 
@@ -63,10 +64,7 @@ class Shape:
 
     def norm_warps(self, m: int) -> int:
         """Warps that finish a row of act."""
-        warps = NORM_WARPS
-        while warps * m > NORM_WARPS:
-            warps //= 2
-        return warps
+        return _power_of_two(NORM_WARPS // m)
 
     def norm_batch(self, m: int, n_normed: int) -> int:
         """Packs of four normed columns that a lane waits for at a time."""
@@ -116,10 +114,7 @@ class Shape:
     @property
     def sum_lanes(self) -> int:
         """Lanes that add the groups of a row."""
-        lanes = 1
-        while lanes < min(GROUP, self.warps_a_row * self.packs):
-            lanes *= 2
-        return lanes
+        return min(GROUP, _power_of_two(2 * self.warps_a_row * self.packs - 1))
 
 
 @dataclass(frozen=True)

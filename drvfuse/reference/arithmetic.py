@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .. import dtypes
 from ..dtypes import DTypeLike
 
+NDArray = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 _CANONICAL_NAN = {
@@ -22,12 +23,12 @@ _CANONICAL_NAN = {
 }
 
 
-def bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def bits(values: NDArray) -> NDArray:
     """`values` viewed as unsigned integers of their size, for comparing bit for bit."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def round_to(values: npt.NDArray[Any], dtype: DTypeLike) -> npt.NDArray[Any]:
+def round_to(values: NDArray, dtype: DTypeLike) -> NDArray:
     """float32 `values` rounded once to `dtype`, to nearest even, with canonical NaNs; FP8 saturates."""
     target = dtypes.get(dtype)
     values = np.asarray(values, np.float32, order="C")

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
-from .arithmetic import Floats, round_to
+from .arithmetic import Floats, NDArray, round_to
 from .coat_rmsnorm import SCALE_FLOOR, dequantise, row_rstd
 
 
@@ -29,23 +28,23 @@ class Arithmetic(NamedTuple):
 class Quantised(NamedTuple):
     """FP8 values, and their group scales in bfloat16."""
 
-    values: npt.NDArray[Any]
-    scales: npt.NDArray[Any]
+    values: NDArray
+    scales: NDArray
 
 
 class Sum(NamedTuple):
     """The sum in bfloat16, and quantised."""
 
-    total: npt.NDArray[Any]
-    x: npt.NDArray[Any]
-    s_x: npt.NDArray[Any]
+    total: NDArray
+    x: NDArray
+    s_x: NDArray
 
 
 class Normalised(NamedTuple):
     """`fp8_rmsnorm_pg2pg_forward`'s results."""
 
-    qy: npt.NDArray[Any]
-    s_y: npt.NDArray[Any]
+    qy: NDArray
+    s_y: NDArray
     rstd: Floats
 
 
@@ -69,7 +68,7 @@ def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithme
     return Quantised(round_to(quotients, target), round_to(scales, "bfloat16"))
 
 
-def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
+def fp8_add(x1: NDArray, x2: NDArray, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Sum:
     """The residual add of two bfloat16 arrays; `fp8` as the op's `fp8type`."""
     with np.errstate(all="ignore"):
         total = np.asarray(x1).astype(np.float32) + np.asarray(x2).astype(np.float32)
@@ -77,9 +76,9 @@ def fp8_add(x1: npt.NDArray[Any], x2: npt.NDArray[Any], fp8: DTypeLike, QB: int,
 
 
 def fp8_rmsnorm_pg2pg_forward(
-    x: npt.NDArray[Any],
-    s_x: npt.NDArray[Any],
-    w: npt.NDArray[Any],
+    x: NDArray,
+    s_x: NDArray,
+    w: NDArray,
     QB: int,
     eps: float,
     *,

@@ -7,13 +7,12 @@ As in `coat_rmsnorm`, approximate instructions are correctly rounded here, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
-import numpy.typing as npt
 
 from ..plans.coat_backward import BackwardShape
-from .arithmetic import Floats, fma, in_order, round_to
+from .arithmetic import Floats, NDArray, fma, in_order, round_to
 from .coat_rmsnorm import (
     add_gradients,
     backward_mean,
@@ -31,14 +30,14 @@ from .coat_rmsnorm import (
 class Forward(NamedTuple):
     """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
 
-    qy: npt.NDArray[Any]
-    s_y: npt.NDArray[Any]
-    qy_t: npt.NDArray[Any]
+    qy: NDArray
+    s_y: NDArray
+    qy_t: NDArray
     mean: Floats
     rstd: Floats
 
 
-def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
+def row_mean(x: NDArray, s_x: NDArray, QB: int) -> Floats:
     """The mean of each row, in the kernel's order of additions."""
     columns = x.shape[-1]
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
@@ -47,7 +46,7 @@ def row_mean(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
         return segment_tree(in_order(packs) * scales) / np.float32(columns)
 
 
-def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, mean: Floats) -> Floats:
+def row_rstd(x: NDArray, s_x: NDArray, QB: int, eps: float, mean: Floats) -> Floats:
     """1 / sqrt(variance + eps) of each row, in the kernel's order of additions."""
     values = dequantise(x, s_x, QB)
     with np.errstate(all="ignore"):
@@ -57,10 +56,10 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float, me
 
 
 def fp8_layernorm_forward(
-    x: npt.NDArray[Any],
-    s_x: npt.NDArray[Any],
-    w: npt.NDArray[Any] | None,
-    b: npt.NDArray[Any] | None,
+    x: NDArray,
+    s_x: NDArray,
+    w: NDArray | None,
+    b: NDArray | None,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
@@ -83,14 +82,8 @@ def fp8_layernorm_forward(
 
 
 def fp8_layernorm_backward(
-    x: npt.NDArray[Any],
-    s_x: npt.NDArray[Any],
-    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
-    w: npt.NDArray[Any] | None,
-    m: Floats,
-    v: Floats,
-    QB: int,
-) -> tuple[npt.NDArray[Any], ...]:
+    x: NDArray, s_x: NDArray, g: NDArray | Sequence[NDArray], w: NDArray | None, m: Floats, v: Floats, QB: int
+) -> tuple[NDArray, ...]:
     """(dx, dw, db), or (dx,) without a weight; sums in the order of `coat_rmsnorm.fp8_rmsnorm_backward`."""
     values = dequantise(x, s_x, QB)
     shape = BackwardShape.of(*values.shape)

@@ -9,15 +9,14 @@ can be given as the GPU has them, and then all other bits are exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, SupportsFloat
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
 from ..plans.coat_backward import BackwardShape
-from .arithmetic import Floats, butterfly, fma, in_order, round_to
+from .arithmetic import Floats, NDArray, butterfly, fma, in_order, round_to
 
 PACK = 16
 SEGMENT = 32 * PACK
@@ -28,13 +27,13 @@ SCALE_FLOOR = np.float32(1e-10)
 class Forward(NamedTuple):
     """`qy_t` is (N, M) for 2-D input or transpose_output_2d, else (B, N, S). `s_y` is 0-d bfloat16."""
 
-    qy: npt.NDArray[Any]
-    s_y: npt.NDArray[Any]
-    qy_t: npt.NDArray[Any]
+    qy: NDArray
+    s_y: NDArray
+    qy_t: NDArray
     rstd: Floats
 
 
-def dequantise(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int) -> Floats:
+def dequantise(x: NDArray, s_x: NDArray, QB: int) -> Floats:
     """x times its group scales, [rows, columns], in fp32."""
     columns = x.shape[-1]
     values = np.asarray(x).astype(np.float32).reshape(-1, columns)
@@ -52,7 +51,7 @@ def packs_of(values: Floats) -> Floats:
     return padded.reshape(rows, packs, PACK)
 
 
-def pack_scales(s_x: npt.NDArray[Any], QB: int, columns: int, packs: int) -> Floats:
+def pack_scales(s_x: NDArray, QB: int, columns: int, packs: int) -> Floats:
     """The scale of each pack [rows, packs], 0 for those that do not exist."""
     existing = -(-columns // PACK)
     scales = np.asarray(s_x).astype(np.float32).reshape(-1, -(-columns // QB))
@@ -66,7 +65,7 @@ def segment_tree(packs: Floats) -> Floats:
     return in_order(butterfly(packs.reshape(len(packs), packs.shape[1] // 32, 32)))
 
 
-def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) -> Floats:
+def row_rstd(x: NDArray, s_x: NDArray, QB: int, eps: float) -> Floats:
     """1 / sqrt(mean of squares + eps) of each row, in the kernels' order of additions."""
     columns = x.shape[-1]
     packs = packs_of(np.asarray(x).astype(np.float32).reshape(-1, columns))
@@ -77,29 +76,27 @@ def row_rstd(x: npt.NDArray[Any], s_x: npt.NDArray[Any], QB: int, eps: float) ->
         return (np.float32(1) / np.sqrt(mean)).astype(np.float32)
 
 
-def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> npt.NDArray[Any]:
+def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> NDArray:
     """bf16((maximum + 1e-10) / fp8_max), 0-d."""
     limit = np.float32(dtypes.get(fp8).fp8_max or 0)
     return round_to(np.asarray((np.float32(maximum) + SCALE_FLOOR) / limit), "bfloat16").reshape(())
 
 
-def tensor_scale(y: Floats, fp8: DTypeLike) -> npt.NDArray[Any]:
+def tensor_scale(y: Floats, fp8: DTypeLike) -> NDArray:
     """The scale of fp32 rows: NaN if all of some row are NaN; other NaN do not enter it."""
     empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
     numbers = np.abs(y[~np.isnan(y)])
     return scale_of(np.float32(np.nan) if empty else numbers.max(initial=np.float32(0)), fp8)
 
 
-def quantise(
-    y: Floats, s_y: npt.NDArray[Any], fp8: DTypeLike, reciprocal: SupportsFloat | None = None
-) -> npt.NDArray[Any]:
+def quantise(y: Floats, s_y: NDArray, fp8: DTypeLike, reciprocal: SupportsFloat | None = None) -> NDArray:
     """fp32 values over a scale, as a product with its reciprocal, rounded once to FP8."""
     with np.errstate(all="ignore"):
         inverse = np.float32(1) / s_y.astype(np.float32) if reciprocal is None else np.float32(reciprocal)
         return round_to(y * inverse, fp8)
 
 
-def transpose(qy: npt.NDArray[Any], transpose_output_2d: bool) -> npt.NDArray[Any]:
+def transpose(qy: NDArray, transpose_output_2d: bool) -> NDArray:
     """[M, N] or [B, S, N] to [N, M], or for 3-D without the flag to [B, N, S]."""
     if qy.ndim == 3 and not transpose_output_2d:
         return np.ascontiguousarray(qy.transpose(0, 2, 1))
@@ -107,9 +104,9 @@ def transpose(qy: npt.NDArray[Any], transpose_output_2d: bool) -> npt.NDArray[An
 
 
 def fp8_rmsnorm_forward(
-    x: npt.NDArray[Any],
-    s_x: npt.NDArray[Any],
-    w: npt.NDArray[Any],
+    x: NDArray,
+    s_x: NDArray,
+    w: NDArray,
     QB: int,
     eps: float,
     transpose_output_2d: bool = False,
@@ -128,7 +125,7 @@ def fp8_rmsnorm_forward(
     return Forward(qy, s_y, transpose(qy, transpose_output_2d), rstd)
 
 
-def add_gradients(gradients: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def add_gradients(gradients: Sequence[NDArray]) -> NDArray:
     """The sum of bfloat16 arrays, rounded after each addition."""
     total = np.asarray(gradients[0])
     for more in gradients[1:]:
@@ -138,13 +135,8 @@ def add_gradients(gradients: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def fp8_rmsnorm_backward(
-    x: npt.NDArray[Any],
-    s_x: npt.NDArray[Any],
-    g: npt.NDArray[Any] | Sequence[npt.NDArray[Any]],
-    w: npt.NDArray[Any],
-    v: Floats,
-    QB: int,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    x: NDArray, s_x: NDArray, g: NDArray | Sequence[NDArray], w: NDArray, v: Floats, QB: int
+) -> tuple[NDArray, NDArray]:
     """(dx, dw): dx bfloat16 in x's shape, dw in w's dtype.
 
     The numbers of rows and columns alone order the sums, by `BackwardShape`. Segment s has the rows s, s + segments,
@@ -199,9 +191,7 @@ def _row_sum(products: Floats, team_warps: int) -> Floats:
     return warps[:, 0] if team_warps == 1 else in_order(warps)
 
 
-def fp8_division(
-    x: npt.NDArray[Any], fp8type: DTypeLike, s_y: npt.NDArray[Any] | None = None
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def fp8_division(x: NDArray, fp8type: DTypeLike, s_y: NDArray | None = None) -> tuple[NDArray, NDArray]:
     """(y, s_y) of a bfloat16 or float32 array and a per-tensor scale.
 
     Without `s_y` it is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
-from .arithmetic import Floats, butterfly, in_order, round_to
+from .arithmetic import Floats, NDArray, butterfly, in_order, round_to
 
 _PACK_BYTES = 16
 _GROUP = 32
@@ -27,9 +26,9 @@ _LANES = 32
 class Normalised(NamedTuple):
     """The fused op's results: `scales` is None without quantisation, `residual` without a residual."""
 
-    output: npt.NDArray[Any]
-    scales: npt.NDArray[Any] | None
-    residual: npt.NDArray[Any] | None
+    output: NDArray
+    scales: NDArray | None
+    residual: NDArray | None
 
 
 def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
@@ -37,7 +36,7 @@ def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
         raise ArgumentError(argument, f"of shape {np.shape(values)}", f"of shape {shape}")
 
 
-def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
+def sum_ranks(inputs: Sequence[NDArray]) -> Floats:
     """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape."""
     if not len(inputs):
         raise ArgumentError("inputs", "empty", "one array per rank")
@@ -51,10 +50,8 @@ def sum_ranks(inputs: Sequence[npt.NDArray[Any]]) -> Floats:
 
 
 def allreduce(
-    inputs: Sequence[npt.NDArray[Any]],
-    dtype: DTypeLike | None = None,
-    epilogue: Callable[[Floats], npt.NDArray[Any]] | None = None,
-) -> npt.NDArray[Any]:
+    inputs: Sequence[NDArray], dtype: DTypeLike | None = None, epilogue: Callable[[Floats], NDArray] | None = None
+) -> NDArray:
     """The sum of one array per rank, in `dtype` (default: the inputs').
 
     `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
@@ -89,7 +86,7 @@ def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
 
 def quantisation(
     maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
-) -> tuple[npt.NDArray[Any], Floats]:
+) -> tuple[NDArray, Floats]:
     """(scales in `scales_dtype`, what to multiply by) for rows whose largest magnitudes are `maxima`.
 
     The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`; the multiplier is its inverse, or 0 where that is
@@ -106,12 +103,12 @@ def quantisation(
 
 
 def allreduce_rmsnorm_fp8(
-    inputs: Sequence[npt.NDArray[Any]],
-    gamma: npt.NDArray[Any],
+    inputs: Sequence[NDArray],
+    gamma: NDArray,
     epsilon: float,
     weight_offset: float = 0.0,
     scale_ub: float = float("inf"),
-    residual: npt.NDArray[Any] | None = None,
+    residual: NDArray | None = None,
     out_dtype: DTypeLike = "float8_e4m3fn",
     scales_dtype: DTypeLike = "float32",
 ) -> Normalised:

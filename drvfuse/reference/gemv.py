@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
-from .arithmetic import Floats, butterfly, fma, round_to
+from .arithmetic import Floats, NDArray, butterfly, fma, round_to
 from .collectives import row_sum_of_squares
 
 PACK_BYTES = 16
@@ -21,13 +20,11 @@ SCALE_GROUP = 128
 class Normed(NamedTuple):
     """[..., n_normed] and [..., N - n_normed], in the output's dtype."""
 
-    normed: npt.NDArray[Any]
-    unnormed: npt.NDArray[Any]
+    normed: NDArray
+    unnormed: NDArray
 
 
-def row_products(
-    act: npt.NDArray[Any], weight: npt.NDArray[Any], weight_scales: npt.NDArray[Any] | None = None
-) -> Floats:
+def row_products(act: NDArray, weight: NDArray, weight_scales: NDArray | None = None) -> Floats:
     """act [M, K] . weight [N, K]^T as float32 sums [M, N], in the kernel's order.
 
     A pack is 16 bytes of a row of the weight. Products are added in order inside a pack, by fma where both types have
@@ -41,7 +38,7 @@ def row_products(
     padded = groups * GROUP * width
     exact = size < 4 and dtypes.get(act.dtype).itemsize < 4
 
-    def packs(values: npt.NDArray[Any]) -> Floats:
+    def packs(values: NDArray) -> Floats:
         wide = np.zeros((values.shape[0], padded), np.float32)
         wide[:, :k] = values.astype(np.float32)
         return wide.reshape(values.shape[0], -1, width)
@@ -73,13 +70,13 @@ def row_products(
 
 
 def gemv_partial_norm(
-    act: npt.NDArray[Any],
-    weight: npt.NDArray[Any],
-    gamma: npt.NDArray[Any] | None,
+    act: NDArray,
+    weight: NDArray,
+    gamma: NDArray | None,
     *,
     n_normed: int,
     eps: float,
-    weight_scales: npt.NDArray[Any] | None = None,
+    weight_scales: NDArray | None = None,
     out_dtype: DTypeLike | None = None,
 ) -> Normed:
     """What `drvfuse.gemv_partial_norm` returns; the norm reads the float32 sums. act is [K] or [M, K]."""

@@ -245,9 +245,8 @@ def _integers(shape: ShapeLike) -> tuple[int, ...]:
         raise ArgumentError("shape", repr(shape), "an int or a sequence of ints") from None
 
 
-def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
+def allocate(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
     """See `Device.empty`."""
-    require_kind("device", device, Device, "a drvfuse.Device")
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
     nbytes = element_count(dimensions) * element.itemsize
@@ -261,13 +260,6 @@ def empty(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike
     return array
 
 
-def zeros(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
-    """See `Device.zeros`."""
-    array = empty(device, shape, dtype, stream)
-    array.stream.fill(array.ptr, 0, array.nbytes)
-    return array
-
-
 def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None = None) -> Array:
     """See `Device.array`."""
     import numpy as np
@@ -275,7 +267,7 @@ def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None 
     if isinstance(values, Array):
         raise ArgumentError("values", repr(values), "host data; copy a device array with empty(...).copy_from(...)")
     values = np.asarray(values)
-    array = empty(device, values.shape, dtypes.get(values.dtype, "values.dtype"), stream)
+    array = allocate(device, values.shape, dtypes.get(values.dtype, "values.dtype"), stream)
     array.copy_from(values)
     return array
 

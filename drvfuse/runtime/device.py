@@ -103,18 +103,9 @@ class Device(Owner):
         return value
 
     @functools.cached_property
-    def grid_limits(self) -> tuple[int, int, int]:
-        """The largest grid in each dimension."""
-        return self._limits("GRID")
-
-    @functools.cached_property
-    def block_limits(self) -> tuple[int, int, int]:
-        """The largest block in each dimension."""
-        return self._limits("BLOCK")
-
-    def _limits(self, what: str) -> tuple[int, int, int]:
-        x, y, z = (self.attribute(f"MAX_{what}_DIM_{axis}") for axis in "XYZ")
-        return x, y, z
+    def launch_limits(self) -> tuple[tuple[int, ...], ...]:
+        """The largest grid and the largest block, each in its three dimensions."""
+        return tuple(tuple(self.attribute(f"MAX_{what}_DIM_{axis}") for axis in "XYZ") for what in ("GRID", "BLOCK"))
 
     def can_access_peer(self, other: Device) -> bool:
         """True if kernels of this device can reach memory of `other` (True for the device itself)."""
@@ -170,15 +161,15 @@ class Device(Owner):
 
     def empty(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
         """An array with undefined contents, allocated in order on `stream` (default: the device's own)."""
-        from .array import empty
+        from .array import allocate
 
-        return empty(self, shape, dtype, stream)
+        return allocate(self, shape, dtype, stream)
 
     def zeros(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
         """An array of zeros, cleared in order on `stream` (default: the device's own)."""
-        from .array import zeros
-
-        return zeros(self, shape, dtype, stream)
+        array = self.empty(shape, dtype, stream=stream)
+        array.stream.fill(array.ptr, 0, array.nbytes)
+        return array
 
     def array(self, values: npt.ArrayLike, *, stream: StreamLike | None = None) -> Array:
         """A copy of a numpy array, or of what numpy makes one of.

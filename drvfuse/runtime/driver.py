@@ -232,8 +232,10 @@ class Driver(Owner):
 
         return call
 
-    def query(self, name: str) -> Callable[..., tuple[Any, ...]]:
-        """The function of a query that launches make: like `result`, but it stays out of the ring."""
+    @functools.cached_property
+    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
+        """cuStreamIsCapturing, which every launch asks for: like `result`, but it stays out of the ring."""
+        name = "cuStreamIsCapturing"
         function, sink = self._raw(name), self._sink
 
         def call(*args: Any) -> tuple[Any, ...]:
@@ -243,11 +245,6 @@ class Driver(Owner):
             return found
 
         return call
-
-    @functools.cached_property
-    def capture_status(self) -> Callable[..., tuple[Any, ...]]:
-        """cuStreamIsCapturing as a query."""
-        return self.query("cuStreamIsCapturing")
 
     def result(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call `name` and return its raw `(CUresult, values...)`, for queries where a failure is an answer."""

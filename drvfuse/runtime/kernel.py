@@ -237,13 +237,10 @@ class Kernel:
         loaded = self._on(where)
         self._check_shape(where, loaded, dimensions, threads)
         self._allow_shared(where, loaded, smem)
-        wanted: list[object] = []
-        if cluster is not None:
-            shape = _dimensions("cluster", cluster)
+        wanted: list[object] = [] if cluster is None else [Cluster(*_dimensions("cluster", cluster))]
+        shape = loaded.required_cluster if cluster is None else _dimensions("cluster", cluster)
+        if shape is not None:
             self._check_cluster(where, loaded, dimensions, threads, smem, shape)
-            wanted.append(Cluster(*shape))
-        elif loaded.required_cluster is not None:
-            self._check_cluster(where, loaded, dimensions, threads, smem, loaded.required_cluster)
         if cooperative:
             self._check_cooperative(where, dimensions, threads, smem)
             wanted.append(Cooperative())
@@ -258,9 +255,9 @@ class Kernel:
         return Launch(self, where, loaded.handle, dimensions, threads, smem, wanted, arguments)
 
     def _check_shape(self, device: Device, loaded: _Loaded, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
-        for what, (x, y, z), limits in (("grid", grid, device.grid_limits), ("block", block, device.block_limits)):
-            if x > limits[0] or y > limits[1] or z > limits[2]:
-                raise LaunchError(f"{what} is {(x, y, z)}; it must be at most {limits} on {device!r}")
+        for what, size, limits in zip(("grid", "block"), (grid, block), device.launch_limits, strict=True):
+            if any(map(operator.gt, size, limits)):
+                raise LaunchError(f"{what} is {size}; it must be at most {limits} on {device!r}")
         threads = block[0] * block[1] * block[2]
         limit = min(loaded.attributes.max_threads, self.info.max_threads or loaded.attributes.max_threads)
         if threads > limit:
@@ -289,11 +286,7 @@ class Kernel:
             if blocks > _PORTABLE_CLUSTER:
                 allowed = driver.types.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
                 driver.cuFuncSetAttribute(loaded.handle, allowed, 1)
-            config = driver.types.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = grid
-            config.blockDimX, config.blockDimY, config.blockDimZ = block
-            config.sharedMemBytes = smem
-            config.attrs, config.numAttrs = [Cluster(*cluster).build(driver.types)], 1
+            config = _config(driver.types, grid, block, smem, [Cluster(*cluster).build(driver.types)])
             if not driver.cuOccupancyMaxActiveClusters(loaded.handle, config):
                 raise LaunchError(
                     f"no cluster of {blocks} blocks of {self.info.name} with {smem} bytes fits on {device!r}"
@@ -337,10 +330,6 @@ class Launch:
         self.kernel, self.device, self.grid, self.block, self.smem = kernel, device, grid, block, smem
         self._function, self._arguments = function, arguments
         types = device.driver.types
-        self._config = config = types.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.sharedMemBytes = smem
         built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in built:
             if not isinstance(attribute, types.CUlaunchAttribute):
@@ -348,21 +337,14 @@ class Launch:
         identities = [int(attribute.id) for attribute in built]
         if len(set(identities)) != len(identities):
             raise ArgumentError("attrs", "the same attribute twice", "each attribute once")
-        config.attrs, config.numAttrs = built, len(built)
+        self._config = _config(types, grid, block, smem, built)
         self._attributes = tuple(attributes)  # an event in them must live
-        self._facts = calls.LaunchFacts(
-            kernel.info.name,
-            device.index,
-            grid,
-            block,
-            smem,
-            tuple(
-                repr(a) if isinstance(a, LaunchAttribute) else made.id.name
-                for a, made in zip(attributes, built, strict=True)
-            ),
-            kernel.info.params,
-            arguments.structures,
+        shown = (
+            repr(a) if isinstance(a, LaunchAttribute) else made.id.name
+            for a, made in zip(attributes, built, strict=True)
         )
+        where = kernel.info.name, device.index, grid, block, smem
+        self._facts = calls.LaunchFacts(*where, tuple(shown), kernel.info.params, arguments.structures)
         self._handle_set = 0
 
     def __repr__(self) -> str:
@@ -398,6 +380,14 @@ class Launch:
         if self._arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
             mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
+
+
+def _config(types: Any, grid: Sequence[int], block: Sequence[int], smem: int, attributes: list[Any]) -> Any:
+    config = types.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes, config.attrs, config.numAttrs = smem, attributes, len(attributes)
+    return config
 
 
 def _device_of(args: Sequence[object], device: Device | None) -> Device:

@@ -76,7 +76,7 @@ def _dropped(weak: weakref.ref[Pool], ptr: int) -> None:
 
 
 class Pool(Owned):
-    """A device's memory pool. It keeps freed memory for reuse; `trim()` gives it back to the device."""
+    """A device's memory pool. It keeps freed memory for reuse."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -129,9 +129,3 @@ class Pool(Owned):
         block.order(home)
         with self.device.use():
             self.device.driver.cuMemFreeAsync(block.ptr, home.handle)
-
-    def trim(self) -> None:
-        """Give memory that is not in use back to the device. Call it after synchronising."""
-        self._check_open()
-        self.flush()
-        self.device.driver.cuMemPoolTrimTo(self.handle, 0)

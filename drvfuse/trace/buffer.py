@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..comm.group import Group
-from ..errors import ArgumentError, CaptureError, kind_of
+from ..errors import ArgumentError, CaptureError, kind_of, require_integer
 from ..runtime.device import Device
 from . import clocks, decode, layout
 from .clocks import Clock
@@ -76,21 +75,19 @@ class Trace:
     def __init__(self, where: Group | Device, *, nbytes: int = DEFAULT_BYTES) -> None:
         if isinstance(where, Group):
             where.require_open()
-            devices, readable = [rank.device for rank in where], where.peers_readable
-            numbers = [rank.index for rank in where]
+            self.devices, self.ranks = zip(*((rank.device, rank.index) for rank in where), strict=True)
+            self._readable = where.peers_readable
         elif isinstance(where, Device):
-            devices, numbers, readable = [where], [0], False
+            self.devices, self.ranks, self._readable = (where,), (0,), False
         else:
             raise ArgumentError("where", kind_of(where), "a Group or a Device")
-        self.nbytes = _bytes(nbytes)
-        self.devices = tuple(devices)
-        self.ranks = tuple(numbers)
-        self._readable = readable
-        for device in devices:
+        asked = require_integer("nbytes", nbytes, "an integer, at least 1024", 1024)
+        self.nbytes = asked // layout.ALIGNMENT * layout.ALIGNMENT
+        for device in self.devices:
             if device.stream.capture_id() is not None:
                 raise CaptureError(f"a Trace cannot be made while {device.stream!r} is being captured")
-        self._arrays = [device.zeros(self.nbytes // layout.WORD_BYTES, "uint64") for device in devices]
-        for device in devices:
+        self._arrays = [device.zeros(self.nbytes // layout.WORD_BYTES, "uint64") for device in self.devices]
+        for device in self.devices:
             device.stream.synchronize()
         self._launches = 0
         self._sections: list[Section] = []
@@ -120,11 +117,8 @@ class Trace:
         words = layout.block_words(phases, rounds * peers)
         if words > layout.MOST_WORDS // writers:
             most = layout.MOST_WORDS // writers - layout.block_words(0, rounds * peers)
-            raise ArgumentError(
-                "trace",
-                f"of {kernel} with {phases} phases a block",
-                f"of at most {most}: a smaller call, or more blocks",
-            )
+            shown = f"of {kernel} with {phases} phases a block"
+            raise ArgumentError("trace", shown, f"of at most {most}: a smaller call, or more blocks")
         wanted = blocks * words * layout.WORD_BYTES
         offsets = [self._room(position, wanted, f"{blocks} blocks of {kernel}") for position in positions]
         launch = self._launches, kernel, blocks, phases, rounds, peers
@@ -228,13 +222,3 @@ class Trace:
         from .plot import plot
 
         plot(path, self.records(), self._by_rank())
-
-
-def _bytes(value: SupportsIndex) -> int:
-    try:
-        nbytes = operator.index(value)
-    except TypeError:
-        nbytes = 0
-    if nbytes < 1024 or isinstance(value, bool):
-        raise ArgumentError("nbytes", repr(value), "an integer, at least 1024")
-    return nbytes // layout.ALIGNMENT * layout.ALIGNMENT

@@ -53,7 +53,7 @@ class _Lanes:
 
     def __init__(self) -> None:
         self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its threads is free
-        self._of: dict[tuple[int, int, int], int] = {}
+        self.of: dict[tuple[int, int, int], int] = {}
         self.threads: dict[tuple[int, int], str] = {}
 
     def open(self, rank: int, launch: int, block: int, start: int, end: int) -> None:
@@ -61,11 +61,8 @@ class _Lanes:
         number = next((i for i, time in enumerate(free) if time <= start), len(free))
         free[number : number + 1] = [end]
         thread = 1 + block + number * 1_000_000
-        self._of[rank, launch, block] = thread
+        self.of[rank, launch, block] = thread
         self.threads[rank, thread] = f"block {block}" + (f" ({number + 1})" if number else "")
-
-    def of(self, rank: int, launch: int, block: int) -> int:
-        return self._of[rank, launch, block]
 
 
 def _slice(record: Any, start: int, end: int, lanes: _Lanes) -> dict[str, Any]:
@@ -87,15 +84,14 @@ def _slice(record: Any, start: int, end: int, lanes: _Lanes) -> dict[str, Any]:
         "ts": start / 1000,
         "dur": (end - start) / 1000,
         "pid": 1 + rank,
-        "tid": lanes.of(rank, launch, block),
+        "tid": lanes.of[rank, launch, block],
         "args": arguments,
     }
 
 
 def _names(ranks: list[int], lanes: _Lanes) -> list[dict[str, Any]]:
-    found = [_name("process_name", rank, 0, f"rank {rank}") for rank in ranks]
-    return found + [_name("thread_name", rank, thread, name) for (rank, thread), name in sorted(lanes.threads.items())]
-
-
-def _name(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": 1 + rank, "tid": thread, "args": {"name": name}}
+    found = [("process_name", rank, 0, f"rank {rank}") for rank in ranks]
+    found += [("thread_name", rank, thread, name) for (rank, thread), name in sorted(lanes.threads.items())]
+    return [
+        {"name": kind, "ph": "M", "pid": 1 + rank, "tid": at, "args": {"name": name}} for kind, rank, at, name in found
+    ]

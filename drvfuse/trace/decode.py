@@ -18,19 +18,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 RECORD = np.dtype(
-    [
-        ("rank", "<i4"),
-        ("launch", "<i4"),
-        ("kernel", "<U48"),
-        ("block", "<i4"),
-        ("sm", "<i4"),
-        ("role", "<U12"),
-        ("peer", "<i4"),
-        ("start", "<i8"),
-        ("end", "<i8"),
-        ("start_ns", "<f8"),
-        ("end_ns", "<f8"),
-    ]
+    {
+        "names": ["rank", "launch", "kernel", "block", "sm", "role", "peer", "start", "end", "start_ns", "end_ns"],
+        "formats": ["<i4", "<i4", "<U48", "<i4", "<i4", "<U12", "<i4", "<i8", "<i8", "<f8", "<f8"],
+    }
 )
 """See `Trace.records`."""
 

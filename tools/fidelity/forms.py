@@ -9,8 +9,13 @@ the thread's own in global and in shared memory), and `%lane`.
 from __future__ import annotations
 
 import functools
+import importlib
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+_FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp", "cluster")
 
 
 @dataclass(frozen=True)
@@ -39,30 +44,10 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 @functools.cache
 def table() -> tuple[Form, ...]:
     """All forms, in order; names are unique."""
-    from . import (
-        forms_bits,
-        forms_cluster,
-        forms_convert,
-        forms_float,
-        forms_integer,
-        forms_memory,
-        forms_select,
-        forms_warp,
-    )
-
-    families = (
-        forms_integer,
-        forms_bits,
-        forms_float,
-        forms_convert,
-        forms_select,
-        forms_memory,
-        forms_warp,
-        forms_cluster,
-    )
-    found = [f for family in families for f in family.forms()]
-    names = [f.name for f in found]
-    twice = {n for n in names if names.count(n) > 1} if len(set(names)) != len(names) else set()
+    found: list[Form] = []
+    for family in _FAMILIES:
+        found += importlib.import_module(f".forms_{family}", __package__).forms()
+    twice = [name for name, count in Counter(f.name for f in found).items() if count > 1]
     if twice:
         raise ValueError(f"forms of one name: {sorted(twice)}")
     return tuple(found)
@@ -70,12 +55,7 @@ def table() -> tuple[Form, ...]:
 
 def product(*choices: tuple[str, ...]) -> Iterator[str]:
     """Every concatenation of one choice of each; write modifiers with their dot and "" for none."""
-    if not choices:
-        yield ""
-        return
-    for head in choices[0]:
-        for tail in product(*choices[1:]):
-            yield head + tail
+    return map("".join, itertools.product(*choices))
 
 
 # Opcodes without a form, and why.

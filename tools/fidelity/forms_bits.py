@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .forms import Form, form
+from .forms import Form, form, product
 
 TABLES = (0x00, 0x01, 0x0F, 0x17, 0x33, 0x3C, 0x55, 0x6A, 0x80, 0x96, 0xB8, 0xCA, 0xE4, 0xE8, 0xFE, 0xFF)
 
@@ -28,9 +28,8 @@ def forms() -> Iterator[Form]:
     for op in ("and", "or", "xor"):
         yield form(f"{op}.pred", "bit bit", "i32", f"{_predicates('x', 'y')} {op}.pred p, p, q; selp.b32 r, 1, 0, p;")
     yield form("not.pred", "bit", "i32", "setp.ne.b32 p, x, 0; not.pred p, p; selp.b32 r, 1, 0, p;")
-    for side in "lr":
-        for mode in ("wrap", "clamp"):
-            yield form(f"shf.{side}.{mode}.b32", "i32 i32 amount", "i32")
+    for opcode in product(("shf.l", "shf.r"), (".wrap.b32", ".clamp.b32")):
+        yield form(opcode, "i32 i32 amount", "i32")
     for value in TABLES:
         yield form("lop3.b32", "i32 i32 i32", "i32", f"lop3.b32 r, x, y, z, {value};", note=f"{value:#04x}")
     for boolean in ("or", "and"):

@@ -18,8 +18,7 @@ struct Weights {
 #pragma unroll
         for (int k = 0; k < ROUNDS; ++k) {
             const int place = loader + k * LOADERS, valid = p.columns - place * WIDTH;
-#pragma unroll
-            for (int j = 0; j < Pack<Weight, WIDTH>::words; ++j) pack[k].word[j] = 0;
+            clear(pack[k].word);
             if (beyond(place) || (!FULL && valid <= 0)) continue;
             if constexpr (ALIGNED) {
                 load_pack(pack[k], p.weight + place * WIDTH);
@@ -68,8 +67,7 @@ struct Products {
     template <typename F>
     __device__ __forceinline__ void take(const Row& row, const Saved& saved, const float4* weights, int columns,
                                          int member, F over_rows) {
-#pragma unroll
-        for (int k = 0; k < SUMS; ++k) sums[k] = 0.0f;
+        clear(sums);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int column = member * WIDTH + i * SPAN;

@@ -78,8 +78,7 @@ __device__ __forceinline__ void load_gradient(bool wanted, u32 (&word)[WIDTH / 2
     if constexpr (ALIGNED) {
         ptx::load_once_v4_if(wanted, word, from);
     } else {
-#pragma unroll
-        for (int j = 0; j < WIDTH / 2; ++j) word[j] = 0;
+        clear(word);
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j) {
             if (wanted && j < valid) word[j / 2] |= u32(from[j]) << (16 * (j % 2));

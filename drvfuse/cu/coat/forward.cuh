@@ -82,8 +82,7 @@ __device__ __forceinline__ float sum_lanes(float (&v)[N]) {
 template <int W>
 __device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
     if constexpr (ALIGNED) {
-#pragma unroll
-        for (int i = 0; i < pack.words; ++i) pack.word[i] = 0;
+        clear(pack.word);
         if (at < p.columns) load_pack(pack, p.weight + at);
     } else {
         load_elements(pack, p.weight + at, p.columns - at);
@@ -109,8 +108,7 @@ __device__ __forceinline__ void load_batch(Batch& batch, const ForwardParams& p,
     }
 #pragma unroll
     for (int r = 0; r < BATCH; ++r, x += p.x_stride, scale += p.scale_stride) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) batch.word[r][j] = 0;
+        clear(batch.word[r]);
         batch.scale[r] = 0;
         if (!WHOLE && row + r < p.rows && at < p.columns) {
             load_bytes<PACK>(batch.word[r], x, p.columns - at, ALIGNED);

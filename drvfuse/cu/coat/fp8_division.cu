@@ -80,8 +80,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 const i64 row = row0 + 4 * q + r;
-#pragma unroll
-                for (int i = 0; i < TC; ++i) v[r][i] = 0.0f;
+                clear(v[r]);
                 if (row < p.rows) load_weights<X, TC>(v[r], p.x + row * p.x_stride + at, valid, ALIGNED);
             }
 #pragma unroll

@@ -92,8 +92,7 @@ __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, c
         for (int i = 0; i < PACKS; ++i) {
             Bf16Pack& pack = which ? loaded.b[i] : loaded.a[i];
             const int at = team.column(i);
-#pragma unroll
-            for (int j = 0; j < Bf16Pack::words; ++j) pack.word[j] = 0;
+            clear(pack.word);
             if constexpr (ALIGNED) {
                 load_halves(pack, rows[which], at, columns);
             } else if (at < columns) {

@@ -71,8 +71,7 @@ struct Tile {
         const i64 left = at < p.columns ? p.rows - row0 : 0;
 #pragma unroll
         for (int r = 0; r < TR; ++r, x += p.x_stride, scales += p.scale_stride) {
-#pragma unroll
-            for (int j = 0; j < TC / 4; ++j) word[r][j] = 0;
+            clear(word[r]);
             if (r % 2 == 0) scale[r / 2] = 0;
             if (r < left) {
                 load_bytes<TC>(word[r], x, p.columns - at, ALIGNED);

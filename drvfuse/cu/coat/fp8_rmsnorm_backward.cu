@@ -68,11 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         // Of 32 rows, lane l has the l-th's; behind the loop `later` has those of the rows that are left.
         Saved some, later = load_saved(p, first + lane * jump, lane < (before > 0 ? before : count));
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
-#pragma unroll
-        for (int i = 0; i < PACKS; ++i) {
-#pragma unroll
-            for (int j = 0; j < WIDTH; ++j) dw[i][j] = 0.0f, db[i][j] = 0.0f;
-        }
+        clear(dw), clear(db);
         if (segment + blockIdx.x + 1 == gridDim.x) {
             if (WEIGHTED && warp % TEAM_WARPS >= COPIERS) {
                 const int loader = threadIdx.x - 32 * COPIERS * (team + 1);

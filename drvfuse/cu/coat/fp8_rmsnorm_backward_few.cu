@@ -19,11 +19,7 @@ constexpr int BATCH = 4;  // rows of a slot whose loads are in flight
 
 // This thread's sums of its pack of the slice that begins at `first`.
 __device__ __forceinline__ void add_slot(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
-#pragma unroll
-    for (int k = 0; k < SUMS; ++k) {
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) sums[k][j] = 0.0f;
-    }
+    clear(sums);
     const int valid = p.columns - column;
     for (int first = threadIdx.x / 4; first < p.segment_rows; first += BATCH * SLOTS) {
         Octet pack[BATCH];

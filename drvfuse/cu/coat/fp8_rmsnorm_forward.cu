@@ -28,8 +28,7 @@ __device__ __forceinline__ void load_quad(Quad& quad, const ForwardParams& p, i6
     } else {
 #pragma unroll
         for (int r = 0; r < 4; ++r, x += p.x_stride) {
-#pragma unroll
-            for (int j = 0; j < TC / 4; ++j) quad.word[r][j] = 0;
+            clear(quad.word[r]);
             if (row + r < p.rows) load_bytes<TC>(quad.word[r], x, p.columns - at, ALIGNED);
         }
     }

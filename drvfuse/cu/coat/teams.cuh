@@ -73,8 +73,7 @@ struct Fp8Row {
         for (int i = 0; i < PACKS; ++i) {
             const int at = team.column(i);
             scale[i] = 0;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) word[i][j] = 0;
+            clear(word[i]);
             if (at >= columns) continue;
             if constexpr (ALIGNED) {
                 ptx::load_once_v4(word[i], x + at);
@@ -102,8 +101,7 @@ __device__ __forceinline__ void forget(Pack<T, PACK>& pack) {
 // The pack at column `at` of something that has one value a column; 0 where there are no columns.
 template <bool ALIGNED, typename T>
 __device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {
-#pragma unroll
-    for (int j = 0; j < Pack<T, PACK>::words; ++j) pack.word[j] = 0;
+    clear(pack.word);
     if (at >= columns) return;
     if constexpr (ALIGNED) {
         load_pack(pack, values + at);

@@ -21,8 +21,7 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
         }
         return;
     }
-#pragma unroll
-    for (int i = 0; i < W / 4; ++i) word[i] = 0;
+    clear(word);
 #pragma unroll
     for (int i = 0; i < W; ++i) {
         if (i < valid) word[i / 4] |= u32(address[i]) << (8 * (i % 4));

@@ -8,6 +8,19 @@
 #pragma once
 #include "common/prelude.cuh"
 
+// Every element of an array becomes zero.
+template <typename T, int N>
+__device__ __forceinline__ void clear(T (&values)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = 0;
+}
+
+template <typename T, int M, int N>
+__device__ __forceinline__ void clear(T (&values)[M][N]) {
+#pragma unroll
+    for (int i = 0; i < M; ++i) clear(values[i]);
+}
+
 template <typename T, int W>
 struct Pack {
     static_assert(W * sizeof(T) % 4 == 0, "a pack is whole words");
@@ -55,8 +68,7 @@ template <typename T, int W>
 __device__ __forceinline__ void load_elements(Pack<T, W>& pack, const void* address, i64 valid) {
     constexpr int per_word = 4 / sizeof(T);
     const char* at = static_cast<const char*>(address);
-#pragma unroll
-    for (int i = 0; i < Pack<T, W>::words; ++i) pack.word[i] = 0;
+    clear(pack.word);
 #pragma unroll
     for (int i = 0; i < W; ++i) {
         if (i < valid) {
@@ -106,8 +118,7 @@ __device__ __forceinline__ void from_float(Pack<T, W>& pack, const float (&v)[W]
 // The sum of N packs in fp32: +0.0f, then source 0 to source N - 1.
 template <typename T, int W, int N>
 __device__ __forceinline__ void sum_packs(float (&sum)[W], const Pack<T, W> (&packs)[N]) {
-#pragma unroll
-    for (int i = 0; i < W; ++i) sum[i] = 0.0f;
+    clear(sum);
 #pragma unroll
     for (int source = 0; source < N; ++source) {
         float v[W];

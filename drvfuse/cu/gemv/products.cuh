@@ -13,8 +13,7 @@ static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
 static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
 
 __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int valid) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = 0;
+    clear(word);
     if constexpr (ACCESS == 8) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2) {
@@ -60,8 +59,7 @@ __device__ __forceinline__ void widen(float (&v)[16 / sizeof(T)], const u32 (&wo
 // Elements of act at column `at`, of which `valid` exist; the others are zero.
 __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const Act* at, int valid) {
     if constexpr (ACT_ALIGNED) {
-#pragma unroll
-        for (int i = 0; i < Pack<Act, W>::words; ++i) pack.word[i] = 0;
+        clear(pack.word);
         if (valid > 0) load_pack(pack, at);
     } else {
         load_elements(pack, at, valid);
@@ -124,8 +122,7 @@ public:
             float w[RESIDENT ? 1 : TOGETHER][PACKS][W];
             float scale[TOGETHER][PACKS];
             float sums[VALUES];
-#pragma unroll
-            for (int k = 0; k < VALUES; ++k) sums[k] = 0.0f;
+            clear(sums);
 #pragma unroll
             for (int s = 0; s < TOGETHER; ++s) {
                 Slot& slot = slots[s0 + s];
@@ -186,8 +183,7 @@ private:
         if constexpr (WHOLE && STEP == 1) {
             ptx::load_shared_v4(word, at);
         } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) word[i] = 0;
+            clear(word);
             ptx::load_shared_v4_if(wanted, word, at);
         }
     }

@@ -17,8 +17,7 @@ public:
 #pragma unroll 1
         for (int first = 0; first < VALUES_AT_A_TIME * ROUNDS && first < values; first += VALUES_AT_A_TIME) {
             if (!CHUNKED || stage.chunk == 0) {
-#pragma unroll
-                for (int k = 0; k < TURNS; ++k) sums[k] = 0.0f;
+                clear(sums);
             }
 #pragma unroll
             for (int k = 0; k < TURNS; ++k) {

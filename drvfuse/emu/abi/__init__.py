@@ -305,10 +305,7 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, site
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32")),
     # thread, target, low and high half of what is stored, size, mbarrier, site
-    "rt_st_async": (
-        "i32",
-        ("ptr", "i64", "i64", "i64", "i32", "i64", "i32"),
-    ),
+    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32")),
     "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site

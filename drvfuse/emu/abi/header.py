@@ -43,20 +43,12 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
-        "CLUSTER_SHIFT",
-        *(
-            "SCOPE_SHIFT",
-            "ORDER_SHIFT",
-            "SPACE_SHIFT",
-            "ELEMENTS_SHIFT",
-            "MBARRIER_EXPECTED_SHIFT",
-            "MBARRIER_BYTES_SHIFT",
-        ),
-        *("FOUND", "CERTAIN", "MISSES"),
+        *("CLUSTER_SHIFT", "SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT"),
+        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "CERTAIN", "MISSES"),
     ),
     "u64": (
-        *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK", "MBARRIER_PARITY", "MBARRIER_USED"),
-        "MBARRIER_VALID",
+        *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK"),
+        *("MBARRIER_PARITY", "MBARRIER_USED", "MBARRIER_VALID"),
     ),
 }
 """Names of this package that C++ has too, by their type there."""

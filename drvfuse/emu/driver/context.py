@@ -7,10 +7,9 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.objects import Context
-from .entry import check, entry, is_enum, number
+from .entry import check, entry, is_enum, number, present
 from .error import DRIVER_VERSION
 
 _LIMITS = {
@@ -119,10 +118,7 @@ def cuCtxPopCurrent(m: Machine) -> Any:
 @entry(1)
 def cuCtxGetDevice(m: Machine) -> Any:
     stack = m.threads.contexts
-    context = stack[-1] if stack else None
-    if context is None:
-        raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
-    return T.CUdevice(context.device.index)
+    return T.CUdevice(present(stack[-1] if stack else None, R.CUDA_ERROR_INVALID_CONTEXT).device.index)
 
 
 @entry(1)
@@ -145,9 +141,7 @@ def cuCtxGetApiVersion(m: Machine, ctx: Any) -> int:
 def cuCtxSynchronize(m: Machine) -> None:
     context = m.current()
     for stream in context.streams:
-        if stream.capture is not None:
-            stream.capture.invalidate()
-            raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     m.synchronise(context)
 
 

@@ -7,11 +7,12 @@ import ctypes
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.objects import Context, Stream
 from ..machine.work import Copy, Copy2D, Fill
 from .entry import check, entry, host_address, number
+
+_NOW = object()  # in place of a stream: the legacy one, and the call waits
 
 
 def _range(m: Machine, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
@@ -33,8 +34,7 @@ def _pageable(m: Machine, address: int) -> bool:
 def _capturable(m: Machine, stream: Stream, *addresses: int) -> None:
     """Failure, and the capture is spoilt, for a copy of pageable memory: the graph could not do what the call does."""
     if stream.capture is not None and any(_pageable(m, address) for address in addresses):
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+        stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
 
 def _copy_async(m: Machine, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
@@ -52,76 +52,61 @@ def _queue(m: Machine, stream: Stream, command: Copy | Copy2D, wait: bool) -> No
         m.healthy(stream.context)
 
 
-def _sync(m: Machine, dst: int, src: int, nbytes: int, *, dst_device: bool = False, src_device: bool = False) -> None:
+def _copy(m: Machine, kind: str, dst: Any, src: Any, nbytes: int, hStream: Any = _NOW) -> None:
+    """Copy now, or in the order of a stream. `kind` says what each end is, as in the driver's names: "HtoD", "DtoD", or
+    "" where any memory may be at both.
+    """
+    target, keep = host_address(dst) if kind == "DtoH" else (number(dst), None)
+    source, more = host_address(src) if kind == "HtoD" else (number(src), None)
     context = m.current()
+    stream = None if hStream is _NOW else m.stream(hStream)
     if nbytes:
-        _range(m, "writes", dst, nbytes, dst_device, context)
-        _range(m, "reads", src, nbytes, src_device, context)
-        _queue(m, context.legacy, Copy(context, dst, src, nbytes), True)
-
-
-def _async(
-    m: Machine,
-    dst: int,
-    src: int,
-    nbytes: int,
-    hStream: Any,
-    *,
-    dst_device: bool = False,
-    src_device: bool = False,
-    keep: Any = None,
-) -> None:
-    context, stream = m.current(), m.stream(hStream)
-    if nbytes:
-        _range(m, "writes", dst, nbytes, dst_device, context)
-        _range(m, "reads", src, nbytes, src_device, context)
-        _copy_async(m, dst, src, nbytes, stream, keep)
+        _range(m, "writes", target, nbytes, kind.endswith("D"), context)
+        _range(m, "reads", source, nbytes, kind.startswith("D"), context)
+        if stream is None:
+            _queue(m, context.legacy, Copy(context, target, source, nbytes), True)
+        else:
+            _copy_async(m, target, source, nbytes, stream, (keep, more))
 
 
 @entry(unsafe=True)
 def cuMemcpy(m: Machine, dst: Any, src: Any, ByteCount: int) -> None:
-    _sync(m, number(dst), number(src), ByteCount)
+    _copy(m, "", dst, src, ByteCount)
 
 
 @entry()
 def cuMemcpyAsync(m: Machine, dst: Any, src: Any, ByteCount: int, hStream: Any) -> None:
-    _async(m, number(dst), number(src), ByteCount, hStream)
+    _copy(m, "", dst, src, ByteCount, hStream)
 
 
 @entry(unsafe=True)
 def cuMemcpyHtoD(m: Machine, dstDevice: Any, srcHost: Any, ByteCount: int) -> None:
-    source, keep = host_address(srcHost)
-    _sync(m, number(dstDevice), source, ByteCount, dst_device=True)
-    del keep
+    _copy(m, "HtoD", dstDevice, srcHost, ByteCount)
 
 
 @entry()
 def cuMemcpyHtoDAsync(m: Machine, dstDevice: Any, srcHost: Any, ByteCount: int, hStream: Any) -> None:
-    source, keep = host_address(srcHost)
-    _async(m, number(dstDevice), source, ByteCount, hStream, dst_device=True, keep=keep)
+    _copy(m, "HtoD", dstDevice, srcHost, ByteCount, hStream)
 
 
 @entry(unsafe=True)
 def cuMemcpyDtoH(m: Machine, dstHost: Any, srcDevice: Any, ByteCount: int) -> None:
-    destination, keep = host_address(dstHost)
-    _sync(m, destination, number(srcDevice), ByteCount, src_device=True)
-    del keep
+    _copy(m, "DtoH", dstHost, srcDevice, ByteCount)
 
 
 @entry()
 def cuMemcpyDtoHAsync(m: Machine, dstHost: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
-    destination, keep = host_address(dstHost)
-    _async(m, destination, number(srcDevice), ByteCount, hStream, src_device=True, keep=keep)
+    _copy(m, "DtoH", dstHost, srcDevice, ByteCount, hStream)
 
 
 @entry(unsafe=True)
 def cuMemcpyDtoD(m: Machine, dstDevice: Any, srcDevice: Any, ByteCount: int) -> None:
-    _sync(m, number(dstDevice), number(srcDevice), ByteCount, dst_device=True, src_device=True)
+    _copy(m, "DtoD", dstDevice, srcDevice, ByteCount)
 
 
 @entry()
 def cuMemcpyDtoDAsync(m: Machine, dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: Any) -> None:
-    _async(m, number(dstDevice), number(srcDevice), ByteCount, hStream, dst_device=True, src_device=True)
+    _copy(m, "DtoD", dstDevice, srcDevice, ByteCount, hStream)
 
 
 def _peer(m: Machine, dst: int, dst_context: Any, src: int, src_context: Any, nbytes: int) -> None:
@@ -149,9 +134,7 @@ def cuMemcpyPeerAsync(
     """As cuMemcpyPeer. In a capture it is refused, and the capture is spoilt."""
     stream, dst, src = m.stream(hStream), number(dstDevice), number(srcDevice)
     _peer(m, dst, dstContext, src, srcContext, ByteCount)
-    if stream.capture is not None:
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     if ByteCount:
         _copy_async(m, dst, src, ByteCount, stream)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.capture import Graph, GraphExec, Node, edges
-from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
 from .entry import check, entry
@@ -130,9 +129,7 @@ def _exec(m: Machine, value: Any) -> GraphExec:
 def cuGraphLaunch(m: Machine, hGraphExec: Any, hStream: Any) -> None:
     """Every launch replays the nodes with the parameters that they were captured with."""
     found, stream = _exec(m, hGraphExec), m.stream(hStream)
-    if stream.capture is not None:
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     found.launch(m, stream)
 
 

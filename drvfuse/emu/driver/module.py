@@ -20,7 +20,7 @@ from ..machine.engine import EngineModule
 from ..machine.failure import Failure
 from ..machine.machine import Machine
 from ..machine.objects import Context, Function, Library, Module
-from .entry import check, entry, is_enum, text
+from .entry import check, entry, is_enum, present, text
 from .error import NEWEST_PTX
 
 _ELF = b"\x7fELF"
@@ -125,11 +125,12 @@ def _module(m: Machine, context: Context, image: EngineModule) -> Module:
     return module
 
 
-def _function(m: Machine, module: Module, name: str) -> Function:
-    check(name in module.image.kernels, R.CUDA_ERROR_NOT_FOUND)
-    if name not in module.functions:
-        module.functions[name] = m.add(Function(name, module.image, module))
-    return module.functions[name]
+def _function(m: Machine, home: Module | Library, name: str) -> Function:
+    check(name in home.image.kernels, R.CUDA_ERROR_NOT_FOUND)
+    if name not in home.functions:
+        owners = (home, None) if isinstance(home, Module) else (None, home)
+        home.functions[name] = m.add(Function(name, home.image, *owners))
+    return home.functions[name]
 
 
 @entry(1, unsafe=True)
@@ -204,10 +205,8 @@ def cuModuleGetGlobal(m: Machine, hmod: Any, name: bytes) -> tuple[Any, int]:
 
 
 def _global(module: Module, name: str) -> tuple[Any, int]:
-    for variable in module.image.globals:
-        if variable.name == name:
-            return T.CUdeviceptr(module.globals_address + variable.offset), variable.size
-    raise Failure(R.CUDA_ERROR_NOT_FOUND)
+    variable = present(next((v for v in module.image.globals if v.name == name), None), R.CUDA_ERROR_NOT_FOUND)
+    return T.CUdeviceptr(module.globals_address + variable.offset), variable.size
 
 
 @entry(1)
@@ -239,7 +238,7 @@ def cuLibraryUnload(m: Machine, library: Any) -> None:
     for module in found.modules.values():
         if not module.context.destroyed:
             _unload(m, module)
-    for item in (found, *found.kernels.values()):
+    for item in (found, *found.functions.values()):
         m.remove(item)
 
 
@@ -251,14 +250,7 @@ def _library_module(m: Machine, library: Library, context: Context) -> Module:
 
 @entry(1)
 def cuLibraryGetKernel(m: Machine, library: Any, name: bytes) -> Any:
-    return T.CUkernel(_kernel(m, m.get(library, Library), text(name)).handle)
-
-
-def _kernel(m: Machine, library: Library, name: str) -> Function:
-    check(name in library.image.kernels, R.CUDA_ERROR_NOT_FOUND)
-    if name not in library.kernels:
-        library.kernels[name] = m.add(Function(name, library.image, library=library))
-    return library.kernels[name]
+    return T.CUkernel(_function(m, m.get(library, Library), text(name)).handle)
 
 
 @entry(1)
@@ -270,7 +262,7 @@ def cuLibraryGetKernelCount(m: Machine, lib: Any) -> int:
 def cuLibraryEnumerateKernels(m: Machine, numKernels: int, lib: Any) -> list[Any]:
     library = m.get(lib, Library)
     names = list(library.image.kernels)[:numKernels]
-    return [T.CUkernel(_kernel(m, library, name).handle) for name in names]
+    return [T.CUkernel(_function(m, library, name).handle) for name in names]
 
 
 @entry(1)

@@ -136,7 +136,7 @@ def cuMemAllocFromPoolAsync(m: Machine, bytesize: int, pool: Any, hStream: Any) 
 
 def _alloc(m: Machine, pool: Pool, nbytes: int, stream: Stream) -> Any:
     """The address is given at once; its use before the stream gets here is not noticed."""
-    _refuse_captured(stream)
+    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)  # memory nodes of graphs are not emulated
     check(nbytes > 0)
     try:
         allocation = m.memory.pool_alloc(pool, nbytes)
@@ -150,16 +150,9 @@ def _alloc(m: Machine, pool: Pool, nbytes: int, stream: Stream) -> Any:
 def cuMemFreeAsync(m: Machine, dptr: Any, hStream: Any) -> None:
     """The memory goes when the stream gets here; accesses after that fault."""
     stream = m.stream(hStream)
-    _refuse_captured(stream)
+    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     allocation = m.memory.at(number(dptr))
     if allocation is None or allocation.pool is None or allocation.freed:
         raise m.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", number(dptr))
     m.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
     allocation.freed = True
-
-
-def _refuse_captured(stream: Stream) -> None:
-    """Memory nodes of graphs are not emulated."""
-    if stream.capture is not None:
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

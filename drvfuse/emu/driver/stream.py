@@ -44,9 +44,7 @@ def cuStreamDestroy(m: Machine, hStream: Any) -> None:
 
 
 def _not_capturing(m: Machine, stream: Stream) -> None:
-    if stream.capture is not None:
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     m.refuse_implicit(stream)
 
 
@@ -93,8 +91,7 @@ def cuStreamWaitEvent(m: Machine, hStream: Any, hEvent: Any, Flags: int) -> None
         return
     if stream.capture is not None:
         stream.capture.valid()
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
     if event.op is not None:
         stream.tail.append(event.op)
         stream.last = None
@@ -149,9 +146,7 @@ def cuStreamBeginCapture(m: Machine, hStream: Any, mode: Any) -> None:
     is_enum(mode, T.CUstreamCaptureMode, "mode")
     stream = m.stream(hStream)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-    if stream.capture is not None:
-        stream.capture.invalidate()
-        raise Failure(R.CUDA_ERROR_ILLEGAL_STATE)
+    stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
     Capture(m, stream, int(mode))
 
 

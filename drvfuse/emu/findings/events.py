@@ -52,21 +52,10 @@ def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Even
         identity = identities.get(entry["op"])
         if identity is None:
             continue
-        site = identity.site(entry["site"])
-        found.append(
-            Event(
-                entry["clock"],
-                EventKind(entry["kind"]).name.lower(),
-                identity.kernel,
-                identity.device,
-                *identity.index(entry["block"], entry["thread"]),
-                *identity.place(entry["site"]),
-                site.opcode if site else "",
-                entry["address"],
-                entry["value"],
-                entry["flags"],
-            )
-        )
+        site, kind = identity.site(entry["site"]), EventKind(entry["kind"]).name.lower()
+        who = identity.kernel, identity.device, *identity.index(entry["block"], entry["thread"])
+        where = *identity.place(entry["site"]), site.opcode if site else ""
+        found.append(Event(entry["clock"], kind, *who, *where, entry["address"], entry["value"], entry["flags"]))
     return found
 
 

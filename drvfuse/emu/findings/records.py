@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..abi import SPACE_SHIFT, Access, FaultKind, Kind, Space, structs
+from ..abi import BARRIERS, SPACE_SHIFT, Access, FaultKind, Kind, Space, structs
 from ..space.window import Window, nearby
 from .blocked import resident, thread_of
-from .places import Identity
+from .places import Identity, index_text
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
@@ -105,11 +105,51 @@ class Record:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text
 
-    def line(self, site: int) -> int | None:
-        return self.identity.place(site)[1]
+    @property
+    def other_line(self) -> int | None:
+        """Where the other ones are: `flags` is their site."""
+        return self.identity.place(self.flags)[1]
 
-    def string(self, address: int) -> str:
-        return text_at(self.window, address).decode(errors="replace")
+    @property
+    def joining(self) -> int | str:
+        """How many threads this one takes part in a barrier of."""
+        return self.value or "all"
+
+    @property
+    def others(self) -> int | str:
+        """How many threads the barrier is of at which others wait."""
+        return self.flags or "all"
+
+    @property
+    def barrier(self) -> str:
+        return "the barrier of the cluster" if self.value == BARRIERS else f"barrier {self.value}"
+
+    @property
+    def absent(self) -> str:
+        """The block of the cluster that is not there: the upper half of `value`."""
+        return index_text(self.identity.index(self.value >> 32, 0)[0])
+
+    @property
+    def assertion(self) -> str:
+        """What a thread has asserted; `value` is where its frame is."""
+        t = structs.Thread.from_address(self.value)
+        file, function, message = (
+            text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
+        )
+        return f"{file}:{t.op_a}: {function}: assertion `{message}` failed"
+
+    @property
+    def pending_copy(self) -> str:
+        """The copy that will write what was read (`value` is its site, plus one), and what waits for it."""
+        site = self.value - 1
+        opcode, copy = self.identity.sites[site].opcode, "cp.async.bulk"
+        if ".bulk_group" in opcode:
+            wait = "cp.async.bulk.wait_group (without .read) of its thread that covers it"
+        elif ".bulk." in opcode:
+            wait = "wait for its mbarrier (mbarrier.try_wait)"
+        else:
+            copy, wait = "cp.async", "cp.async.wait_group of its thread that covers it"
+        return f"the {copy} at line {self.identity.place(site)[1]} is to: no {wait}"
 
     @cached_property
     def _lent(self) -> list[Lent]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .faults import Fault
 from .places import Index, called_at, index_text, short_place
 
 
@@ -90,21 +89,11 @@ class Report:
         return f"{self.kind}{place}: {text}{self._where()}"
 
     def _where(self) -> str:
-        where = []
-        if self.kernel:
-            where.append(f"kernel {self.kernel}")
-        if self.device is not None:
-            where.append(f"device {self.device}")
-        if self.block is not None:
-            where.append(f"block {index_text(self.block)}")
-        if self.thread is not None:
-            where.append(f"thread {index_text(self.thread)}")
+        indices = (("block", self.block), ("thread", self.thread))
+        where = [f"kernel {self.kernel}"] if self.kernel else []
+        where += [] if self.device is None else [f"device {self.device}"]
+        where += [f"{name} {index_text(index)}" for name, index in indices if index is not None]
         return f" ({', '.join(where)})" if where else ""
-
-
-def from_fault(fault: Fault) -> Report:
-    """The report of a fault."""
-    return Report(**vars(fault))
 
 
 def standstill(

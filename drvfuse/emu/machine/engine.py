@@ -139,15 +139,7 @@ class Engine:
         if not live:
             self.idle = True
             return
-        array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
-        state = ctypes.addressof(self._state)
-        reason, again = RunEnd.MORE, False
-        while reason == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
-            with interrupts.native():
-                reason = self._run(state, array, len(live), 0 if again else int(budget_ms * 1e6), again)
-            again = True
-        self.idle = reason == RunEnd.IDLE
-        self._after(live)
+        self.idle = self._native(self._run, live, int(budget_ms * 1e6)) == RunEnd.IDLE
 
     def advance_clock(self) -> bool:
         """The launches of the last `run` are idle: let virtual time pass, in growing steps, and all spins poll again.
@@ -155,23 +147,21 @@ class Engine:
         False if nothing came of it and nobody reads a clock: then they wait for ever.
         """
         live = [launch for launch in self._last if launch.running]
-        if not live:
-            return False
-        array = (ctypes.c_void_p * len(live))(*(launch.address for launch in live))
-        state = ctypes.addressof(self._state)
-        moved, again = RunEnd.MORE, False
-        while moved == RunEnd.MORE:
-            with interrupts.native():
-                moved = self._advance(state, array, len(live), again)
-            again = True
-        self._after(live)
-        return bool(moved)
+        return bool(live) and bool(self._native(self._advance, live))
 
-    def _after(self, launches: Sequence[EngineLaunch]) -> None:
+    def _native(self, function: Callable[..., int], launches: Sequence[EngineLaunch], *budget: int) -> int:
+        """Call a native function of launches until it has no more to do; a time `budget` is for the first call."""
+        array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
+        state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
+        while found == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
+            with interrupts.native():
+                found = function(state, array, len(launches), *(0 if again else time for time in budget), again)
+            again = True
         for launch in launches:
             if not launch.running:
                 launch.settle()
         self._printer.flush()
+        return found
 
 
 class Pools:

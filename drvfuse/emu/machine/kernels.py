@@ -74,16 +74,7 @@ class Kernels:
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
         active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
-        launches = [
-            (op.command.function.name, op.command.context.device.index, op.launch)
-            for op in self.running
-            if isinstance(op.command, Launch)
-        ]
-        crowded = [
-            (op.command.function.name, op.command.context.device.index)
-            for op in self.crowded
-            if isinstance(op.command, Launch)
-        ]
+        launches, crowded = [(*_named(op), op.launch) for op in self.running], map(_named, self.crowded)
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
         return reports.standstill(kind, headline, launches, crowded, idle)
 
@@ -97,3 +88,9 @@ class Kernels:
                 assert isinstance(other_command, Launch)
                 free -= min(other.room, other.launch.remaining) / machine.resident_blocks(other_command)
         return int(machine.resident_blocks(command) * max(0.0, free) + 1e-6)
+
+
+def _named(op: Op) -> tuple[str, int]:
+    """A kernel and its device."""
+    assert isinstance(op.command, Launch)
+    return op.command.function.name, op.command.context.device.index

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import operator
 import os
 import re
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsInt, TypeVar
 
 from ... import config
-from ...errors import ArgumentError, ClosedError
+from ...errors import ArgumentError, ClosedError, require_integer
 from ..bindings import R
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
@@ -330,9 +329,8 @@ class Machine:
         """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
         if stream.is_legacy:
             for other in stream.context.streams:
-                if other.blocking and other.capture is not None:
-                    other.capture.invalidate()
-                    raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+                if other.blocking:
+                    other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 
     def refuse_in_capture(self) -> None:
         """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
@@ -404,13 +402,8 @@ class Threads(threading.local):
 
 
 def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """An integer of any type, within bounds. Raises ArgumentError."""
     bounds = "" if least is None else f" of at least {least}" if most is None else f" between {least} and {most}"
-    with contextlib.suppress(TypeError):
-        number = operator.index(value)
-        if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
-            return number
-    raise ArgumentError(name, repr(value), f"an integer{bounds}")
+    return require_integer(name, value, f"an integer{bounds}", least, most)
 
 
 def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:

@@ -11,6 +11,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .failure import Failure
+
 if TYPE_CHECKING:
     from ..findings.reports import Report
     from .capture import Capture, Node
@@ -21,10 +23,6 @@ _handles = itertools.count(0x5500_0000_1000, 0x40)
 _chains = itertools.count(1)
 
 
-def new_handle() -> int:
-    return next(_handles)
-
-
 def new_chain() -> int:
     """A number for operations of which each is behind the one before: a stream's, or those of a branch of a graph."""
     return next(_chains)
@@ -32,7 +30,7 @@ def new_chain() -> int:
 
 @dataclass(eq=False)
 class Object:
-    handle: int = field(default_factory=new_handle, init=False)
+    handle: int = field(default_factory=_handles.__next__, init=False)
 
 
 @dataclass(eq=False)
@@ -96,6 +94,12 @@ class Stream(Object):
     def is_legacy(self) -> bool:
         return self is self.context.legacy
 
+    def refuse_captured(self, code: Any) -> None:
+        """Failure(code), and the capture is spoilt, if the stream is being captured."""
+        if self.capture is not None:
+            self.capture.invalidate()
+            raise Failure(code)
+
 
 @dataclass(eq=False)
 class Event(Object):
@@ -142,7 +146,7 @@ class Library(Object):
 
     image: EngineModule
     modules: dict[Context, Module] = field(default_factory=dict)
-    kernels: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -314,7 +314,7 @@ class Progress:
             op.launch.settle()  # an interrupt may have come between its end and this
         if op.launch.fault is not None:
             fault = op.launch.fault
-            report = reports.from_fault(fault)
+            report = reports.Report(**vars(fault))
             self.machine.report(report)
             self.fail(op.command.context, FAULTS.get(fault.kind, R.CUDA_ERROR_ILLEGAL_ADDRESS), report)
             return True

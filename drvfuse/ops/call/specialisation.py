@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...compiler.nvrtc import Image, compile_source
 from ...errors import Unsupported
+from ...plans.definitions import Defines as Defines
 from ...runtime.device import Device
 from ...runtime.driver import Driver
 from ...runtime.kernel import Kernel, Module
@@ -16,7 +17,6 @@ from . import faults
 
 CU = Path(__file__).parents[2] / "cu"
 FP8_CAPABILITY = (8, 9)
-Defines = tuple[tuple[str, str | int], ...]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from ... import dtypes
 from ...dtypes import DType
 from ...errors import ArgumentError, Unsupported
 from ...plans.coat_rows import Division, column_run
+from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -118,20 +119,12 @@ def _divide(
     aligned, run = call.aligned("x", "y"), 1 if y_t is None else column_run(16, rows, y_t.ptr)
 
     def plan() -> Planned:
-        defines = (
-            ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_OUT_DTYPE", target.cxx),
-            ("DRVFUSE_SCALE_DTYPE", scale.cxx),
-            ("DRVFUSE_WARPS", Division.warps),
-            ("DRVFUSE_RUN", run),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_FIND_SCALE", int(find_scale)),
-            ("DRVFUSE_ROWS_OUT", int(straight)),
-            ("DRVFUSE_COLUMNS_OUT", int(y_t is not None)),
-        )
+        types = defines(dtype=xs.dtype, out_dtype=target, scale_dtype=scale)
+        tiles = defines(warps=Division.warps, run=run, aligned=aligned)
+        ways = defines(find_scale=find_scale, rows_out=straight, columns_out=y_t is not None)
         return call.planned(
             "fp8_division",
-            defines,
+            types + tiles + ways,
             lambda kernel: Division.grid(rows, columns, resident(kernel, call.device, Division.threads)),
             Division.threads,
             DivisionParams(rows=rows, batch_rows=rows),

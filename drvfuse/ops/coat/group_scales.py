@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ... import dtypes
 from ...dtypes import DType
 from ...plans.coat_rows import MAX_COLUMNS, RowPlan
+from ...plans.definitions import defines
 from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
@@ -32,7 +33,6 @@ from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits, resident
 from ..call.prepared import Prepared
 from ..call.results import Wanted
-from ..call.specialisation import Defines
 from ..call.streams import StreamArgument
 from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import (
@@ -180,18 +180,10 @@ def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callab
 
     def plan() -> Planned:
         plan = RowPlan.of(limits(call.device), call.rows, call.columns, 1 if add else 2)
-        defines: Defines = (
-            ("DRVFUSE_DTYPE", fp8.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_ADD", int(add)),
-            ("DRVFUSE_NORM", int(norm)),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            *plan.defines,
-        )
+        kinds = defines(dtype=fp8, weight_dtype=weight, group=QB, add=add, norm=norm, aligned=aligned)
         return call.planned(
             "fp8_group_scales",
-            defines,
+            kinds + plan.defines,
             lambda kernel: plan.grid(call.rows, resident(kernel, call.device, plan.threads)),
             plan.threads,
             GroupParams(rows=call.rows),

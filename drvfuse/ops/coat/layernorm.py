@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ...errors import Unsupported
 from ...plans.coat_rows import MAX_COLUMNS, LayerNormTiles, RowPlan, column_run
+from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -194,20 +195,11 @@ def _forward(
 
     def plan() -> Planned:
         plan, tiles = RowPlan.of(limits(call.device), rows, columns, 2), LayerNormTiles.of(rows * columns)
-        defines = (
-            ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_PARAMETERS", int(bool(weights))),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_RUN", column_run(tiles.rows, batch_rows, address)),
-            ("DRVFUSE_TILE_ROWS", tiles.rows),
-            ("DRVFUSE_ROW_LANES", tiles.lanes),
-            *plan.defines,
-        )
+        run = column_run(tiles.rows, batch_rows, address)
+        kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, parameters=bool(weights), aligned=aligned)
         return call.planned(
             "fp8_layernorm_forward",
-            defines,
+            kinds + defines(run=run, tile_rows=tiles.rows, row_lanes=tiles.lanes) + plan.defines,
             lambda kernel: tiles.grid(plan, rows, columns, resident(kernel, call.device, plan.threads)),
             plan.threads,
             LayerNormParams(rows=rows, batch_rows=max(batch_rows, 1)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ... import dtypes
-from ...errors import ArgumentError
+from ...errors import ArgumentError, require_integer
 from ...plans.coat_backward import MAX_COLUMNS, MAX_GRADIENTS, BackwardPlan, few_rows, workspace_bytes
+from ...plans.definitions import defines
 from ...plans.scratch import SUMS_AT
 from ...runtime.array import Array
 from ...runtime.driver import Driver
@@ -23,7 +23,6 @@ from ..call.options import PDLLevel
 from ..call.planned import Planned, limits
 from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import Defines
 from ..call.streams import StreamArgument
 from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, weight_type
@@ -54,13 +53,7 @@ class BackwardParams(Fp8Params):
 
 def fp8_workspace_bytes(columns: int) -> int:
     """Bytes that `workspace=` must have for any call with that many columns; zero them once before its first use."""
-    try:
-        count = operator.index(columns)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ArgumentError("columns", repr(columns), "an integer, at least 1")
-    return workspace_bytes(count)
+    return workspace_bytes(require_integer("columns", columns, "an integer, at least 1", 1))
 
 
 @op
@@ -138,30 +131,17 @@ def gradient(
         )
         shape = plan.shape
         segment_rows, longer = shape.shares(call.rows)
-        defines: Defines = (
-            ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_CENTRED", int(centred)),
-            ("DRVFUSE_WEIGHTED", int(bool(weights))),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            ("DRVFUSE_TEAM_WARPS", shape.team_warps),
-            ("DRVFUSE_TEAMS", shape.block_teams),
-            ("DRVFUSE_PACKS", shape.packs),
-            ("DRVFUSE_GRADIENTS", len(gradients)),
-            ("DRVFUSE_FULL", int(aligned and call.columns == shape.team_columns)),
-        )
+        full = aligned and call.columns == shape.team_columns
+        every = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, centred=centred, weighted=bool(weights))
+        every += defines(aligned=aligned, team_warps=shape.team_warps, teams=shape.block_teams, packs=shape.packs)
+        every += defines(gradients=len(gradients), full=full)
         if not shape.few:
-            defines += (
-                ("DRVFUSE_RING", plan.ring),
-                ("DRVFUSE_KEPT", int(plan.kept)),
-                ("DRVFUSE_STRANDS", shape.strands),
-                ("DRVFUSE_MOST", max(1, -(-shape.segments // shape.strands))),  # no rows have no segments
-            )
+            most = max(1, -(-shape.segments // shape.strands))  # no rows have no segments
+            every += defines(ring=plan.ring, kept=plan.kept, strands=shape.strands, most=most)
         kernel = "fp8_rmsnorm_backward_few" if shape.few else "fp8_rmsnorm_backward"
         template = BackwardParams(segments=shape.segments, segment_rows=segment_rows, longer=longer)
         smem, waits = plan.shared_bytes, plan.waits
-        return call.planned(kernel, defines, plan.grid, shape.threads, template, smem=smem, waits=waits)
+        return call.planned(kernel, every, plan.grid, shape.threads, template, smem=smem, waits=waits)
 
     kinds = len(gradients), sums, centred, bool(weights), aligned, scales.rows_aligned
     ready = call.ready(("backward", QB, kinds, xs.dtype, weight), plan)

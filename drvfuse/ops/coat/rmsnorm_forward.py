@@ -12,6 +12,7 @@ import ctypes
 
 from ...plans.coat_forward import MAX_COLUMNS, forward_plan
 from ...plans.coat_rows import column_run
+from ...plans.definitions import defines
 from ...plans.scratch import WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -21,7 +22,6 @@ from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits
 from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams
-from ..call.specialisation import Defines
 from ..call.streams import StreamArgument
 from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import (
@@ -36,6 +36,8 @@ from .quantised import (
     weight_type,
 )
 
+_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # what the plan decides
+
 
 class ForwardParams(Fp8Params):
     """`struct ForwardParams` of cu/coat/forward.cuh."""
@@ -44,8 +46,7 @@ class ForwardParams(Fp8Params):
         *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
         ("scratch", ScratchParams),
         *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", "groups", "longer", "part_columns")),
-        *((name, ctypes.c_int32) for name in ("resident_columns", "chunk_rows")),
+        *((name, ctypes.c_int32) for name in ("columns", *_SHARES)),
         ("epsilon", ctypes.c_float),
         ("early_trigger", ctypes.c_int32),
     )
@@ -96,24 +97,12 @@ def fp8_rmsnorm_forward(
 
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
-        defines: Defines = (
-            ("DRVFUSE_DTYPE", xs.dtype.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight_type(read).cxx),
-            ("DRVFUSE_GROUP", QB),
-            ("DRVFUSE_ALIGNED", int(aligned)),
-            *plan.defines(aligned),
-            ("DRVFUSE_RUN", column_run(plan.tile_rows, batch_rows, address)),
-        )
-        template = ForwardParams(
-            rows=call.rows,
-            batch_rows=max(batch_rows, 1),
-            groups=plan.groups,
-            longer=plan.longer,
-            part_columns=plan.part_columns,
-            resident_columns=plan.resident_columns,
-            chunk_rows=plan.chunk_rows,
-        )
-        return call.planned(plan.kernel, defines, plan.grid, plan.threads, template, smem=plan.shared_bytes, waits=True)
+        kinds = defines(dtype=xs.dtype, weight_dtype=weight_type(read), group=QB, aligned=aligned)
+        stores = defines(run=column_run(plan.tile_rows, batch_rows, address))
+        shares = {name: getattr(plan, name) for name in _SHARES}
+        template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
+        every = kinds + plan.defines(aligned) + stores
+        return call.planned(plan.kernel, every, plan.grid, plan.threads, template, smem=plan.shared_bytes, waits=True)
 
     ready = call.ready(("rmsnorm_forward", batch_rows, xs.dtype, weight_type(read), QB, aligned, address), plan)
     ready.parameters.epsilon = epsilon

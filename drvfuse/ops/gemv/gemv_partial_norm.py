@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import operator
 from typing import TYPE_CHECKING, Any
 
 from ...dtypes import DType
-from ...errors import ArgumentError
+from ...errors import ArgumentError, require_integer
+from ...plans.definitions import defines
 from ...plans.gemv import MAX_ROWS, PACK_BYTES, Plan, Shares
 from ...plans.scratch import STATE_BYTES
 from ...runtime.array import Array
@@ -28,7 +28,7 @@ from ..call.planned import PlanCache, Planned, limits
 from ..call.prepared import Prepared, on_device
 from ..call.results import refuse_capture
 from ..call.scratch import ScratchParams, Workspace
-from ..call.specialisation import FP8_CAPABILITY, Defines, Specialisation, load
+from ..call.specialisation import FP8_CAPABILITY, Specialisation, load
 from ..call.streams import StreamArgument, resolve_stream
 from ..call.tracing import CallTrace
 from ..call.turns import DeviceTurns, WorkspaceTurns
@@ -112,7 +112,7 @@ def gemv_partial_norm(
     level, driver = checked_level(pdl_level), operands.driver_of(act=act, weight=weight, gamma=gamma)
     x, w, scales = _inputs(driver, act, weight, weight_scales)
     m, n = 1 if len(x.shape) == 1 else x.shape[0], w.shape[0]
-    normed_count = _count(n_normed, n)
+    normed_count = require_integer("n_normed", n_normed, f"an integer from 0 to {n}, the rows of weight", 0, n)
     g = _gamma(driver, gamma, normed_count)
     epsilon = real("eps", eps, least=0.0)
     read = [operand for operand in (x, w, g, scales) if operand is not None]
@@ -186,16 +186,6 @@ def _gamma(driver: Driver, gamma: Any, n_normed: int) -> Operand | None:
     g = operands.whole("gamma", gamma, driver, FLOATS)
     operands.require_shape(g, (n_normed,), "one for each normed column")
     return g
-
-
-def _count(n_normed: Any, n: int) -> int:
-    try:
-        count = -1 if isinstance(n_normed, bool) else operator.index(n_normed)
-    except TypeError:
-        count = -1
-    if not 0 <= count <= n:
-        raise ArgumentError("n_normed", repr(n_normed), f"an integer from 0 to {n}, the rows of weight")
-    return count
 
 
 def _outputs(
@@ -303,32 +293,15 @@ class _Call:
     def _specialise(self, plan: Plan, traced: dict[str, int]) -> Specialisation:
         act, weight, gamma, out = self.dtypes
         shape = plan.shape
-        defines: Defines = (
-            ("DRVFUSE_ACT_DTYPE", act.cxx),
-            ("DRVFUSE_WEIGHT_DTYPE", weight.cxx),
-            ("DRVFUSE_GAMMA_DTYPE", gamma.cxx),
-            ("DRVFUSE_OUT_DTYPE", out.cxx),
-            ("DRVFUSE_M", self.m),
-            ("DRVFUSE_WARPS_A_ROW", shape.warps_a_row),
-            ("DRVFUSE_TEAMS", shape.teams),
-            ("DRVFUSE_PACKS", shape.packs),
-            ("DRVFUSE_STEP", shape.step),
-            ("DRVFUSE_NORM_WARPS", shape.norm_warps(self.m)),
-            ("DRVFUSE_NORM_BATCH", plan.norm_batch),
-            ("DRVFUSE_NORM_HELD", int(plan.norm_held)),
-            ("DRVFUSE_SUM_LANES", shape.sum_lanes),
-            ("DRVFUSE_ACCESS", self.access),
-            ("DRVFUSE_STAGES", shape.stages),
-            ("DRVFUSE_SLOTS", shape.slots),
-            ("DRVFUSE_SUM_WARPS", shape.sum_warps),
-            ("DRVFUSE_COPIED", int(shape.copied)),
-            ("DRVFUSE_CHUNKED", int(shape.chunks > 1)),
-            ("DRVFUSE_WHOLE", int(plan.whole)),
-            ("DRVFUSE_DEPENDENT", int(self.level is not PDLLevel.OFF)),
-            ("DRVFUSE_ACT_ALIGNED", int(self.act_aligned)),
-            ("DRVFUSE_NORM_ALIGNED", int(self.norm_aligned)),
-            ("DRVFUSE_SCALES", self.scales),
+        every = (
+            *defines(act_dtype=act, weight_dtype=weight, gamma_dtype=gamma, out_dtype=out, m=self.m),
+            *defines(warps_a_row=shape.warps_a_row, teams=shape.teams, packs=shape.packs, step=shape.step),
+            *defines(norm_warps=shape.norm_warps(self.m), norm_batch=plan.norm_batch, norm_held=plan.norm_held),
+            *defines(sum_lanes=shape.sum_lanes, access=self.access, stages=shape.stages, slots=shape.slots),
+            *defines(sum_warps=shape.sum_warps, copied=shape.copied, chunked=shape.chunks > 1, whole=plan.whole),
+            *defines(dependent=self.level is not PDLLevel.OFF, act_aligned=self.act_aligned),
+            *defines(norm_aligned=self.norm_aligned, scales=self.scales),
             *traced.items(),
         )
         capability = (0, 0) if weight.name in FLOATS else FP8_CAPABILITY
-        return Specialisation("gemv", "gemv_partial_norm", defines, capability=capability)
+        return Specialisation("gemv", "gemv_partial_norm", every, capability=capability)
