@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8, gemv
-from .collectives import changing, epilogue, in_place, mixed, near_32_bits, repeated, two_streams
+from . import fp8, gemv, push
+from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
 from .run import Case
 
 CASES: dict[str, Case] = {
@@ -25,7 +25,8 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
-    "push-changing": changing,
+    "push-changing": push.changing,
+    "fused-push-given-up": push.given_up,
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,

@@ -158,8 +158,8 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         ),
     },
     FaultKind.NO_CLUSTER: (
-        "{f.access}: st.async is an illegal instruction in a launch without clusters (tried on an H200); a cluster of one "
-        "block is enough (the launch attribute, or __cluster_dims__)"
+        "{f.access}: st.async is an illegal instruction in a launch without clusters (tried on an H200); clusters of "
+        "one block are enough (the launch attribute, or __cluster_dims__)"
     ),
     FaultKind.CLUSTER_BARRIER: {
         ClusterError.TWICE: (

@@ -86,6 +86,7 @@ def allreduce(
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
+    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
 
     sources = operands.of_ranks(group, "inputs", inputs)
     first = sources[0]
@@ -105,7 +106,7 @@ def allreduce(
 
     schedule: Schedule | None = None
     ready: list[Ready] = []
-    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced)
+    call = _Call(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced)
     if nbytes:
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
@@ -169,6 +170,7 @@ class _Call:
     algo: str
     staged: bool
     blocks: int
+    alone: int
     pdl: PDLLevel
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
@@ -200,7 +202,7 @@ class _Call:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
-        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, self.alone, text)
         try:
             found = plan.take(
                 self.group, key, lambda: self._plan(count, columns, text), table, own, self.pdl, self.trace, more
@@ -230,10 +232,10 @@ class _Call:
             epilogue=text,
         )
         if spec.pushes:
-            pushed = push.allreduce_shape(spec.work, count, group.workspace.half_bytes)
+            pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
-            return plan.push(group, spec, pushed, self.blocks, parameters)
+            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
         shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
