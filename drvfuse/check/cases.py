@@ -5,17 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8, gemv
-from .collectives import (
-    changing,
-    epilogue,
-    in_place,
-    mixed,
-    multimem_in_place,
-    near_32_bits,
-    repeated,
-    two_streams,
-)
+from . import fp8, gemv, push
+from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
 CASES: dict[str, Case] = {
@@ -34,7 +25,8 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
-    "push-changing": changing,
+    "push-changing": push.changing,
+    "fused-push-given-up": push.given_up,
     "allreduce-multimem-one_stage": partial(repeated, op="allreduce", algo="one_stage", multimem=True),
     "allreduce-multimem-two_stage": partial(repeated, op="allreduce", algo="two_stage", multimem=True),
     "fused-multimem": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", multimem=True),

@@ -296,7 +296,12 @@ def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: boo
 
 
 def near_32_bits(
-    run: Run, op: str = "allreduce", algo: str = "two_stage", shape: tuple[int, int] = (9, 520), timeout: float = 10.0
+    run: Run,
+    op: str = "allreduce",
+    algo: str = "two_stage",
+    shape: tuple[int, int] = (9, 520),
+    timeout: float = 10.0,
+    pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
     """Calls over which the barriers' ordinals, or the epochs of push calls, pass 2**32.
 
@@ -309,32 +314,9 @@ def near_32_bits(
             word.copy_from(np.array([(2**32 - 1 - int(run.seed % 4)) * workspace.EPOCH_UNIT], np.uint64))
         problems = [Problem(op, 4, shape, number=number) for number in range(3)]
         with config.override(spin_timeout=timeout):
-            calls = Calls(run, group, problems, algo)
+            calls = Calls(run, group, problems, algo, pdl=pdl)
         streams = [rank.stream for rank in group]
         for number in range(len(calls)):
             calls.launch(number, streams)
         group.synchronize()
         calls.compare()
-
-
-def changing(run: Run, algo: str = "push_two_shot") -> None:
-    """Calls of which each uses the slots as another op, shape and dtype than the one before last; some have fewer rows
-    than ranks."""
-    norm, plain = FUSED, "allreduce"
-    kinds = (
-        (norm, (9, 520), "bfloat16"),
-        (norm, (1, 520), "bfloat16"),
-        (plain, (9, 520), "float32"),
-        (norm, (1, 520), "bfloat16"),
-        (norm, (9, 520), "bfloat16"),
-        (plain, (9, 520), "bfloat16"),
-    )
-    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
-        problems = [Problem(op, 4, shape, dtype, number=number) for number, (op, shape, dtype) in enumerate(kinds)]
-        calls = [Calls(run, group, [problem], algo) for problem in problems]
-        group.synchronize()
-        for call in calls:
-            call.launch(0, [rank.stream for rank in group])
-        group.synchronize()
-        for done in calls:
-            done.compare()

@@ -15,7 +15,8 @@ from functools import partial
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
-from .collectives import FUSED, changing, near_32_bits, repeated, two_streams
+from .collectives import FUSED, near_32_bits, repeated, two_streams
+from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
@@ -432,6 +433,41 @@ _ALL = (
         "nothing orders the clear of a slot before the words of the next round, by which the peer knows of it",
         "push protocols with several rounds in a call",
         push_rounds,
+    ),
+    Mutant(
+        "epoch-before-pdl-wait",
+        "the epoch is read before the wait for the call in front, which advances it, so two calls take the same slots",
+        "push protocols launched with programmatic dependence",
+        partial(near_push, timeout=0.002, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "epoch-of-each-block",
+        "every block counts its own calls, so a block that a small grid lacks takes the other half of the slots later",
+        "push protocols whose state is an array by block",
+        changing,
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "slot-cleared-before-use",
+        "a slot is cleared when its receiver comes to it, and what has arrived by then is lost",
+        "push protocols that clear the slots of a call at its beginning",
+        partial(near_push, timeout=0.002),
+        (*WRONG, *HANGS),
+    ),
+    Mutant(
+        "poll-beside-shuffle",
+        "lanes poll by votes of the whole warp while lanes that want nothing are at the shuffles of the row's sum",
+        "norms of rows that do not fill their last warp",
+        partial(near_push_rows, timeout=0.002),
+        ("warp_mismatch", *HANGS),
+    ),
+    Mutant(
+        "exit-after-abort",
+        "a thread that gives up exits, and the other blocks of its cluster send to it or wait for it",
+        "prototypes of push protocols, whose context was lost",
+        given_up,
+        ("cluster_absent", "deadlock"),
     ),
 )
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -10,11 +10,8 @@ starve each other so: the smaller blocks fit between the larger ones, whichever 
 placed on all its devices and ends. With more groups that is no proof, and the bound in time is what remains.
 
 The kernels behind a call that are launched with PDL are not counted. With the trigger at the end of a kernel none is
-resident while it still waits for a peer. With PDLLevel.OVERLAP_AT_BEGINNING a whole chain of kernels may be, each
-holding multiprocessors in its `griddepcontrol.wait`. That cannot stop the call they wait for, whose blocks were all
-placed before the first of them, so one group alone is safe. Two groups are not: on one device group A's chain may
-leave no room for B's first kernel while on another B's leaves none for A's, and each waits for the other until the
-bound in time ends both. No budget prevents this, since the kernels behind may be anyone's; `PDLLevel` tells the user.
+resident while it still waits for a peer, and calls trigger earlier only while their group is alone on its devices
+(`alone.py`). A group that was given no budget has all multiprocessors for its push launches then.
 """
 
 from __future__ import annotations
@@ -37,15 +34,16 @@ _reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
 
 
 class BlockBudget:
-    """`blocks` resident blocks on each of `devices`, held until `release()`."""
+    """`blocks` resident blocks on each of `devices`, held until `release()`; `alone` while there is no other budget."""
 
     def __init__(self, devices: Sequence[Device], max_blocks: int | None) -> None:
         """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""
         self.devices = tuple(devices)
         if max_blocks is None:
-            self.blocks = min(DEFAULT_BLOCKS, *(device.sm_count for device in devices))
+            self.alone = min(device.sm_count for device in devices)
+            self.blocks = min(DEFAULT_BLOCKS, self.alone)
         else:
-            self.blocks = max_blocks
+            self.alone = self.blocks = max_blocks
         with _lock:
             for device in self.devices:
                 used = _reserved.get(device, 0)

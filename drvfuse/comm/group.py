@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ..runtime.driver import Owner, forked, get_driver
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.multicast_support import require_multicast
 from ..runtime.vmm import SymmetricBuffer, Undo
+from .alone import AloneLaunches
 from .budget import BlockBudget
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
@@ -55,15 +57,16 @@ class Group(Owned, Owner):
         for rank in self.ranks:
             rank.require_no_capture()
         flush(self.driver)
-        self._budget = BlockBudget(devices, max_blocks)
-        try:
+        with ExitStack() as undo:
+            self._budget = BlockBudget(devices, max_blocks)
+            undo.callback(self._budget.release)
+            self.alone = AloneLaunches(self.ranks)
+            undo.callback(self.alone.release)
             self.transport = LocalTransport(devices)
             self.workspace = Workspace(self.transport, workspace_bytes)
-        except BaseException:
-            self._budget.release()
-            raise
-        self._multicast = MulticastMemory(self.ranks, self.workspace.payload_bytes)
-        self._owns(self.driver, _dispose, self.ranks, self.workspace, self._multicast, self._budget)
+            self._multicast = MulticastMemory(self.ranks, self.workspace.payload_bytes)
+            self._owns(self.driver, _dispose, self.ranks, self.workspace, self._multicast, self._budget, self.alone)
+            undo.pop_all()
         self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
@@ -81,10 +84,13 @@ class Group(Owned, Owner):
         `driver` is as for `drvfuse.device`, by default that of the objects. `workspace_bytes` is the payload of a
         rank's workspace, and also the size of its slots for push algorithms, so a rank takes twice as much: inputs
         larger than it are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may fill on each
-        device, 64 by default; the budgets of all open groups on a device sum to at most what it has.
+        device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
+        launches may fill all multiprocessors while no other group is open on the devices.
 
-        Blocks until the workspaces are ready. Raises ArgumentError for a wrong size, id or budget,
-        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device is captured.
+        Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
+        alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
+        a wrong size, id or budget, and where a graph holds such a call, DriverUnavailable if the driver cannot be used,
+        CaptureError while the own stream of a device, or one with such calls, is captured.
         """
         ids = _device_ids(devices)
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
@@ -95,7 +101,7 @@ class Group(Owned, Owner):
         for index in ids:
             if not 0 <= index < present:
                 raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
-        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes // 16 * 16, max_blocks)
+        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:
@@ -104,8 +110,14 @@ class Group(Owned, Owner):
 
     @property
     def max_blocks(self) -> int:
-        """Most blocks that a launch of this group has on a device."""
+        """The multiprocessors that a launch of this group may fill on a device, whatever other groups are open."""
         return self._budget.blocks
+
+    @property
+    def max_blocks_alone(self) -> int:
+        """Those that a push launch may fill while no other group is open on the devices: all, or `max_blocks`, if that
+        was given."""
+        return self._budget.alone
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -194,6 +206,8 @@ class Group(Owned, Owner):
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
         """Called after the part of a local rank in `call` was captured, into `graph` or by another library (None)."""
         self._history.captured(position, graph, call.note)
+        if call.note.adapts:
+            self.alone.captured(graph)
         if graph is not None:
             rank = self.ranks[position]
             graph.before_launch(self._before_replay)
@@ -202,6 +216,7 @@ class Group(Owned, Owner):
 
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
+        self.alone.before_replay()
         self._forget_partial()  # the order of the ranks' calls is then the user's care
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
@@ -216,6 +231,8 @@ class Group(Owned, Owner):
         elif self._held:
             self._held = False
             release(self)
+        if call.note.adapts:
+            self.alone.launched()
         self._history.launched(positions, call.note)
 
     def _forget_partial(self) -> None:
@@ -311,7 +328,12 @@ class Group(Owned, Owner):
 
 
 def _dispose(
-    driver: Driver, ranks: Sequence[Rank], workspace: Workspace, multicast: MulticastMemory, budget: BlockBudget
+    driver: Driver,
+    ranks: Sequence[Rank],
+    workspace: Workspace,
+    multicast: MulticastMemory,
+    budget: BlockBudget,
+    alone: AloneLaunches,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -329,6 +351,7 @@ def _dispose(
         driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
         raise failure
     budget.release()
+    alone.release()
     with Undo() as undo:
         undo.append(workspace.close)
         undo.append(multicast.close)

@@ -25,7 +25,8 @@ KEPT = 512  # launches and replays that can be named; of older ones only the num
 
 
 class CallNote(NamedTuple):
-    """What a message says of a call, by how much it advances the epoch, and whether its kernel waits for peers at all.
+    """What a message says of a call, by how much it advances the epoch, whether its kernel waits for peers at all, and
+    whether its launches are others while the group is alone on its devices.
 
     It keeps nothing of the call alive."""
 
@@ -36,6 +37,7 @@ class CallNote(NamedTuple):
     dtype: DType
     barriers: int
     waits: bool
+    adapts: bool
 
     def __str__(self) -> str:
         count = f"{self.ranks} x " if self.ranks > 1 else ""

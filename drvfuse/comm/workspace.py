@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..plans.push import half_bytes
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.stream import Stream
 from .transport import LocalTransport
@@ -53,8 +54,6 @@ REPORT_DTYPE = np.dtype(
 """A rank's report block in pinned host memory: the thread that gives up writes it, `magic` last."""
 
 _FILL_BYTES = 64 << 10
-SLOTS_EXTRA = 256
-"""Bytes of a half of the slots beyond half of the payload's: greetings, and the scales of a few rows."""
 
 
 def defines() -> dict[str, int]:
@@ -83,7 +82,7 @@ class Workspace:
     def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
-        self.half_bytes = payload_bytes // 256 * 128 + SLOTS_EXTRA
+        self.half_bytes = half_bytes(payload_bytes)
         self._filled = 0  # bytes of each half of the slots that were 0xFF before the first call that uses them
         self._devices = devices = transport.devices
         self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
@@ -105,8 +104,11 @@ class Workspace:
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """The report of the lowest rank that has one, by field name."""
-        report = self.reports[int(np.flatnonzero(self._magic)[0])]
+        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that
+        has waits for another. Of several that of the lowest rank."""
+        found = self.reports[np.flatnonzero(self._magic)]
+        blamed = found[~np.isin(found["peer"], found["rank"])]
+        report = (blamed if blamed.size else found)[0]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:

@@ -16,6 +16,12 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
+_EXTRA = 256  # bytes of a half beyond half of the workspace's: greetings, and the scales of a few rows
+
+
+def half_bytes(workspace_bytes: int) -> int:
+    """The bytes of each half of the slots that go with a workspace of so many."""
+    return min(workspace_bytes // 256 * 128 + _EXTRA, _MAX_HALF)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class PushShape:
         return unit - each * (adders - 1), each
 
 
-def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
+def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
     """For `count` >= 1 elements. ArgumentError for slots that do not hold a pack of every thread of a block."""
     packs = ceil_div(count, work.width)
     two_shot = work.algo == "push_two_shot"
@@ -64,7 +70,7 @@ def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
         step, per_step = work.ranks * threads, peers * threads * (PACK_BYTES + work.width * work.out_itemsize)
     else:
         step, per_step = 1, peers * PACK_BYTES
-    chunk, rounds = _rounds(packs, step, per_step, half_bytes)
+    chunk, rounds = _rounds(packs, step, per_step, workspace_bytes)
     return PushShape(
         units=ceil_div(min(packs, chunk), threads),
         threads=threads,
@@ -78,7 +84,7 @@ def allreduce_shape(work: Work, count: int, half_bytes: int) -> PushShape:
     )
 
 
-def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: bool) -> PushShape:
+def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clusters: bool) -> PushShape:
     """For 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns, on devices with or without clusters.
 
     ArgumentError for slots that do not hold a row of every rank.
@@ -97,7 +103,7 @@ def fused_shape(work: Work, rows: int, columns: int, half_bytes: int, clusters: 
         step, per_step = work.ranks, (work.ranks - 1) * (row_bytes + result + 4)
     else:
         step, per_step = 1, (work.ranks - 1) * row_bytes
-    chunk, rounds = _rounds(rows, step, per_step, half_bytes)
+    chunk, rounds = _rounds(rows, step, per_step, workspace_bytes)
     return PushShape(
         units=min(rows, chunk),
         threads=threads,
@@ -148,16 +154,16 @@ def _threads_of_row(row_packs: int, most: int, threads: int) -> tuple[int, int, 
     return most, ceil_div(ceil_div(row_packs, most * packs), 32) * 32, packs
 
 
-def _rounds(total: int, step: int, per_step: int, half_bytes: int) -> tuple[int, int]:
+def _rounds(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple[int, int]:
     """(items of a round, rounds) for `total` items, of which `step` take `per_step` bytes of a half.
 
     Rounds are as few as the slots allow.
     """
-    fits = (min(half_bytes, _MAX_HALF) - GREETINGS_BYTES) // per_step if per_step else total
+    fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else total
     steps = ceil_div(total, step)
     if fits < 1:
-        needed = 2 * (GREETINGS_BYTES + per_step)
-        raise ArgumentError("workspace_bytes", 2 * half_bytes, f"at least {needed} in Group.local for this call")
+        needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256  # half_bytes() of it is enough
+        raise ArgumentError("workspace_bytes", workspace_bytes, f"at least {needed} in Group.local for this call")
     if steps <= fits:
         return steps * step, 1
     rounds = ceil_div(steps, fits)

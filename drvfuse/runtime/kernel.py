@@ -354,6 +354,12 @@ class Launch:
         """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
         self._arguments.set(index, value)
 
+    def resize(self, grid: int) -> None:
+        """Another grid of one dimension from now on, within the limits that `prepare` has checked: not a larger one."""
+        self._config.gridDimX = grid
+        self.grid = (grid, 1, 1)
+        self._facts = self._facts._replace(grid=self.grid)
+
     def view(self, index: int, kind: type[Struct]) -> Struct:
         """Argument `index`, a struct, in place: its fields may be written until the launch, and between launches."""
         return self._arguments.view(index, kind)

@@ -6,7 +6,20 @@ from __future__ import annotations
 import ctypes
 
 ROLES = (
-    *("producer", "stage", "push", "sync", "wait", "barrier", "load", "multiply", "reduce", "store", "gather"),
+    *(
+        "producer",
+        "stage",
+        "push",
+        "sync",
+        "wait",
+        "barrier",
+        "load",
+        "multiply",
+        "reduce",
+        "store",
+        "gather",
+        "receive",
+    ),
     *("apply_load", "apply_reduce", "apply_store", "finish"),
 )
 """Names of `enum class TraceRole`, in its order."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .clocks import Clock
 
 MOST_BLOCKS = 16  # of a rank; of more, evenly chosen ones are shown
-_IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc"}
+_IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc", "receive": "#c8c8c8"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
 

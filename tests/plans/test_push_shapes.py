@@ -11,56 +11,63 @@ from drvfuse.comm.workspace import EPOCH_UNIT, MAX_BLOCKS
 from drvfuse.errors import ArgumentError
 from drvfuse.plans.collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 from drvfuse.plans.limits import ceil_div
-from drvfuse.plans.push import GREETINGS_BYTES, PushShape, allreduce_shape, fused_shape, trace_phases
+from drvfuse.plans.push import (
+    GREETINGS_BYTES,
+    PushShape,
+    allreduce_shape,
+    fused_shape,
+    half_bytes,
+    trace_phases,
+)
 
 ALGOS = ("push_one_shot", "push_two_shot")
 LARGE = 64 << 20
 RANKS = st.integers(1, 8)
-HALVES = st.sampled_from([2176, 9000, 40_000, 1 << 20, 1 << 25, 5 << 30])
+WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 
 @st.composite
 def allreduces(draw):
-    """Work of a plain all-reduce, its elements and the bytes of a half."""
+    """Work of a plain all-reduce, its elements and the bytes of a workspace."""
     itemsize = draw(st.sampled_from([2, 4]))
     work = Work("allreduce", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, itemsize)
     count = draw(st.integers(1, 2000) | st.integers(1, 1 << 34) | st.integers(1, 1 << 18).map(lambda k: 512 * k))
-    return work, count, draw(HALVES)
+    return work, count, draw(WORKSPACES)
 
 
 @st.composite
 def norms(draw):
-    """Work of a fused all-reduce, its rows and columns, the bytes of a half, and whether there are clusters."""
+    """Work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether there are clusters."""
     itemsize = draw(st.sampled_from([2, 4]))
     residual = draw(st.booleans())
     out = draw(st.sampled_from([1, itemsize]))
     work = Work("fused", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, out, residual=residual)
     rows = draw(st.integers(1, 70) | st.integers(1, MAX_ROWS))
     columns = draw(st.integers(1, MAX_COLUMNS) | st.integers(1, 128).map(lambda k: 128 * k))
-    return work, rows, columns, draw(HALVES), draw(st.booleans())
+    return work, rows, columns, draw(WORKSPACES), draw(st.booleans())
 
 
-def planned(find, half_bytes):
-    """`find(half_bytes)`; where that is refused, with the workspace that the error asks for, which is the least."""
+def planned(find, workspace_bytes):
+    """`find(workspace_bytes)`; where that is refused, with what the error asks for, which is the least."""
     try:
-        return find(half_bytes), half_bytes
+        return find(workspace_bytes), workspace_bytes
     except ArgumentError as error:
-        assert error.argument == "workspace_bytes"
+        assert (error.argument, error.got) == ("workspace_bytes", workspace_bytes)
         needed = int(str(error).split("at least ")[1].split()[0])
-    half_bytes = needed // 2
     with pytest.raises(ArgumentError, match=f"at least {needed} "):
-        find(half_bytes - 1)
-    return find(half_bytes), half_bytes
+        find(needed - 1)
+    return find(needed), needed
 
 
-def check_rounds(shape: PushShape, total: int, step: int, per_step: int, half_bytes: int) -> None:
+def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspace_bytes: int) -> None:
     """`total` items, of which `step` take `per_step` bytes of a half of the slots."""
+    half = half_bytes(workspace_bytes)
     assert (shape.rounds - 1) * shape.chunk < total <= shape.rounds * shape.chunk
     assert shape.chunk % step == 0
     assert shape.slot_bytes == GREETINGS_BYTES + shape.chunk // step * per_step
-    assert shape.slot_bytes <= min(half_bytes, 2**32)
+    assert shape.slot_bytes <= half
     if shape.rounds > 1:  # as few as fit
-        fits = (min(half_bytes, 2**32 - 128) - GREETINGS_BYTES) // per_step
+        fits = (half - GREETINGS_BYTES) // per_step
         assert shape.rounds == ceil_div(ceil_div(total, step), ceil_div(shape.chunk, step))
         assert shape.rounds <= ceil_div(ceil_div(total, step), fits)
 
@@ -80,14 +87,14 @@ def check_shares(shape: PushShape, most: int) -> None:
 @given(allreduces(), st.integers(1, 132 * 32))
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_allreduce(case, most):
-    work, count, half = case
-    shape, half = planned(lambda nbytes: allreduce_shape(work, count, nbytes), half)
+    work, count, given = case
+    shape, given = planned(lambda nbytes: allreduce_shape(work, count, nbytes), given)
     packs = ceil_div(count, work.width)
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
-        check_rounds(shape, packs, 1, peers * PACK_BYTES, half)
+        check_rounds(shape, packs, 1, peers * PACK_BYTES, given)
     else:  # a unit of every rank: inputs and results of as many packs as a block has threads
-        check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, half)
+        check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, given)
     check_shares(shape, most)
     assert shape.units == ceil_div(min(packs, shape.chunk), shape.threads)
     assert shape.threads % 32 == 0 and shape.threads <= 256 and (shape.packs, shape.cluster) == (1, 1)
@@ -99,15 +106,15 @@ def test_allreduce(case, most):
 @given(norms(), st.integers(1, 132 * 32))
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_fused(case, most):
-    work, rows, columns, half, clusters = case
-    shape, half = planned(lambda nbytes: fused_shape(work, rows, columns, nbytes, clusters), half)
+    work, rows, columns, given, clusters = case
+    shape, given = planned(lambda nbytes: fused_shape(work, rows, columns, nbytes, clusters), given)
     row_packs = ceil_div(columns, work.width)
     row, peers = row_packs * PACK_BYTES, work.ranks - 1
     result = row if work.residual else row_packs * work.width * work.out_itemsize
     if work.algo == "push_one_shot":
-        check_rounds(shape, rows, 1, peers * row, half)
+        check_rounds(shape, rows, 1, peers * row, given)
     else:  # an input, a result and a scale of every rank
-        check_rounds(shape, rows, work.ranks, peers * (row + result + 4), half)
+        check_rounds(shape, rows, work.ranks, peers * (row + result + 4), given)
     check_shares(shape, most)
     assert shape.units == min(rows, shape.chunk)
     threads = shape.cluster * shape.threads
@@ -121,11 +128,11 @@ def test_fused(case, most):
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_a_traced_block_has_room_for_its_phases(case, most):
     """Per round a block sends, and later reduces or gathers, each of its units."""
-    work, *size, half = case[:-1] if len(case) == 5 else case
+    work, *size, given = case[:-1] if len(case) == 5 else case
     if work.op == "allreduce":
-        shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), half)
+        shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), given)
     else:
-        shape, _ = planned(lambda nbytes: fused_shape(work, *size, nbytes, case[-1]), half)
+        shape, _ = planned(lambda nbytes: fused_shape(work, *size, nbytes, case[-1]), given)
     blocks = shape.blocks(most)
     each = ceil_div(shape.units, blocks // shape.cluster)
     assert trace_phases(work, shape, blocks) >= shape.rounds * 3 * each
@@ -133,17 +140,17 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
 
 def test_few_large_rounds_and_no_more():
     work = Work("allreduce", "push_one_shot", 2, 2, 2)
-    packs = (9000 - GREETINGS_BYTES) // PACK_BYTES  # of a round
+    packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # of a round
     for rounds in (1, 2, 3, 4):
-        assert allreduce_shape(work, 8 * packs * rounds, 9000).rounds == rounds
-        assert allreduce_shape(work, 8 * packs * rounds + 1, 9000).rounds == rounds + 1
+        assert allreduce_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
+        assert allreduce_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1
 
 
 def test_one_rank_needs_no_slots():
     for algo in ALGOS:
-        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), 1 << 40, 2176)
+        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), 1 << 40, 4096)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
-        shape = fused_shape(Work("fused", algo, 1, 2, 1), 10**6, MAX_COLUMNS, 2176, True)
+        shape = fused_shape(Work("fused", algo, 1, 2, 1), 10**6, MAX_COLUMNS, 4096, True)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
 
 
@@ -166,3 +173,11 @@ def test_blocks_are_counted_by_cluster():
     shape = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 30, 8192, LARGE, True)
     assert shape.cluster == 8
     assert [shape.blocks(most) for most in (1, 7, 8, 17, MAX_BLOCKS)] == [8, 8, 8, 16, 240]
+
+
+def test_a_half_is_within_reach_of_offsets_of_32_bits():
+    """And holds half of what is given, up to that, with the greetings beside it."""
+    for nbytes in (4096, 4351, 64 << 20, 8 << 30, 1 << 40):
+        half = half_bytes(nbytes)
+        assert half % 128 == 0 and half < 1 << 32
+        assert nbytes / 2 + GREETINGS_BYTES <= half or half == (1 << 32) - 128

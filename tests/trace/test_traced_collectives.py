@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from trace_support import ALGOS, ALL_ALGOS, bytes_of, inputs
+from trace_support import ALL_ALGOS, PULL, PUSH, bytes_of, inputs
 
 import drvfuse as df
 from drvfuse import config
@@ -100,7 +100,7 @@ def consistent(records, ranks):
     assert (times >= 0).all() and records["start_ns"].min() == 0
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", PULL)
 def test_all_blocks_of_the_grid_are_there(group, rng, algo):
     trace = df.Trace(group)
     df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
@@ -110,6 +110,28 @@ def test_all_blocks_of_the_grid_are_there(group, rng, algo):
     assert set(records["kernel"]) == {f"allreduce_{algo}"} and set(records["launch"]) == {0}
     expected = {"producer", "barrier", "load", "reduce", "store", "sync", "wait", "finish", "block"}
     assert set(records["role"]) == expected | ({"gather"} if algo == "two_stage" else set())
+
+
+@pytest.mark.parametrize(
+    ("algo", "plain", "norm"),
+    [
+        (PUSH[0], {"receive", "store"}, {"receive", "reduce", "store"}),
+        (PUSH[1], {"reduce", "gather"}, {"receive", "reduce", "store", "gather"}),
+    ],
+)
+def test_all_blocks_of_push_kernels_are_there_with_their_phases(group, rng, algo, plain, norm):
+    trace = df.Trace(group)
+    df.allreduce(group, inputs(group, rng, 1 << 15), algo=algo, max_num_blocks=3, trace=trace)
+    rows, gammas = inputs(group, rng, (11, 520)), inputs(group, rng, 520)
+    df.allreduce_rmsnorm_fp8(group, rows, gammas, epsilon=1e-6, algo=algo, trace=trace)
+    records = trace.records()
+    for launch, (op, roles) in enumerate((("allreduce", plain), ("allreduce_rmsnorm_fp8", norm))):
+        own = records[records["launch"] == launch]
+        (blocks,) = {section.blocks for section in trace._sections if section.launch == launch}
+        whole = own[own["role"] == "block"]
+        assert whole[["rank", "block"]].tolist() == [(rank, b) for rank in range(group.size) for b in range(blocks)]
+        assert set(own["kernel"]) == {f"{op}_{algo}"}
+        assert set(own["role"]) == {"producer", "push", "finish", "block"} | roles
 
 
 DELAY = r"""
@@ -147,6 +169,33 @@ def test_the_late_rank_is_the_one_that_the_others_waited_for(group, rng, late):
             assert found[rank, other].longest < 2000
     begins = {skew.rank: skew.first for skew in statistics.skews(records)}
     assert min(begins, key=begins.__getitem__) != late and begins[late] > 4000
+
+
+@pytest.mark.parametrize("algo", PUSH)
+def test_the_wait_for_a_late_rank_by_push_is_in_the_phases_that_receive(group, rng, algo):
+    """No peer is named, as words of all peers are awaited together; the phases still add up to the blocks' time."""
+    trace, late = df.Trace(group), 1
+    call = df.allreduce_rmsnorm_fp8.prepare(
+        group, inputs(group, rng, (3, 256)), inputs(group, rng, 256), epsilon=1e-6, algo=algo, trace=trace
+    )
+    delay = df.compile(DELAY, driver=group.driver)["delay"]
+    for rank in group:
+        delay.load(rank.device)
+    call.launch()
+    group.synchronize()
+    delay.prepare(1, 1, 5_000_000, device=group[late].device)(group[late].stream)
+    call.launch()
+    group.synchronize()
+    records = trace.records()
+    assert statistics.waits(records) == []
+    longest = {rank.index: 0.0 for rank in group}
+    share = dict(longest)
+    for phase in statistics.phases(records):
+        share[phase.rank] += phase.share
+        if phase.role in ("receive", "gather"):
+            longest[phase.rank] = max(longest[phase.rank], phase.longest)
+    assert share == pytest.approx({rank.index: 1.0 for rank in group})
+    assert {rank for rank, took in longest.items() if took > 4000} == {rank.index for rank in group} - {late}
 
 
 def test_a_replay_overwrites_what_the_one_before_wrote(group, rng):
@@ -255,14 +304,15 @@ def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
 
 
 @pytest.mark.emu
-def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng):
+@pytest.mark.parametrize("algo", ["two_stage", *PUSH])
+def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng, algo):
     machine = df.emu.Machine(devices=2, race="strict")
     with df.Group.local(2, driver=machine, max_blocks=2) as group:
         trace = df.Trace(group)
         xs = inputs(group, rng, 3000)
         ys = [rank.empty(3000, "bfloat16") for rank in group]
         rows, gammas = inputs(group, rng, (7, 136)), inputs(group, rng, 136)
-        options = {"algo": "two_stage", "pdl_level": df.PDLLevel.OVERLAP_AT_BEGINNING, "trace": trace}
+        options = {"algo": algo, "pdl_level": df.PDLLevel.OVERLAP_AT_BEGINNING, "trace": trace}
         calls = [
             df.allreduce.prepare(group, xs, ys, **options),
             df.allreduce_rmsnorm_fp8.prepare(group, rows, gammas, epsilon=1e-6, **options),

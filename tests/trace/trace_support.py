@@ -11,8 +11,9 @@ import drvfuse as df
 from drvfuse import dtypes
 from drvfuse.trace.decode import RECORD
 
-ALGOS = ("one_stage", "two_stage")
-ALL_ALGOS = (*ALGOS, "naive")
+PULL = ("one_stage", "two_stage")
+PUSH = ("push_one_shot", "push_two_shot")
+ALL_ALGOS = (*PULL, *PUSH, "naive")
 
 
 def inputs(group: df.Group, rng: np.random.Generator, shape: Any, dtype: str = "bfloat16") -> list[df.Array]:

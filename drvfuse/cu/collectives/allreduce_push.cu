@@ -72,7 +72,7 @@ __device__ __forceinline__ void one_shot(const AllreducePushParams& p, Pushing& 
     float sum[W];
     sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
     trace.need(sum);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if (at.exists && at.inside)
         store_output(p.output, at.index, p.count, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
     trace.lap(TraceRole::store);
@@ -156,9 +156,10 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
     const Place first = place(p, 0, blockIdx.x);
     if (first.exists && first.inside)  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
+    Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own = input_at(p, first);  // before the state is read, since all that follows waits for that
-    Pushing push(p.call, p.push);
+    push.start();
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {
         if (round > 0) {

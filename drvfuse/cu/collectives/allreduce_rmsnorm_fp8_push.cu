@@ -88,7 +88,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, offset, stride);
     trace.need(x);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if (!inside(p, begin + row)) return;
     if constexpr (RESIDUAL)
         rows.add_residual<true>(x, begin + row, [&](int at, const InPack& pack) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, at.offset, at.stride);
     trace.need(x);
-    trace.lap(TraceRole::wait);
+    trace.lap(TraceRole::receive);
     if constexpr (RESIDUAL) {
         rows.add_residual<true>(x, begin + row, [&](int index, const InPack& pack) {
             send_to_all(push, at.result + index * RESULT_BYTES, at.result_stride, pack.word);
@@ -250,10 +250,11 @@ extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
     if (!RAGGED && rows.has(0))  // warms the address translation
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) +
                          (i64(first) * p.columns + rows.index(0) * W) * i64(sizeof(In)));
+    Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before the state is read, since all that follows waits for that
-    Pushing push(p.call, p.push);
+    push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

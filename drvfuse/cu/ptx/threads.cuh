@@ -36,4 +36,7 @@ __device__ __forceinline__ u32 warp_max(u32 value) {
     return result;
 }
 
+// exit: this thread ends, wherever it is
+__device__ __forceinline__ void exit_thread() { asm volatile("exit;"); }
+
 }  // namespace ptx

@@ -30,7 +30,9 @@
 // with the lowest indices end first. Devices place blocks in index order.
 //
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
-// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. A thread
+// once in 1024 polls; the first thread of a rank to give up writes the report and sets every rank's abort word. In leg
+// GATHER it waits an eighth longer, from when the bound has passed: the owner of what is gathered may itself wait for
+// inputs, and who waits for these names the rank that is missing, also where time has leapt for all at once. A thread
 // that gives up goes on with what it has read, through all that follows, but polls no more: no block waits for it in
 // vain, and the blocks of a cluster still send one another what they wait for. The host then empties all slots.
 #pragma once
@@ -61,14 +63,15 @@ enum Leg : u32 { PUSH = 1, GATHER = 2 };
 template <int Ranks, bool Together, bool ByBlock>
 class Push {
 public:
-    // After wait_for_producer(), every thread of the grid.
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
         : call_(call), push_(push), round_(0), joined_(false) {
-        u64 epoch, abort;
-        ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call.workspaces[call.rank]));
-        epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
-        aborted_ = abort != 0;
-        half_ = epoch_ % 2 != 0 ? push.half_bytes : 0;
+        if (FAULT("epoch-before-pdl-wait")) read_state();
+    }
+
+    // After wait_for_producer(), every thread of the grid, before anything else.
+    __device__ __forceinline__ void start() {
+        fall_behind();
+        if (!FAULT("epoch-before-pdl-wait")) read_state();
     }
 
     // Adds the share of this warp or block to the epoch, once, by all threads of the block. After its first words are
@@ -76,10 +79,15 @@ public:
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
+        fall_behind();
         const bool first = threadIdx.x == 0 && blockIdx.x == 0;
         u64* const epoch = epoch_word(call_.workspaces[call_.rank]);
         if (FAULT("epoch-by-one-thread")) {
             if (first) ptx::add_relaxed_gpu(epoch, EPOCH_UNIT);
+        } else if (FAULT("epoch-of-each-block")) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0 && push_.share != 0)
+                ptx::add_relaxed_gpu(epoch_of_block(), EPOCH_UNIT / (blockDim.x / 32));
         } else if (!ByBlock) {
             __syncwarp();
             if (threadIdx.x % 32 == 0) ptx::add_relaxed_gpu(epoch, first ? push_.first_share : push_.share);
@@ -114,7 +122,11 @@ public:
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
         char* const at = own(offset);
+        constexpr bool CLEAR_FIRST = FAULT("slot-cleared-before-use");
+        if (FAULT("poll-beside-shuffle") && !wanted) return;
+        if (CLEAR_FIRST && wanted) clear_all<K, N>(at, stride);
         wait(
+            leg,
             [&] {
                 if (!wanted) return false;
                 bool late = false;
@@ -130,10 +142,8 @@ public:
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
                 report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
             });
-        if (wanted && !FAULT("slot-not-cleared")) {
-#pragma unroll
-            for (int k = 0; k < K; ++k) clear<N>(at + k * stride);
-        }
+        fall_behind();
+        if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
     // The same in leg GATHER of one piece and, where it is wanted, of one word elsewhere: in one wait.
@@ -141,6 +151,7 @@ public:
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
         wait(
+            GATHER,
             [&] {
                 if (wanted) ptx::load_relaxed_sys_words(words, own(offset));
                 if (word_wanted) ptx::load_relaxed_sys_words(word, own(word_offset));
@@ -167,6 +178,29 @@ public:
     }
 
 private:
+    __device__ __forceinline__ void read_state() {
+        u64 epoch, abort;
+        ptx::load_relaxed_sys_v2(epoch, abort, epoch_word(call_.workspaces[call_.rank]));
+        if (FAULT("epoch-of-each-block")) epoch = ptx::load_relaxed_sys(epoch_of_block());
+        epoch_ = u32(epoch >> DRVFUSE_EPOCH_BITS);
+        aborted_ = abort != 0;
+        half_ = epoch_ % 2 != 0 ? push_.half_bytes : 0;
+    }
+
+    // Only with the fault of that name, which must change nothing: this warp waits for up to 4 us, or twice that.
+    static __device__ __forceinline__ void fall_behind() {
+        if (!FAULT("warps-that-fall-behind")) return;
+        const u64 begin = ptx::cycles();
+        const u32 mixed = (u32(begin) ^ (blockIdx.x * 64 + threadIdx.x / 32) * 0x9e3779b9u) * 0x85ebca6bu;
+        const u32 cycles = __shfl_sync(__activemask(), mixed, __ffs(__activemask()) - 1) >> 19;
+        while (ptx::cycles() - begin < cycles) __nanosleep(100);
+    }
+
+    // Of the fault of that name: a word that push calls do not use.
+    __device__ __forceinline__ u64* epoch_of_block() const {
+        return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
+    }
+
     template <int N>
     static __device__ __forceinline__ bool absent(const u32 (&word)[N]) {
         bool found = false;
@@ -187,12 +221,19 @@ private:
         store_words<N>(at, none);
     }
 
+    template <int K, int N>
+    static __device__ __forceinline__ void clear_all(char* at, u32 stride) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) clear<N>(at + k * stride);
+    }
+
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
     // poll() loads what is wanted and says whether some of it is absent; tell() then reports that.
     template <typename Poll, typename Tell>
-    __device__ __forceinline__ void wait(const Poll& poll, const Tell& tell) {
+    __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
+        bool patient = leg == GATHER;
         for (u32 polls = 1;; ++polls) {
             const bool late = poll();
             if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
@@ -201,14 +242,21 @@ private:
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
             if (polls % 1024 == 0) {
                 const u64 now = ptx::nanoseconds();
-                if (deadline == 0) deadline = now + call_.timeout_ns;
+                const u64 timeout = call_.timeout_ns;
+                if (deadline == 0) deadline = now + timeout;
                 if (now > deadline && late && !ends) {
-                    tell();
-                    ends = true;
+                    if (patient) {
+                        patient = false;
+                        deadline = now + timeout / 8;
+                    } else {
+                        tell();
+                        ends = true;
+                    }
                 }
             }
             if (Together ? __any_sync(0xffffffffu, ends) : ends) {
                 aborted_ = true;
+                if (FAULT("exit-after-abort")) ptx::exit_thread();
                 return;
             }
         }
@@ -216,7 +264,10 @@ private:
 
     __device__ __forceinline__ void report(Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
-        give_up<Ranks>(call_, {u32(peer), phase, u64(epoch_) + phase, ABSENT, leg, offset / 16});
+        // The epoch with which the call began, in full: since then it has advanced by less than 2^32.
+        const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
+        const u64 began = now - u32(u32(now) - epoch_);
+        give_up<Ranks>(call_, {u32(peer), phase, began + phase, ABSENT, leg, offset / 16});
     }
 
     const Call& call_;

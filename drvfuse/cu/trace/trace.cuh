@@ -45,13 +45,14 @@ enum class TraceRole : u32 {
     stage,         // copied the own input to where peers read it
     push,          // stored to peers
     sync,          // waited for the other threads of the block
-    wait,          // waited for a peer, from the lap before to the time its flag or data was seen
+    wait,          // waited for a peer, inside a barrier; no lap has this role
     barrier,       // waited for all peers and for the threads that watch them
     load,          // read what the phase after it works on
     multiply,      // products of a row and a vector
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
+    receive,       // waited until the words of all peers had come
     apply_load,    // the block that finishes the others' work: waited for it and read it,
     apply_reduce,  // reduced it,
     apply_store,   // stored the result

@@ -32,6 +32,7 @@ TEXTS = {
     "CUDA_ERROR_NOT_FOUND": "named symbol not found",
     "CUDA_ERROR_NOT_READY": "device not ready",
     "CUDA_ERROR_ILLEGAL_ADDRESS": "an illegal memory access was encountered",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "an illegal instruction was encountered",
     "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "too many resources requested for launch",
     "CUDA_ERROR_LAUNCH_TIMEOUT": "the launch timed out and was terminated",
     "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED": "peer access is already enabled",

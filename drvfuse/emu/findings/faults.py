@@ -157,6 +157,10 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
             "exited before it arrived (CTA not present): that block has to wait for its mbarrier"
         ),
     },
+    FaultKind.NO_CLUSTER: (
+        "{f.access}: st.async is an illegal instruction in a launch without clusters (tried on an H200); clusters of "
+        "one block are enough (the launch attribute, or __cluster_dims__)"
+    ),
     FaultKind.CLUSTER_BARRIER: {
         ClusterError.TWICE: (
             "the thread arrives at the barrier of the cluster, and has not waited (barrier.cluster.wait) since it "

@@ -41,6 +41,7 @@ FAULTS = {
         (*_FAILED, "barrier_left", "unsupported", "copy_size", "mbarrier", *_CLUSTER), R.CUDA_ERROR_LAUNCH_FAILED
     ),
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
+    "no_cluster": R.CUDA_ERROR_ILLEGAL_INSTRUCTION,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,

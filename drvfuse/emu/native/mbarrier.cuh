@@ -227,6 +227,10 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 r
 
 // st.async of up to 16 bytes; 0, or 1 and a fault.
 API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbarrier, u32 site) {
+    if (!t->launch->cluster) {
+        fault(t->launch, t, F_NO_CLUSTER, site, target, size, A_WRITE, 0);
+        return 1;
+    }
     if (target & size - 1) {
         fault(t->launch, t, F_MISALIGNED, site, target, size, A_WRITE, size);
         return 1;

@@ -29,9 +29,9 @@ class PDLLevel(IntEnum):
     - OFF, ON, OVERLAP_AT_END: once every block has come to its end (the trigger is the last thing a block does). Only
       the dependent's own wait makes results visible;
     - OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
-      wait. It holds multiprocessors while the collective waits for its peers, which no block budget counts: where two
-      groups share devices, their calls of this level can starve each other until `spin_timeout`. Order them by events,
-      or use ON.
+      wait. It holds multiprocessors while the collective waits for its peers, which no block budget counts, so a
+      collective does this only while its group is the only one open on its devices: while there are others this level
+      is ON. While a graph holds a collective that triggers at once, no further group can be opened on its devices.
 
     NO_WAIT_OVERLAP_AT_END would skip the wait; drvfuse's own collectives refuse it.
     """

@@ -67,7 +67,7 @@ class Ready:
     `pointers` are the addresses of arrays in the parameters, by their offsets.
     """
 
-    __slots__ = ("launch", "parameters", "planned", "pointers")
+    __slots__ = ("__weakref__", "launch", "parameters", "planned", "pointers")
 
     def __init__(self, planned: Planned, launch: Launch) -> None:
         self.planned, self.launch = planned, launch
@@ -85,6 +85,11 @@ class Ready:
         for address in addresses:
             self.pointers[offset] = address
             offset += POINTER_BYTES
+
+    def adapt(self, alone: bool) -> None:
+        """Of a collective: be what the plan says for a group that is alone on its devices, or beside others."""
+        if self.planned.adapts is not None:
+            self.planned.adapts(self, alone)
 
     def give_back(self) -> None:
         """Another call may have it. What was launched or captured keeps its parameters."""
@@ -117,16 +122,19 @@ class Planned:
         cluster: int = 1,
         barriers: int = 0,
         awaits_peers: bool = False,
+        adapts: Callable[[Ready, bool], None] | None = None,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
         `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
-        `awaits_peers`: whether a launch waits for those of other ranks."""
+        `awaits_peers`: whether a launch waits for those of other ranks. `adapts(ready, alone)` changes a launch to one
+        for a group that is alone on its devices, or back."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
         self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
+        self.adapts = adapts
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:

@@ -169,8 +169,11 @@ class Prepared(Generic[R]):
         self._routes: dict[tuple[int, Stream], Route] = {}
         self._usual: list[Route] = []  # on the streams of `prepare`
         first = self._reads[0][0]
-        barriers, waits = (ready[0].planned.barriers, ready[0].planned.awaits_peers) if ready else (0, False)
-        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers, waits)
+        barriers, waits, adapts = 0, False, False
+        if ready:
+            planned = ready[0].planned
+            barriers, waits, adapts = planned.barriers, planned.awaits_peers, planned.adapts is not None
+        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers, waits, adapts)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:

@@ -109,6 +109,7 @@ class Repeat:
         if type(prepared._schedule) is not Direct:
             raise LookupError(f"{prepared!r} has several steps")
         self.note, self._schedule = prepared.note, prepared._schedule
+        self._ready = prepared._ready  # kept, as the group knows them weakly, and adapts them
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
         every = list(arrays)  # and those that the call has allocated
         self._made: list[tuple[Device, tuple[int, ...], DType, int]] = []

@@ -106,6 +106,7 @@ def allreduce(
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
+    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
 
     sources = operands.of_ranks(group, "inputs", inputs)
     first = sources[0]
@@ -131,7 +132,7 @@ def allreduce(
         kept = in_place and algos[0] == "one_stage"  # peers may load an input that is an output already
         stored = results if algos[0] == "two_stage" else []
         placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
-    call = _Call(group, dtype, shape, algos[0], False, blocks, pdl, bound, traced, placed)
+    call = _Call(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced, placed)
     if nbytes:
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
@@ -197,6 +198,7 @@ class _Call:
     algo: str
     staged: bool
     blocks: int
+    alone: int
     pdl: PDLLevel
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
@@ -238,7 +240,8 @@ class _Call:
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         form = None if self.multimem is None else self.multimem.to_outputs
-        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, text, form)
+        options = (self.staged, self.blocks, self.alone, text, form)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, *options)
         try:
             found = plan.take(
                 self.group, key, lambda: self._plan(count, columns, text), table, own, self.pdl, self.trace, more
@@ -270,10 +273,10 @@ class _Call:
             to_outputs=self.multimem is not None and self.multimem.to_outputs,
         )
         if spec.pushes:
-            pushed = push.allreduce_shape(spec.work, count, group.workspace.half_bytes)
+            pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
-            return plan.push(group, spec, pushed, self.blocks, parameters)
+            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
         shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks, spec.multimem)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)

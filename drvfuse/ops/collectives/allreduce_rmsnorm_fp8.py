@@ -110,6 +110,7 @@ def allreduce_rmsnorm_fp8(
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
+    alone = group.max_blocks_alone if max_num_blocks is None and traced is None else blocks  # a trace is of one grid
 
     sources = operands.of_ranks(group, "inputs", inputs)
     first = sources[0]
@@ -186,7 +187,8 @@ def allreduce_rmsnorm_fp8(
             else:
                 staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
             types = dtype, out, scale_type
-            call = _Call(group, *types, rows, columns, algo, staged, bool(added), blocks, pdl, numbers, traced, placed)
+            limits = blocks, alone
+            call = _Call(group, *types, rows, columns, algo, staged, bool(added), *limits, pdl, numbers, traced, placed)
             return call, *call.schedule(arrays)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
@@ -238,6 +240,7 @@ class _Call:
     staged: bool
     residual: bool
     blocks: int
+    alone: int
     pdl: PDLLevel
     numbers: tuple[float, float, float]
     trace: CallTrace | None
@@ -295,8 +298,8 @@ class _Call:
     def _ready(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Ready]:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name
-        form = self.multimem is not None
-        key = ("fused", self.algo, types, rows, self.columns, self.staged, self.residual, self.blocks, form)
+        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
+        key = ("fused", self.algo, types, rows, self.columns, *options)
         inputs = [own.input for own in arrays]
         found = plan.take(self.group, key, lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
         for one, own in zip(found, arrays, strict=True):
@@ -324,8 +327,8 @@ class _Call:
             multimem=self.multimem is not None,
         )
         if spec.pushes:
-            half, clusters = group.workspace.half_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
-            pushed = push.fused_shape(spec.work, rows, self.columns, half, clusters)
+            nbytes, clusters = group.workspace.payload_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
+            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
             spec = replace(
                 spec,
                 packs=pushed.packs,
@@ -335,7 +338,7 @@ class _Call:
                 depth=pushed.depth,
             )
             parameters = FusedPushParams(rows=rows, chunk_rows=pushed.chunk, columns=self.columns)
-            return plan.push(group, spec, pushed, self.blocks, parameters)
+            return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
         shape = plans.rmsnorm_launch(rows, self.columns, itemsize, group.size, algo, self.blocks)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)

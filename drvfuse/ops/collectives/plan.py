@@ -7,7 +7,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ... import config
 from ...comm.workspace import EPOCH_UNIT
@@ -29,10 +29,20 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 
+class Grid(NamedTuple):
+    """The blocks of a push launch, and what of the epoch's step the first of the grid's warps or blocks adds, and each
+    other one."""
+
+    blocks: int
+    first_share: int
+    share: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """A collective's kernel, its grid, the most (phases, barriers) that a traced block notes, the barriers and push
-    calls that a launch adds to the epoch, and the parameters that all ranks share."""
+    calls that a launch adds to the epoch, and the parameters that all ranks share; and the grid that it has while its
+    group is alone on the devices, if that is another."""
 
     kernel: CollectiveKernel
     blocks: int
@@ -40,6 +50,7 @@ class Plan:
     traced: tuple[int, int]
     steps: int
     parameters: Any
+    alone: Grid | None = None
 
 
 def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
@@ -48,19 +59,24 @@ def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, p
     return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
 
 
-def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, parameters: Any) -> Plan:
-    """The plan of a push algorithm on at most as many multiprocessors as `blocks` says. Loads the kernel, whose
-    occupancy is that of the device where it is lowest."""
+def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any) -> Plan:
+    """The plan of a push algorithm on at most as many multiprocessors as `blocks` says, or `alone` while no other group
+    is open on the devices. Loads the kernel, whose occupancy is that of the device where it is lowest."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
-    grid = shape.blocks(blocks * resident)
     by_block = kernel.op != "allreduce" and shape.threads > 256  # as the kernels have it
-    first, each = shape.shares(grid, EPOCH_UNIT, by_block)
+
+    def grid(multiprocessors: int) -> Grid:
+        count = shape.blocks(multiprocessors * resident)
+        return Grid(count, *shape.shares(count, EPOCH_UNIT, by_block))
+
+    found, largest = grid(blocks), grid(alone)
     half = group.workspace.half_bytes
-    parameters.push = PushCall(first_share=first, share=each, half_bytes=half, rounds=shape.rounds)
+    parameters.push = PushCall(first_share=found.first_share, share=found.share, half_bytes=half, rounds=shape.rounds)
     group.workspace.require_slots(shape.slot_bytes)
-    phases = trace_phases(kernel.work, shape, grid)
-    return Plan(kernel, grid, shape.threads, (phases, 0), shape.rounds % 2, parameters)
+    phases = trace_phases(kernel.work, shape, found.blocks)
+    wide = largest if largest.blocks > found.blocks else None
+    return Plan(kernel, found.blocks, shape.threads, (phases, 0), shape.rounds % 2, parameters, wide)
 
 
 def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:
@@ -110,6 +126,8 @@ def take(
         one.point("call.sources", *sources)
         one.point("call.input", own)
         one.parameters.call.timeout_ns = timeout
+        if of_rank.adapts is not None:
+            group.alone.add(one)
         ready.append(one)
     return ready
 
@@ -119,11 +137,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        template.call = Call(
-            report=workspace.report_pointers[position],
-            rank=rank.index,
-            early_trigger=int(pdl is PDLLevel.OVERLAP_AT_BEGINNING),
-        )
+        early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
+        template.call = Call(report=workspace.report_pointers[position], rank=rank.index, early_trigger=int(early))
         template.call.workspaces[: group.size] = list(workspace.pointers)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
@@ -134,16 +149,35 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
         planned = Planned(
             rank.device,
             specialisation,
-            plan.blocks,
+            plan.blocks if plan.alone is None else plan.alone.blocks,
             plan.threads,
             template,
             pdl=pdl,
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
+            adapts=_adapting(plan, early and not plan.kernel.local),
         )
         found.append(planned)
     return found
+
+
+def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
+    """How a launch of the plan changes when its group is alone, or no longer, if it does."""
+    wide = plan.alone
+    if wide is None and not early:
+        return None
+
+    def adapt(ready: Ready, alone: bool) -> None:
+        if early:
+            ready.parameters.call.early_trigger = int(alone)
+        if wide is not None:
+            push = plan.parameters.push
+            grid = wide if alone else Grid(plan.blocks, push.first_share, push.share)
+            ready.launch.resize(grid.blocks)
+            ready.parameters.push.first_share, ready.parameters.push.share = grid.first_share, grid.share
+
+    return adapt
 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:

@@ -12,6 +12,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.findings.reports import standstill
+from drvfuse.emu.machine.progress import FAULTS
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -231,6 +232,24 @@ def test_the_mbarrier_is_in_the_block_that_is_written(rig0: Rig) -> None:
       :: "r"(of_(m + 1, 1 - r)), "r"(1), "r"(at_(m)));  // fault"""
     fault = fault_of(rig0, body)
     assert "not in the shared memory of the block that is written" in fault.message
+
+
+def test_an_asynchronous_store_is_illegal_in_a_launch_without_clusters(rig0: Rig) -> None:
+    """So it is on an H200. A cluster of one block is enough."""
+    source = f"""{TOP}
+KERNEL k(u32* out) {{ __shared__ alignas(16) u64 m[2]; C_INIT(m, 1)
+  C_EXPECT(m, 4)
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+    :: "r"(at_(m + 1)), "r"(7), "r"(at_(m)) : "memory");  // fault
+  C_AWAIT(".acquire.cluster", m, 0)
+  out[0] = *(u32*)(m + 1); }}"""
+    out = rig0.array(np.zeros(1, np.uint32))
+    launch = rig0.launch(source, out, grid=1, block=1)
+    assert rig0.finish(launch) and launch.fault is not None
+    assert (launch.fault.kind, launch.fault.line) == ("no_cluster", line_of(source, "fault"))
+    assert FAULTS[launch.fault.kind].name == "CUDA_ERROR_ILLEGAL_INSTRUCTION"
+    rig0.run(source, out, grid=1, block=1, cluster=(1, 1, 1))
+    assert rig0.read(out, np.uint32, 1).tolist() == [7]
 
 
 EXCHANGE = """__shared__ alignas(16) u64 slots[8][2]; __shared__ u64 m;

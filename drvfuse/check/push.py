@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What push algorithms must stand beside calls of one kind: slots that calls of other kinds use, and calls given up."""
+
+from __future__ import annotations
+
+from .. import config
+from ..errors import BarrierTimeout
+from .collectives import AMPLE, PDL, Calls
+from .problems import Problem
+from .run import Finding, Run
+from .substitutions import ANY_ORDER
+
+ROWS, SHORTER = (9, 520), (9, 264)
+"""Of a rank that sends rows of the second shape the words end within a row of the first."""
+
+
+def changing(run: Run, algo: str = "push_two_shot") -> None:
+    """Calls of which each uses the slots as another op, shape and dtype than the one before last; some have fewer rows
+    than ranks."""
+    norm, plain = "allreduce_rmsnorm_fp8", "allreduce"
+    kinds = (
+        (norm, (9, 520), "bfloat16"),
+        (norm, (1, 520), "bfloat16"),
+        (plain, (9, 520), "float32"),
+        (norm, (1, 520), "bfloat16"),
+        (norm, (9, 520), "bfloat16"),
+        (plain, (9, 520), "bfloat16"),
+    )
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        problems = [Problem(op, 4, shape, dtype, number=number) for number, (op, shape, dtype) in enumerate(kinds)]
+        calls = [Calls(run, group, [problem], algo) for problem in problems]
+        group.synchronize()
+        for call in calls:
+            call.launch(0, [rank.stream for rank in group])
+        group.synchronize()
+        for done in calls:
+            done.compare()
+
+
+def given_up(run: Run, algo: str = "push_one_shot") -> None:
+    """A call of rows that clusters of blocks share, of which a rank sends some whole, one in part and the others not;
+    then calls that work. So threads of a cluster give up while others have what they wait for."""
+    with run.group(2, workspace_bytes=AMPLE, max_blocks=4) as group:
+        streams = [rank.stream for rank in group]
+        norm, stops = "allreduce_rmsnorm_fp8", run.choice((0, 1))
+        options = {"pdl": run.choice(PDL), "max_num_blocks": run.choice((1, 4))}
+        with config.override(spin_timeout=0.002), ANY_ORDER.made():
+            whole, part = (Calls(run, group, [Problem(norm, 2, shape)], algo, **options) for shape in (ROWS, SHORTER))
+            part.launch(0, streams, [stops])
+            whole.launch(0, streams, [1 - stops])
+        try:
+            group.synchronize()
+        except BarrierTimeout:
+            group.reset()
+        else:
+            run.findings.append(Finding("mismatch", "the call ended, though words were never sent"))
+        calls = Calls(run, group, [Problem(norm, 2, ROWS, number=number) for number in range(2)], algo, **options)
+        for number in range(len(calls)):
+            calls.launch(number, streams)
+        group.synchronize()
+        calls.compare()

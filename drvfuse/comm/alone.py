@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches that count on having their devices alone, and what they are while other groups are open there.
+
+A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream start while it waits for peers. That one
+holds multiprocessors in its `griddepcontrol.wait`, and may let a further one start: a whole chain may be resident
+behind a call that waits. No budget counts it, as the kernels may be anyone's. It cannot stop the call, all of whose
+blocks were placed before. It can stop another group's: on one device A's chain may leave no room for B's call while on
+another B's leaves none for A's, and each waits for the other. In the same way a push launch of a group without a
+budget of its own fills all multiprocessors, where it has work for so many blocks.
+
+So a launch does either only while its group is the only one open on its devices. While there are others it triggers at
+its end, as those of the other levels, and fills the group's budget. Then only what ends by itself is beside a call that
+waits, and the budgets hold. A group is opened after those launches of the others that counted on being alone are
+complete, and not at all while a graph holds such a launch, which nobody can change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
+
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from ..runtime.device import Device
+    from ..runtime.driver import Driver
+    from ..runtime.graph import Graph
+    from .rank import Rank
+
+_lock = threading.RLock()
+
+
+class _Open:
+    """Of a driver the open groups, by device."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.groups: defaultdict[Device, list[AloneLaunches]] = defaultdict(list)
+
+
+class Adapting(Protocol):
+    """A launch that is another one while its group is alone."""
+
+    def adapt(self, alone: bool) -> None:
+        """Be that one, or the one beside other groups, from the next launch on."""
+
+
+class AloneLaunches:
+    """Those of a group of `ranks`, from its opening until `release()`."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        """Waits for the launches of other groups on these devices that counted on being alone.
+
+        Raises ArgumentError where a graph holds such a launch, CaptureError where streams that have some are captured.
+        """
+        self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
+        self._open = ranks[0].device.driver.part(_Open).groups
+        self._graphs, self._foreign = WeakSet["Graph"](), False
+        self._queued = False  # launches that count on being alone, since the last wait for all
+        with _lock:
+            others = self._others()
+            for other in others:
+                other._require_no_graph()
+            for other in others:
+                other._set(False)
+            self.alone = not others
+            for rank in self._ranks:
+                self._open[rank.device].append(self)
+            try:
+                for other in others:
+                    other._settle()
+            except BaseException:
+                self.release()
+                raise
+
+    def release(self) -> None:
+        """The group is closed. Idempotent."""
+        with _lock:
+            others = self._others()
+            for rank in self._ranks:
+                self._open[rank.device] = [one for one in self._open[rank.device] if one is not self]
+            for other in others:
+                other._set(not other._others())
+
+    def add(self, launch: Adapting) -> None:
+        """A launch of the group, which adapts from now on."""
+        with _lock:
+            self._launches.add(launch)
+            launch.adapt(self.alone)
+
+    def launched(self) -> None:
+        """Such launches follow."""
+        self._queued |= self.alone
+
+    def captured(self, graph: Graph | None) -> None:
+        """A graph, of another library if None, holds such a launch."""
+        if not self.alone:
+            return
+        if graph is None:
+            self._foreign = True
+        else:
+            self._graphs.add(graph)
+
+    def before_replay(self) -> None:
+        """A graph that holds calls of the group is launched."""
+        self._queued |= bool(self._graphs)
+
+    def _others(self) -> list[AloneLaunches]:
+        found = {id(one): one for rank in self._ranks for one in self._open[rank.device]}
+        return [one for one in found.values() if one is not self]
+
+    def _require_no_graph(self) -> None:
+        if self._foreign or any(not graph.closed for graph in self._graphs):
+            devices = [rank.device.index for rank in self._ranks]
+            what = "with a graph of another library" if self._foreign else "with a graph"
+            raise ArgumentError(
+                "devices",
+                f"shared with the open group of devices {devices}, {what} of calls that count on having them alone, "
+                "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
+                "other ones, as the groups could starve each other; close that graph or group, or give that group a "
+                "max_blocks and capture with PDLLevel.ON",
+            )
+
+    def _settle(self) -> None:
+        if self._queued:
+            for rank in self._ranks:
+                rank.require_no_capture()
+            for rank in self._ranks:
+                rank.drain()
+            self._queued = False
+
+    def _set(self, alone: bool) -> None:
+        self.alone = alone
+        for launch in list(self._launches):
+            launch.adapt(alone)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collectives as ptxas compiles them for sm_90a: registers, no stack, no spill, and accesses of 128 bits.
+
+A push launch has as many blocks as the multiprocessors of its budget hold, so registers decide how much of the work is
+in flight at once. RESIDENT pins that: with the default budget of 64 multiprocessors
+    64 K packs of a plain call on up to 4 ranks are the 1024 blocks of 64 threads that 16 in each make;
+    32 rows of 8192 columns are 256 blocks of 128 threads in clusters of 8, of which 5 in each leave room for late ones;
+    many rows by two shots are blocks of 512 threads, of which two on a multiprocessor take turns in waiting;
+and the blocks of 256 threads for large messages are those of the kernels' launch bounds. A pull launch has one block on
+each multiprocessor, whatever its registers.
+"""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from collective_support import PULL, PUSH
+
+import drvfuse as df
+from drvfuse.ops.collectives import plan
+
+pytestmark = pytest.mark.emu
+
+FUSED = "allreduce_rmsnorm_fp8"
+SHAPES = [  # with residual or not
+    ("allreduce", (4096,), False),
+    ("allreduce", (1 << 19,), False),
+    ("allreduce", (1 << 24,), False),
+    (FUSED, (1, 4096), False),
+    (FUSED, (1, 8192), True),
+    (FUSED, (128, 8192), False),
+    (FUSED, (2048, 8192), False),
+    (FUSED, (2048, 8192), True),
+]
+RANKS = (2, 4, 8)
+RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, on 2, 4 and 8 ranks
+    ("allreduce", "push_one_shot", 64): (16, 16, 12),
+    ("allreduce", "push_two_shot", 64): (16, 16, 11),
+    ("allreduce", "push_one_shot", 256): (5, 4, 2),
+    ("allreduce", "push_two_shot", 256): (4, 3, 2),
+    (FUSED, "push_one_shot", 64): (10, 10, 10),
+    (FUSED, "push_two_shot", 64): (10, 10, 10),
+    (FUSED, "push_one_shot", 128): (5, 5, 5),
+    (FUSED, "push_two_shot", 128): (5, 5, 5),
+    (FUSED, "push_one_shot", 512): (1, 1, 1),
+    (FUSED, "push_two_shot", 512): (2, 2, 1),
+}
+FILE, STEP = (
+    65536,
+    8,
+)  # registers of a multiprocessor of sm_90a, and by how many they are given to the threads of a warp
+
+
+class Chosen(Exception):
+    """What a call would be compiled for, and the threads of a block."""
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Groups of devices as large as an H200, on which nothing runs."""
+    with df.emu.Machine(devices=8, sm_count=132) as machine:
+        found = {n: df.Group.local(n, driver=machine, max_blocks=16) for n in RANKS}
+        yield found
+        for group in found.values():
+            group.close()
+
+
+@pytest.fixture
+def compiled(groups, monkeypatch):
+    """`compiled(n, algo, op, shape, residual)`: the image of a call on n ranks, and the threads of a block."""
+
+    def planned(device, spec, blocks, threads, *rest, **options):
+        raise Chosen(spec, threads)
+
+    def compile_call(n, algo, op, shape, residual):
+        group = groups[n]
+        xs = [rank.empty(shape, "bfloat16") for rank in group]
+        with pytest.raises(Chosen) as caught:
+            if op == "allreduce":
+                df.allreduce.prepare(group, xs, algo=algo)
+            else:
+                gammas = [rank.empty(shape[-1], "bfloat16") for rank in group]
+                residuals = xs if residual else None
+                df.allreduce_rmsnorm_fp8.prepare(group, xs, gammas, epsilon=1.0, residuals=residuals, algo=algo)
+        spec, threads = caught.value.args
+        return spec.compile("sm_90a", ("--ptxas-options=-v",)), threads
+
+    monkeypatch.setattr(plan, "load", lambda device, spec: SimpleNamespace(occupancy=lambda *arguments: 1))
+    monkeypatch.setattr(plan, "Planned", planned)
+    return compile_call
+
+
+def registers_of(image):
+    """Of the one kernel, which has neither a stack nor spills."""
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", image.log) == [
+        ("0", "0", "0")
+    ]
+    assert ".local" not in image.ptx
+    (registers,) = re.findall(r"Used (\d+) registers", image.log)
+    return int(registers)
+
+
+@pytest.mark.parametrize(("op", "shape", "residual"), SHAPES)
+@pytest.mark.parametrize("algo", PUSH)
+@pytest.mark.parametrize("n", RANKS)
+def test_push_kernels_leave_room_for_the_blocks_that_plans_count_on(compiled, n, algo, op, shape, residual):
+    image, threads = compiled(n, algo, op, shape, residual)
+    resident = RESIDENT[op, algo, threads][RANKS.index(n)]
+    assert registers_of(image) <= FILE // (threads * resident) // STEP * STEP
+    assert "ld.relaxed.sys.global.v4.u32" in image.ptx and "st.relaxed.sys.global.v4.u32" in image.ptx
+    assert "ld.global.nc" not in image.ptx
+    assert not re.search(r"(?:ld|st)\.global\.u(?:8|16)\b", image.ptx)  # element by element
+
+
+@pytest.mark.parametrize(("op", "shape", "residual"), [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[6], SHAPES[7]])
+@pytest.mark.parametrize("algo", PULL)
+@pytest.mark.parametrize("n", RANKS)
+def test_any_block_of_a_pull_kernel_fits_a_multiprocessor(compiled, n, algo, op, shape, residual):
+    image, threads = compiled(n, algo, op, shape, residual)
+    assert registers_of(image) <= FILE // threads // STEP * STEP
+    assert "ld.global.v4" in image.ptx
