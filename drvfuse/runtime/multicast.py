@@ -163,7 +163,8 @@ class Multicast(Owned):
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
         """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
 
-        The memory is of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
+        The memory is of `PhysicalMemory`, or of a memory pool that exports its memory in the same way, which the pools
+        of drvfuse's arrays do not. It is the caller's to keep.
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,13 @@ def test_what_allows_multicast_is_no_veto() -> None:
     found = child({}, **allowing, DRVFUSE_MULTICAST="1")
     assert [error for _, error, _ in found["attempts"][:4]] == [""] * 4
     assert found["cuda"] == found["emu"] == {"state": "supported", "why": ""}
+
+
+@pytest.mark.parametrize("value", ["0", "00", " 0 ", "0x0", "off", "False", "none", "-0"])
+def test_what_does_not_clearly_enable_is_a_veto(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": value}  # what `vetoes` sees; that of the process stays as it is
+    monkeypatch.setattr("drvfuse.runtime.multicast_support.os", SimpleNamespace(environ=environment))
+    assert f"NCCL_NVLS_ENABLE={value}" in vetoes()
 
 
 def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import drvfuse as df
 from drvfuse.errors import CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.driver import Driver, get_driver
 from drvfuse.runtime.lifetime import flush
-from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory
+from drvfuse.runtime.multicast import _properties
+from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory, allocation_properties
 
 pytestmark = pytest.mark.emu
 
@@ -178,6 +179,17 @@ def test_binding_and_mapping_wait_for_all_devices_so_they_are_refused_before(
             refused(call, "devices that were added", "without [1]")
         assert machine.held()["binds"] == 0 and not machine.reports
     memory.close()
+
+
+@pytest.mark.parametrize("exportable", [False, True])
+def test_the_object_is_exportable_as_the_memory_that_is_bound_to_it(
+    devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, exportable: bool
+) -> None:
+    """Emulated devices export nothing; a driver binds to an object that can be exported only memory that can be, too."""
+    monkeypatch.setattr(df.Device, "attribute", lambda self, name: exportable)
+    of_memory = [int(allocation_properties(device).requestedHandleTypes) for device in devices]
+    assert of_memory == [int(exportable)] * len(devices)
+    assert int(_properties(devices, UNIT).handleTypes) == int(exportable)
 
 
 def test_a_closed_object_or_memory_is_refused(devices: list[df.Device]) -> None:

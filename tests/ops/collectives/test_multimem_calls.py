@@ -301,7 +301,7 @@ def test_nothing_outside_the_outputs_is_written(group, rng):
         arrays.close()
 
 
-def test_vetoes_bind_the_cuda_driver_only(group, xs, monkeypatch):
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    ys = df.allreduce(group, xs, use_multimem=True)
+def test_vetoes_bind_the_cuda_driver_only(group, xs):
+    with config.override(multicast=False):
+        ys = df.allreduce(group, xs, use_multimem=True)
     assert not np.any(ys[0].numpy().astype(np.float32))
