@@ -69,7 +69,9 @@ except Exception:
 """
 
 
-@pytest.mark.parametrize("environment", [None, {"PATH": ""}, {"PATH": "", "PYTHONPATH": str(Path(df.__file__).parents[1])}])
+@pytest.mark.parametrize(
+    "environment", [None, {"PATH": ""}, {"PATH": "", "PYTHONPATH": str(Path(df.__file__).parents[1])}]
+)
 def test_a_process_that_a_test_starts_has_the_refusal_whatever_its_environment(
     environment: dict[str, str] | None,
 ) -> None:

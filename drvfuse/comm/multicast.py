@@ -14,7 +14,7 @@
 A rank that fails does nothing more before the next vote, but it votes. A vote gives all ranks one answer. Where that is
 a failure, each rank takes back what it has made, in reverse, and raises the same MulticastError. The code 802 says that
 the fabric manager was late: then every rank takes everything back and all begin anew together, up to ATTEMPTS times.
-A rank that tried again alone would wait for the others in its bind. An attempt that could not be taken back is the last.
+A rank that tried again alone would wait for the others in its bind. An attempt that cannot be taken back is the last.
 
 All ranks are in this process and driven by one thread, so that a vote sees every outcome at once. Ranks in other
 processes get the object's handle between `create` and `add`, and their outcomes go into `agreed`; the rest is as it is.

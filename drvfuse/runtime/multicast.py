@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, require_kind
+from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, kind_of, require_kind
 from .device import Device
 from .lifetime import Owned, flush
 from .multicast_support import require_multicast
@@ -168,6 +168,8 @@ class Multicast(Owned):
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)
+        if self.driver.pointer_device(ptr) != device.index:  # the older form of the call would bind another device's
+            raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
     def unbind(self, device: Device, offset: int, nbytes: int) -> None:
@@ -256,6 +258,8 @@ class Multicast(Owned):
 
 
 def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    if not isinstance(devices, Sequence):
+        raise ArgumentError("devices", kind_of(devices), "a list of drvfuse.Device objects")
     members = tuple(devices)
     for device in members:
         require_kind("devices", device, Device, "drvfuse.Device objects")

@@ -63,6 +63,16 @@ def test_one_gpu_is_refused(machine, op):
         assert nothing_was_made(group)
 
 
+@pytest.mark.parametrize("value", ["0", "False", None, 1, np.bool_(True)], ids=repr)
+@pytest.mark.parametrize("op", OPS)
+def test_only_true_asks_for_multicast(group, refused, op, value):
+    """The text of a setting that says no would be true of a condition."""
+    xs = [rank.zeros((4, 64), "bfloat16") for rank in group]
+    refused(lambda: call(op, group, xs, use_multimem=value), "use_multimem", "True or False")
+    refused(lambda: group.symmetric(64, multicast=value), "multicast", "True or False")
+    assert nothing_was_made(group)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_devices_without_multicast_are_refused(op):
     with (
