@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,6 +150,7 @@ def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_setting_in_code_is_a_veto_of_this_thread_alone() -> None:
-    with config.override(multicast=False):
+    with config.override(multicast=False), ThreadPoolExecutor(1) as other:
         assert "DRVFUSE_MULTICAST=0" in vetoes()
+        assert ("DRVFUSE_MULTICAST=0" in other.submit(vetoes).result()) == (not config.environment("multicast"))
     assert ("DRVFUSE_MULTICAST=0" in vetoes()) == (not config.environment("multicast"))
