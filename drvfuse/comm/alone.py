@@ -112,7 +112,7 @@ class AloneLaunches:
         return [one for one in found.values() if one is not self]
 
     def _require_no_graph(self) -> None:
-        if self._foreign or any(not graph.closed for graph in self._graphs):
+        if self._foreign or any(graph.launchable for graph in self._graphs):
             devices = [rank.device.index for rank in self._ranks]
             what = "with a graph of another library" if self._foreign else "with a graph"
             raise ArgumentError(

@@ -71,6 +71,13 @@ def test_a_file_that_tune_did_not_write_is_named(file, text):
         tuned.stored(file)
 
 
+@pytest.mark.emu
+def test_a_folder_in_place_of_the_file_is_named(tmp_path):
+    with config.override(tuning=str(tmp_path)), df.emu.Machine(devices=2) as machine:
+        with pytest.raises(ArgumentError, match="tuning file .* unreadable"):
+            chosen(machine)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_small_calls_take_one_shot_and_large_ones_two(ranks):
     def algo(nbytes: int) -> str:

@@ -12,7 +12,7 @@ from collective_support import ALGOS, PUSH, assert_bits, garbage, place, random_
 import drvfuse as df
 from drvfuse import reference
 from drvfuse.comm import budget
-from drvfuse.errors import ArgumentError, CaptureError
+from drvfuse.errors import ArgumentError, CaptureError, DriverError
 
 EARLY = df.PDLLevel.OVERLAP_AT_BEGINNING
 
@@ -135,6 +135,27 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     first.synchronize()
     graph.close()
+    first.close()
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("failing", ["", "cuGraphInstantiate"])
+def test_a_graph_whose_capture_failed_keeps_nobody_out(machine, rng, failing):
+    first = opened(machine, [0, 1])
+    call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
+    if failing:
+        machine.inject(failing, df.emu.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+    with (
+        pytest.raises(DriverError if failing else KeyError),
+        df.Graph.capture([rank.stream for rank in first]) as graph,
+    ):
+        call.launch()
+        if not failing:
+            raise KeyError
+    with pytest.raises(CaptureError, match="its capture failed"):
+        graph.launch(first[0].stream)
+    assert "capture failed" in repr(graph)
+    opened(machine, [1, 2]).close()
     first.close()
 
 
