@@ -8,9 +8,10 @@ import json
 import pytest
 
 import drvfuse as df
-from drvfuse import config
+from drvfuse import config, reference
 from drvfuse.__main__ import main
-from drvfuse.errors import ArgumentError
+from drvfuse.bench import tune
+from drvfuse.errors import ArgumentError, DrvfuseError
 from drvfuse.ops.collectives import tuned
 from drvfuse.plans import tuning
 from drvfuse.plans.tuning import HOPPER, Cost
@@ -53,6 +54,29 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
     assert "mean nothing" in lines[0]
     assert [line.split(": ")[1].split()[0] for line in lines[1:]] == list(HOPPER._fields)
     assert not file.exists()
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
+def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
+    """One bit of what is expected differs."""
+    plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
+
+    def changed(array, what):
+        found = array.copy()
+        found.view("uint8").reshape(-1)[-1] ^= what == wrong
+        return found
+
+    def changed_norm(*given):
+        result = norm(*given)
+        return result._replace(output=changed(result.output, "output"), scales=changed(result.scales, "scales"))
+
+    monkeypatch.setattr(reference, "allreduce", lambda *given: changed(plain(*given), "sum"))
+    monkeypatch.setattr(reference, "allreduce_rmsnorm_fp8", changed_norm)
+    op = "allreduce" if wrong == "sum" else "allreduce_rmsnorm_fp8"
+    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
+        with pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"):
+            tune.measure(group, tune.LEAST)
 
 
 @pytest.mark.parametrize("gpus", ["1", "9"])
