@@ -10,7 +10,7 @@ import pytest
 from collective_support import ALGOS, PUSH, assert_bits, garbage, place, random_inputs, replicate
 
 import drvfuse as df
-from drvfuse import reference
+from drvfuse import config, reference
 from drvfuse.comm import budget
 from drvfuse.errors import ArgumentError, CaptureError, DriverError
 
@@ -135,6 +135,28 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     first.synchronize()
     graph.close()
+    first.close()
+
+
+@pytest.mark.emu
+def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, rng):
+    """It would wait for the early launch, and that for the other rank until it is given up."""
+    hosts = random_inputs(rng, 2, 100, "bfloat16")
+    first = opened(machine, [0, 1])
+    call, ys = call_of(first, hosts)
+    call.launch(rank=0)
+    with pytest.raises(ArgumentError, match=r"group of devices \[0, 1\], some .* not yet launched with allreduce push"):
+        opened(machine, [1, 2])
+    assert triggers(call)
+    call.launch(rank=1)
+    opened(machine, [1, 2]).close()
+    first.synchronize()
+    assert_bits(ys, reference.allreduce(hosts))
+    with config.override(spin_timeout=0.001):
+        call, _ = call_of(first, hosts)
+    call.launch(rank=1)
+    first.reset()
+    opened(machine, [1, 2]).close()
     first.close()
 
 
