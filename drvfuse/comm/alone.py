@@ -135,8 +135,8 @@ class AloneLaunches:
             devices = [rank.device.index for rank in self._ranks]
             raise ArgumentError(
                 "devices",
-                f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not yet "
-                f"launched with {call}",
+                f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not "
+                f"yet launched with {call}",
                 "other ones until all ranks of that group are launched with that call, or until it is reset",
             )
 

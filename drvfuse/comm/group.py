@@ -90,7 +90,8 @@ class Group(Owned, Owner):
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
         a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
-        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device, or one with such calls, is captured.
+        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device, or one with such
+        calls, is captured.
         """
         ids = _device_ids(devices)
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)

@@ -74,9 +74,12 @@ def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
     monkeypatch.setattr(reference, "allreduce", lambda *given: changed(plain(*given), "sum"))
     monkeypatch.setattr(reference, "allreduce_rmsnorm_fp8", changed_norm)
     op = "allreduce" if wrong == "sum" else "allreduce_rmsnorm_fp8"
-    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
-        with pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"):
-            tune.measure(group, tune.LEAST)
+    with (
+        df.emu.Machine(devices=2) as machine,
+        df.Group.local(2, driver=machine, max_blocks=4) as group,
+        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"),
+    ):
+        tune.measure(group, tune.LEAST)
 
 
 @pytest.mark.parametrize("gpus", ["1", "9"])
@@ -97,9 +100,12 @@ def test_a_file_that_tune_did_not_write_is_named(file, text):
 
 @pytest.mark.emu
 def test_a_folder_in_place_of_the_file_is_named(tmp_path):
-    with config.override(tuning=str(tmp_path)), df.emu.Machine(devices=2) as machine:
-        with pytest.raises(ArgumentError, match="tuning file .* unreadable"):
-            chosen(machine)
+    with (
+        config.override(tuning=str(tmp_path)),
+        df.emu.Machine(devices=2) as machine,
+        pytest.raises(ArgumentError, match="tuning file .* unreadable"),
+    ):
+        chosen(machine)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])

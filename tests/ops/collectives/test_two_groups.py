@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import pytest
 from collective_support import ALGOS, PUSH, assert_bits, garbage, place, random_inputs, replicate
 
@@ -206,7 +205,6 @@ def test_two_groups_with_chains_of_early_calls_do_not_starve_each_other(new_grou
     for group, (_, ys) in zip(groups, calls, strict=True):
         group.synchronize()
         assert_bits(ys, reference.allreduce(hosts))
-    assert np.isfinite(np.asarray(ys[0].numpy(), np.float32)).all()
 
 
 @pytest.fixture
