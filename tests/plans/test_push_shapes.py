@@ -163,6 +163,15 @@ def test_the_packs_of_a_round_are_counted_in_32_bits(algo):
         assert shape.chunk * rounds >= count // 8
 
 
+@pytest.mark.parametrize("workspace_bytes", [4096, 1 << 21, LARGE, 10 << 30])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_numbers_of_rows_are_below_two_to_31(algo, ranks, workspace_bytes):
+    """Also those of the last round, which is as long as the others, and of the step behind it."""
+    shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
+    assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(MAX_ROWS + 1, 8), (1, MAX_COLUMNS + 1), (1, 0)])
 def test_rows_and_columns_beyond_the_limits_are_refused(rows, columns):
     with pytest.raises(ArgumentError, match="at most|1 to"):
