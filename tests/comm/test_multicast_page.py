@@ -18,7 +18,7 @@ from drvfuse.errors import DriverError
 pytestmark = pytest.mark.emu
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "multicast.md"
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:
