@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 class _Open:
-    """Of a driver the open groups, by device."""
+    """The open groups of a driver, by device."""
 
     def __init__(self, driver: Driver) -> None:
         self.groups: defaultdict[Device, list[AloneLaunches]] = defaultdict(list)
@@ -50,7 +50,10 @@ class Adapting(Protocol):
 
 
 class AloneLaunches:
-    """Those of a group of `ranks` whose calls are begun by `partial`, from its opening until `release()`."""
+    """Such launches of a group, from its opening until `release()`.
+
+    `ranks` are the group's, and `partial` its calls that some of them are not launched with yet.
+    """
 
     def __init__(self, ranks: Sequence[Rank], partial: PartialCalls) -> None:
         """Waits for the launches of other groups on these devices that counted on being alone.

@@ -314,11 +314,11 @@ class Group(Owned, Owner):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = self.driver.lost
+        lost_before = self.driver.lost
         try:
             self.close()
         except DrvfuseError as failure:
-            if error is None and not (told and isinstance(failure, DriverError)):
+            if error is None and not (lost_before and isinstance(failure, DriverError)):
                 raise
             _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 
