@@ -69,7 +69,13 @@ def _add_benchmarks(benchmarks: Any) -> None:
     both.add_argument("--max-blocks", type=_positive, metavar="N", help="of the group (default: all multiprocessors)")
     both.add_argument("--plot", metavar="FILE", default=None, help="write a chart (needs matplotlib)")
     both.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
-    benchmarks.add_parser("allreduce", parents=[gpus, both, out], help="all-reduce, beside floors and peers")
+    plain = benchmarks.add_parser("allreduce", parents=[gpus, both, out], help="all-reduce, beside floors and peers")
+    plain.add_argument(
+        "--multimem",
+        action="store_true",
+        help="with the algorithms by multicast, on inputs and outputs in multicast memory: creates multicast objects, "
+        "and is refused where the site forbids them",
+    )
     fused = benchmarks.add_parser(
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )

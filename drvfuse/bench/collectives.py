@@ -35,8 +35,11 @@ def measure(
     residuals: Sequence[bool],
     settings: Settings,
     with_peers: bool,
+    multicast: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """A result for each shape, without and with a residual as asked for. The peers are measured first.
+
+    With `multicast` inputs and sums lie in multicast memory, whatever the algorithm.
 
     Unsupported where a rank cannot access every other rank's memory.
     """
@@ -61,7 +64,7 @@ def measure(
     }
     gemvs = [Gemv(rank.device, rotated_bytes=settings.sets * settings.weight_bytes) for rank in group]
     for rows, cols in shapes:
-        shape = _Shape(group, rows, cols, settings, gemvs)
+        shape = _Shape(group, rows, cols, settings, gemvs, multicast)
         for residual in residuals:
             wire = least_wire_bytes(op, residual, group.size, 2 * rows * cols)
             yield {
@@ -81,9 +84,11 @@ def measure(
 class _Shape:
     """The arrays of one shape, and the chain of its GEMVs alone."""
 
-    def __init__(self, group: Group, rows: int, cols: int, settings: Settings, gemvs: Sequence[Gemv]) -> None:
+    def __init__(
+        self, group: Group, rows: int, cols: int, settings: Settings, gemvs: Sequence[Gemv], multicast: bool
+    ) -> None:
         self._group, self._settings = group, settings
-        self._calls = CollectiveCalls(group, rows, cols, settings.sets)
+        self._calls = CollectiveCalls(group, rows, cols, settings.sets, multicast)
         k = settings.gemv_columns(cols)
         weights = [gemv.weights(cols, k) for gemv in gemvs]
         self._gemvs = self._calls.gemvs(weights, [rank.zeros((k,), "bfloat16") for rank in group])

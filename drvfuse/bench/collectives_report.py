@@ -13,7 +13,8 @@ from . import stored_peers
 from .peer_worker import NORM, PEERS
 
 ALGORITHMS = ("one_stage", "two_stage", "push_one_shot", "push_two_shot", "auto")
-HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, "adds", "wire", "push", "x wire"]
+MULTIMEM = ("multimem_one_stage", "multimem_two_stage")
+HEAD = ["rows x cols", "residual", "PDL", "KiB", *ALGORITHMS, *MULTIMEM, "adds", "wire", "push", "x wire"]
 HEAD += [*PEERS, NORM, "stored", "x peer", "x stored"]
 TEXT_COLUMNS = 3
 _WIRE_RULES_US = 10.0  # from here on a time is compared with the wire's
@@ -29,7 +30,7 @@ def _line(result: dict[str, Any], level: str, first: bool) -> list[str]:
     fused = result["run"]["op"] != "allreduce"
     residual = {False: "no", True: "yes"}[result["residual"]] if fused else ""
     cells = [f"{result['rows']}x{result['cols']}", residual, level, f"{result['kib']:g}"]
-    cells += [_cell(ours[algo][level]) if algo in ours else "" for algo in ALGORITHMS]
+    cells += [_cell(ours[algo][level]) if algo in ours else "" for algo in (*ALGORITHMS, *MULTIMEM)]
     cells.append(f"{ours['auto']['adds_us']:.2f}" if early and "auto" in ours else "")
     cells += [f"{floor:.2f}", _cell(result["push_us"])] if first else ["", ""]
     us = ours["auto"][level]["us"] if "auto" in ours else min(found[level]["us"] for found in ours.values())
@@ -78,6 +79,11 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     ]
     if any(stored_us(result) for result in results):
         found.append(f"stored: {stored_peers.source()}" + _sequences(run["op"]))
+    if any(algo in MULTIMEM for algo in results[0]["ours"]):
+        found.append(
+            "multimem: inputs and outputs of every algorithm lie in multicast memory. Over a link go (1 + 1/n) S each "
+            "way by two stages, and n S out and S in by one stage; wire, push and peers are without multicast"
+        )
     found += list(_ratios(results))
     failures = {
         f"{name} failed: {figure['failed']}": None

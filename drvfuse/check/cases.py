@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from . import fp8, gemv, push
-from .collectives import epilogue, in_place, mixed, near_32_bits, repeated, two_streams
+from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
 CASES: dict[str, Case] = {
@@ -27,6 +27,11 @@ CASES: dict[str, Case] = {
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
     "push-changing": push.changing,
     "fused-push-given-up": push.given_up,
+    "allreduce-multimem-one_stage": partial(repeated, op="allreduce", algo="one_stage", multimem=True),
+    "allreduce-multimem-two_stage": partial(repeated, op="allreduce", algo="two_stage", multimem=True),
+    "fused-multimem": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", multimem=True),
+    "multimem-in-place": multimem_in_place,
+    "multimem-mixed": partial(mixed, multimem=True),
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,

@@ -8,16 +8,13 @@ it, and meets workspaces that others still use. Results of every call are compar
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from .. import config, dtypes, reference
+from .. import config, dtypes
 from ..comm import workspace
 from ..comm.group import Group
 from ..comm.rank import Rank
@@ -32,59 +29,15 @@ from ..runtime.graph import Graph
 from ..runtime.kernel import Launch
 from ..runtime.stream import Stream
 from ..runtime.vmm import SymmetricBuffer
+from .problems import EPSILON, MAIN, Problem, solved
 from .run import Run
 
-Host = npt.NDArray[Any]
-
-EPSILON = 1e-6
 AMPLE, TIGHT = 256 << 10, 20 << 10
 TIGHT_SLOTS = 26 << 10  # a row of every rank, and its results, in half of it
-MAIN = (32, 1024)
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 PDL = (PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A collective of given inputs: `number` tells problems of one shape apart. The same under every seed."""
-
-    op: str
-    ranks: int
-    shape: tuple[int, int] = MAIN
-    dtype: str = "bfloat16"
-    residual: bool = False
-    epilogue: bool = False
-    number: int = 0
-
-
-class Solution(NamedTuple):
-    """`hosts`: one input per rank. `vector`: gamma, or the epilogue's bias, the same for every problem of a shape.
-    `outputs`: what every rank must get."""
-
-    hosts: list[Host]
-    vector: Host
-    residual: Host | None
-    outputs: list[Host]
-
-
-@functools.lru_cache(maxsize=128)
-def solved(problem: Problem) -> Solution:
-    element = dtypes.get(problem.dtype).numpy
-
-    def values(random: np.random.Generator, *shape: int) -> Host:
-        magnitude = np.exp2(random.integers(-4, 5, shape)).astype(np.float32)
-        return (random.standard_normal(shape, np.float32) * magnitude).astype(element)
-
-    own = np.random.default_rng([problem.ranks, problem.number, *problem.shape])
-    hosts = [values(own, *problem.shape) for _ in range(problem.ranks)]
-    vector = values(np.random.default_rng(problem.shape), problem.shape[1])
-    if problem.op == "allreduce":
-        added = vector.astype(np.float32)
-        after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
-        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after)])
-    residual = values(own, *problem.shape) if problem.residual else None
-    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual)
-    return Solution(hosts, vector, residual, [array for array in found if array is not None])
+INPUTS, BOTH = "inputs", "both"
+FUSED = "allreduce_rmsnorm_fp8"
 
 
 class Calls:
@@ -99,10 +52,12 @@ class Calls:
         *,
         private: bool = False,
         in_place: bool = False,
+        multicast: str = "",
         pdl: PDLLevel = PDLLevel.OFF,
         max_num_blocks: int | None = None,
     ) -> None:
-        """`private` inputs can be read by their own device only. `in_place` outputs are copied away after the call."""
+        """`private` inputs can be read by their own device only. `multicast`: what of a problem of multimem lies in
+        multicast memory. Results that are `in_place`, or lie there, are copied away after the call."""
         self._run, self._group, self._problems = run, group, problems
         self._copy = run.kernel(group.driver, "copy")
         for rank in group:
@@ -112,9 +67,13 @@ class Calls:
         first = solved(problems[0])
         shape, dtype = first.hosts[0].shape, dtypes.get(first.hosts[0].dtype)
         inputs = [_private(rank, shape, dtype) if private else rank.empty(shape, dtype) for rank in group]
+        if multicast:
+            inputs = _multicast(group, shape, dtype)
+        shared = inputs if in_place else _multicast(group, shape, dtype) if multicast == BOTH else None
         vectors = [rank.array(first.vector) for rank in group]
         residuals = [rank.empty(shape, dtype) for rank in group] if first.residual is not None else None
         options: dict[str, Any] = {"algo": algo, "pdl_level": pdl, "max_num_blocks": max_num_blocks}
+        options["use_multimem"] = problems[0].multimem
         if problems[0].epilogue:
             options["epilogue"] = Epilogue("x * half + bias[col]", half=float32(0.5), bias=vectors)
         self._produce, self._calls, self.outputs = [], [], []
@@ -125,9 +84,9 @@ class Calls:
             outputs = [[rank.empty(a.shape, dtypes.get(a.dtype)) for rank in group] for a in solution.outputs]
             call: Prepared[Any]
             if problem.op == "allreduce":
-                call = allreduce.prepare(group, inputs, inputs if in_place else outputs[0], **options)
-                if in_place:
-                    self._after[number] = [self._copying(*pair) for pair in zip(inputs, outputs[0], strict=True)]
+                call = allreduce.prepare(group, inputs, shared or outputs[0], **options)
+                if shared:
+                    self._after[number] = [self._copying(*pair) for pair in zip(shared, outputs[0], strict=True)]
             else:
                 options |= {"outputs": outputs[0], "scales": outputs[1]}
                 if residuals is not None and solution.residual is not None:
@@ -179,6 +138,12 @@ def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
     return view(memory.ptrs[0], shape, dtype, rank.device, owner=memory)
 
 
+def _multicast(group: Group, shape: Sequence[int], dtype: DType) -> list[Array]:
+    """An array on each rank in multicast memory of the group."""
+    memory = group.symmetric(math.prod(shape) * dtype.itemsize, multicast=True)
+    return memory.arrays(shape, dtype)
+
+
 def repeated(
     run: Run,
     op: str,
@@ -192,13 +157,20 @@ def repeated(
     blocks: int | None = None,
     alone: bool | None = None,
     side: bool | None = None,
+    multimem: bool = False,
+    multicast: str | None = None,
+    shape: tuple[int, int] = MAIN,
 ) -> None:
-    """Two calls of 64 KiB per rank on 4 GPUs, with options as drawn by the seed where they are None.
+    """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
+    With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs.
     """
     naive = algo == "naive"
+    if multimem:
+        multicast = run.choice(("", INPUTS, BOTH)) if multicast is None else multicast
+        private = False
     private = not naive and (run.chance(0.3) if private is None else private)
     residual = op != "allreduce" and (run.chance() if residual is None else residual)
     tight = run.chance(0.3) if tight is None else tight
@@ -207,11 +179,12 @@ def repeated(
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
     small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
     with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4) as group:
-        problems = [Problem(op, 4, residual=residual, number=number) for number in range(2)]
-        calls = [Calls(run, group, problems, algo, private=private, pdl=pdl, max_num_blocks=blocks)]
+        problems = [Problem(op, 4, shape, residual=residual, number=number, multimem=multimem) for number in range(2)]
+        options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
+        calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
-            shape, dtype = run.choice(SIDE)
-            problem = Problem(op, 4, shape, dtype, residual)
+            other, dtype = run.choice(SIDE)
+            problem = Problem(op, 4, other, dtype, residual, multimem=multimem)
             calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))
         alone = not naive and (run.chance() if alone is None else alone)
         order = run.shuffled(range(4)) if alone else ()
@@ -241,16 +214,20 @@ def _maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: 
     captured.close()
 
 
-def mixed(run: Run) -> None:
+def mixed(run: Run, multimem: bool = False) -> None:
     """Both ops and all algorithms in random order on one group of 2, 3 or 8 ranks, grids and streams changing."""
     ranks = (2, 3, 8)[run.seed % 3]
+    kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
+    if multimem:
+        kinds = [("allreduce", "one_stage"), ("allreduce", "two_stage"), (FUSED, "two_stage")]
     with run.group(ranks, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
-        for op in ("allreduce", "allreduce_rmsnorm_fp8"):
-            for algo in ("one_stage", "two_stage", "naive"):
-                problem = Problem(op, ranks, (7, 136))
-                blocks = int(run.random.integers(1, 5))
-                calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL), max_num_blocks=blocks))
+        for op, algo in kinds:
+            problem = Problem(op, ranks, (7, 136), multimem=multimem)
+            options: dict[str, Any] = {"max_num_blocks": int(run.random.integers(1, 5)), "pdl": run.choice(PDL)}
+            if multimem:
+                options["multicast"] = run.choice(("", INPUTS))
+            calls.append(Calls(run, group, [problem], algo, **options))
         _on_two_streams(run, group, calls)
 
 
@@ -262,6 +239,26 @@ def in_place(run: Run) -> None:
             Calls(run, group, problems, algo, in_place=True, pdl=run.choice(PDL))
             for algo in ("one_stage", "two_stage", "naive")
         ]
+        _on_two_streams(run, group, calls)
+
+
+def multimem_in_place(run: Run) -> None:
+    """Multimem all-reduce whose outputs are its inputs, in multicast memory and elsewhere, with and without an
+    epilogue; between its calls come others that do without multicast."""
+    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
+        calls = []
+        for number, algo in enumerate(("one_stage", "two_stage")):
+            for multicast in ("", INPUTS):
+                problems = [
+                    Problem(
+                        "allreduce", 4, (9, 520), epilogue=algo == "one_stage", number=2 * number + i, multimem=True
+                    )
+                    for i in range(2)
+                ]
+                options: dict[str, Any] = {"in_place": True, "multicast": multicast, "pdl": run.choice(PDL)}
+                calls.append(Calls(run, group, problems, algo, **options))
+        others = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
+        calls.append(Calls(run, group, others, "two_stage", in_place=True))
         _on_two_streams(run, group, calls)
 
 

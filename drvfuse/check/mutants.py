@@ -15,7 +15,7 @@ from functools import partial
 from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
-from .collectives import near_32_bits, repeated, two_streams
+from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
@@ -74,7 +74,6 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> Verdict:
     return Verdict(name, None, (), tuple(explore(name, mutant.case, seeds[-1])))
 
 
-FUSED = "allreduce_rmsnorm_fp8"
 one_stage = partial(repeated, op="allreduce", algo="one_stage", tight=False, graph=False, side=False)
 two_stage = partial(repeated, op="allreduce", algo="two_stage", tight=False, graph=False, side=False)
 direct_one_stage = partial(one_stage, private=False)
@@ -88,6 +87,10 @@ push_rounds = partial(
 )
 near_push = partial(near_32_bits, algo="push_one_shot")
 near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
+
+staged_multimem = partial(
+    repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
+)
 
 _ALL = (
     Mutant(
@@ -382,6 +385,48 @@ _ALL = (
         "norms whose rows are shared by the blocks of a cluster",
         near_push_rows,
         (*WRONG, *HANGS, "misaligned", "out_of_bounds", "cluster"),
+    ),
+    Mutant(
+        "multimem-no-barrier",
+        "the sums of all ranks' staged inputs are loaded without waiting until these are staged",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-no-alias-fence",
+        "inputs are written by their own address and loaded by a multicast address with nothing but a barrier between",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-slots-reused",
+        "a row is staged in a slot from which other threads of the block still copy results of the chunk before",
+        "an early version of the fused op by multicast",
+        partial(
+            repeated,
+            op=FUSED,
+            algo="two_stage",
+            multimem=True,
+            multicast="",
+            residual=False,
+            tight=True,
+            graph=False,
+            side=False,
+            shape=(96, 264),  # whose rows of FP8 are copied in other units than they are staged in
+        ),
+    ),
+    Mutant(
+        "multimem-red-for-store",
+        "results are added to what all ranks have, where they should be stored",
+        "hand-written all-reduces by multicast",
+        staged_multimem,
+    ),
+    Mutant(
+        "multimem-plain-load",
+        "a multicast address is read by an ordinary load",
+        "code that takes a multicast address for a pointer",
+        staged_multimem,
+        (*WRONG, "multicast_plain"),
     ),
     Mutant(
         "no-fence-between-rounds",

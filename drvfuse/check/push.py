@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from .. import config
 from ..errors import BarrierTimeout
-from .collectives import AMPLE, PDL, Calls, Problem
+from .collectives import AMPLE, PDL, Calls
+from .problems import Problem
 from .run import Finding, Run
 from .substitutions import ANY_ORDER
 

@@ -31,7 +31,7 @@ from ..ops.call.options import one_of
 from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import Device, device
 from ..runtime.driver import Driver, get_driver
-from ..runtime.multicast_support import VETOES
+from ..runtime.multicast_support import VETOES, refuse_vetoed, require_multicast
 from ..trace.plot import check_image
 from .shapes import gemv_shape, matrix_shape
 from .terminal import progress, table
@@ -57,8 +57,11 @@ def _fp8_shape(text: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _real() -> Iterator[None]:
-    os.environ.update(VETOES)  # of this process, before a peer is loaded that would create multicast objects
+def _real(multicast: bool = False) -> Iterator[None]:
+    if multicast:
+        refuse_vetoed()
+    else:
+        os.environ.update(VETOES)  # of this process, before a peer is loaded that would create multicast objects
     try:
         yield
     except DriverUnavailable as error:  # whose advice, to ask for emulated GPUs, is none here
@@ -113,10 +116,9 @@ def _collectives(arguments: argparse.Namespace) -> Started:
     for rows, columns in shapes:
         if op != "allreduce" and columns > MAX_COLUMNS:
             raise ArgumentError("--shapes", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
-    algos = [
-        one_of("--algos", algo, collectives_report.ALGORITHMS)
-        for algo in arguments.algos or collectives_report.ALGORITHMS
-    ]
+    multimem = getattr(arguments, "multimem", False)
+    known = (*collectives_report.ALGORITHMS, *(collectives_report.MULTIMEM if multimem else ()))
+    algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
     residuals = [False] if op == "allreduce" else [False, True] if arguments.residual is None else [arguments.residual]
     emulated = arguments.driver == "emu"
     installed = importlib.util.find_spec("torch") is not None
@@ -125,15 +127,17 @@ def _collectives(arguments: argparse.Namespace) -> Started:
     if arguments.peers:
         _require("--peers", "torch")
     with_peers = arguments.peers is not False and installed and not emulated
-    with contextlib.nullcontext() if emulated else _real():
+    with contextlib.nullcontext() if emulated else _real(multimem):
         driver = _driver_of(arguments, least=2)
+        if multimem:
+            require_multicast([device(index, driver=driver) for index in range(arguments.gpus)])
         blocks = arguments.max_blocks or min(MAX_BLOCKS, device(0, driver=driver).sm_count)
         group = Group.local(arguments.gpus, driver=driver, max_blocks=blocks)
 
     def results() -> Iterator[dict[str, Any]]:
         with group:
             settings = EMULATED if emulated else Settings()
-            yield from collectives.measure(group, op, shapes, algos, residuals, settings, with_peers)
+            yield from collectives.measure(group, op, shapes, algos, residuals, settings, with_peers, multimem)
 
     note = f"{op}, {group.size} x {group[0].device.name}, bfloat16{_meaning(driver)}"
     return note if installed else f"{note}; peers need torch, which is not installed", results()

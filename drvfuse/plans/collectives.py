@@ -34,6 +34,8 @@ class Work:
     """What of a collective's kernel decides chunks and traces; sizes are bytes of an element.
 
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
+    `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
+    stored to all ranks' outputs there.
     """
 
     op: str
@@ -44,6 +46,8 @@ class Work:
     staged: bool = False
     local: bool = False
     residual: bool = False
+    multimem: bool = False
+    to_outputs: bool = False
 
     @property
     def width(self) -> int:
@@ -51,14 +55,24 @@ class Work:
         return PACK_BYTES // self.itemsize
 
 
-def allreduce_launch(count: int, itemsize: int, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
-    """Grid and block for `count` >= 1 elements: a thread a pack (two stages: of the rank's share), if blocks allow."""
+def ragged(elements: int, itemsize: int) -> bool:
+    """Whether so many elements end in a part of a pack."""
+    return elements * itemsize % PACK_BYTES != 0
+
+
+def allreduce_launch(
+    count: int, itemsize: int, ranks: int, algo: str, max_blocks: int, multimem: bool = False
+) -> LaunchShape:
+    """Grid and block for `count` >= 1 elements: a thread a pack (two stages: of the rank's share), if blocks allow.
+
+    A thread has up to eight loads in flight, and at most four sums, of which `multimem` takes one load each.
+    """
     packs = ceil_div(count * itemsize, PACK_BYTES)
     if algo == "two_stage":
         packs = ceil_div(packs, ranks)
     threads = 256 if packs <= 256 * 64 else MAX_THREADS
     blocks = min(ceil_div(packs, threads), max_blocks, MAX_BLOCKS)
-    return LaunchShape(blocks, threads, min(4, max(1, 8 // ranks)))
+    return LaunchShape(blocks, threads, min(4, max(1, 8 // (1 if multimem else ranks))))
 
 
 def rmsnorm_launch(rows: int, columns: int, itemsize: int, ranks: int, algo: str, max_blocks: int) -> LaunchShape:
@@ -80,7 +94,11 @@ def allreduce_chunk(work: Work, count: int, payload_bytes: int) -> int:
     out_bytes = work.width * work.out_itemsize
     if work.algo == "two_stage":
         packs = ceil_div(packs, work.ranks)
+        if work.to_outputs:
+            return packs
         each = work.ranks * PACK_BYTES + out_bytes if work.staged else 2 * out_bytes
+        if work.multimem:
+            each = work.ranks * PACK_BYTES * (1 if work.staged else 2)
     elif work.staged:
         each = 2 * PACK_BYTES
     else:
@@ -97,11 +115,20 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
         # The scales of a chunk are rounded up to 16 bytes; 16 bytes a row is an upper bound.
         result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize // 16 * 16 + 32
         each = work.ranks * row_bytes + result if work.staged else 2 * result
+        if work.multimem:
+            each = work.ranks * _multimem_slot(work, row_packs) * (1 if work.staged else 2)
     elif work.staged:
         each = 2 * row_bytes
     else:
         return 1
     return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+
+
+def _multimem_slot(work: Work, row_packs: int) -> int:
+    """Bytes of staging memory that a row of `row_packs` packs takes: the row or its results, and its scale."""
+    own = work.staged or work.residual
+    scale = 16 if work.out_itemsize == 1 and not work.residual else 0
+    return ceil_div(row_packs * (PACK_BYTES if own else work.width * work.out_itemsize), 16) * 16 + scale
 
 
 def _chunk(wanted: int, each: int, payload_bytes: int, what: str) -> int:

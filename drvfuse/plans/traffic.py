@@ -3,7 +3,8 @@
 
 Counts of the algorithms, not measurements: tensors and their copies in workspaces, without barrier words, gamma and
 epilogue parameters. `local` is on the rank's own device, `remote` crosses to another. What comes by push is stored
-remotely, read locally by the poll that finds it, and cleared.
+remotely, read locally by the poll that finds it, and cleared. An access by a multicast address counts in the memory of
+every rank, one of which is the own.
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic
         sent = (ranks - 1) * nbytes * (ranks if algo == "push_one_shot" else 1)
         return Traffic(ranks * nbytes + 2 * sent, sent)
     staging = Traffic(2 * ranks * nbytes if staged else 0, 0)
-    times = ranks if algo == "one_stage" else 1
+    times = ranks if algo in ("one_stage", "multimem_one_stage") else 1
     return staging + Traffic(times * nbytes, times * (ranks - 1) * nbytes)
 
 
-def writing_results(algo: str, ranks: int, nbytes: int) -> Traffic:
-    """`nbytes` of output on every rank; by two stages each part comes from its owner's payload, or is sent by it."""
+def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False) -> Traffic:
+    """`nbytes` of output on every rank; by two stages each part comes from its owner's payload, or is sent by it.
+
+    With `to_outputs` it is stored by multicast to where it belongs, else to the staging, and copied from there.
+    """
     output = Traffic(ranks * nbytes, 0)
+    if algo == "multimem_two_stage":
+        return Traffic(nbytes, (ranks - 1) * nbytes) + (NONE if to_outputs else output + output)
     if algo == "push_two_shot":
         return output + Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
     return output + Traffic(nbytes, (ranks - 1) * nbytes) if algo == "two_stage" else output
@@ -51,4 +57,6 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
         return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
     if algo == "two_stage":
         return Traffic((3 + ranks) * nbytes, (ranks - 1) * nbytes)
+    if algo == "multimem_two_stage":
+        return Traffic((2 + 2 * ranks) * nbytes, (ranks - 1) * nbytes)
     return Traffic(2 * ranks * nbytes, 0)

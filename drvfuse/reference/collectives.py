@@ -50,17 +50,45 @@ def sum_ranks(inputs: Sequence[NDArray]) -> Floats:
 
 
 def allreduce(
-    inputs: Sequence[NDArray], dtype: DTypeLike | None = None, epilogue: Callable[[Floats], NDArray] | None = None
+    inputs: Sequence[NDArray],
+    dtype: DTypeLike | None = None,
+    epilogue: Callable[[Floats], NDArray] | None = None,
+    *,
+    multimem: bool = False,
 ) -> NDArray:
     """The sum of one array per rank, in `dtype` (default: the inputs').
 
     `epilogue` maps the fp32 sums, in the inputs' shape, to the values to round; it should compute in float32.
+
+    `multimem`: as the call with `use_multimem=True`, which rounds the sums to the inputs' dtype before the epilogue. It
+    adds the ranks in an order that is not specified, so its bits are these where every order gives the same sum; what
+    else a sum may be says `sum_bounds`.
     """
-    total = sum_ranks(inputs)
+    total = _sums(inputs, multimem)
     if epilogue is not None:
         with np.errstate(all="ignore"):
             total = np.asarray(epilogue(total), np.float32)
     return round_to(total, inputs[0].dtype if dtype is None else dtype)
+
+
+def _sums(inputs: Sequence[NDArray], multimem: bool) -> Floats:
+    total = sum_ranks(inputs)
+    return round_to(total, inputs[0].dtype).astype(np.float32) if multimem else total
+
+
+def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
+    """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
+
+    n - 1 additions, each with a relative error of at most u = 2**-24, are off by at most g sum|x| before the rounding
+    to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
+    """
+    sum_ranks(inputs)  # that the inputs have one shape
+    values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
+    steps = (len(inputs) - 1) * 2.0**-24
+    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)  # 2**-53: of this sum itself
+    with np.errstate(over="ignore"):
+        low, high = ((values.sum(axis=0) + sign * slack).astype(np.float32) for sign in (-1, 1))
+    return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)
 
 
 def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
@@ -111,15 +139,19 @@ def allreduce_rmsnorm_fp8(
     residual: NDArray | None = None,
     out_dtype: DTypeLike = "float8_e4m3fn",
     scales_dtype: DTypeLike = "float32",
+    *,
+    multimem: bool = False,
 ) -> Normalised:
     """Sum of the ranks' inputs [..., columns], plus residual, RMSNorm and quantisation of each row.
 
     Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
     rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
 
+    `multimem`: see `allreduce`; here too sums are rounded to the inputs' dtype before anything else.
+
     No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
     """
-    total = sum_ranks(inputs)
+    total = _sums(inputs, multimem)
     shape = total.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs[0]", f"of shape {shape}", "of shape [..., columns] with at least one column")

@@ -52,7 +52,13 @@ def require_allowed(driver: Driver) -> None:
 
     Vetoes bind the CUDA driver only: emulated devices have no fabric that could break.
     """
-    found = vetoes() if driver.name == "cuda" else []
+    if driver.name == "cuda":
+        refuse_vetoed()
+
+
+def refuse_vetoed() -> None:
+    """Raise Unsupported, naming the vetoes, where this site forbids multicast on the CUDA driver. Needs no driver."""
+    found = vetoes()
     if found:
         raise Unsupported(
             f"this site forbids multicast ({', '.join(found)}), and no multicast object was created; "

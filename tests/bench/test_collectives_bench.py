@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from drvfuse.bench import collectives, collectives_report, peers, stored_peers
 from drvfuse.bench.floors import Links, least_wire_bytes
 from drvfuse.bench.peer_worker import NORM, PEERS
 from drvfuse.bench.settings import EMULATED
+from drvfuse.runtime.multicast_support import VETOES
 
 pytestmark = pytest.mark.emu
 
@@ -63,6 +67,35 @@ def test_every_algorithm_is_timed_beside_the_floors_of_the_run(command: Command,
     for text in ("1 replays", "2 calls per graph", "2 sets", "OVERLAP_AT_BEGINNING", "max_blocks 4", "spin_timeout"):
         assert text in settings
     assert (tmp_path / "bench.svg").read_text().startswith("<?xml")
+
+
+def test_multimem_is_timed_on_multicast_memory_where_it_is_asked_for(command: Command) -> None:
+    results, printed = command("allreduce", "--shapes", "2x64", "3x72", "--multimem")
+    names = (*collectives_report.ALGORITHMS, *collectives_report.MULTIMEM)
+    for result in results:
+        assert tuple(result["ours"]) == names
+        assert all(result["ours"][name]["algo"] == name for name in collectives_report.MULTIMEM)
+        assert all(result["ours"][name]["off"]["us"] > 0 for name in names)
+    assert all(name in printed[1] for name in names)
+    assert any("(1 + 1/n) S each way" in line for line in printed)
+    results, _ = command("allreduce", "--shapes", "2x64", "--multimem", "--algos", "multimem_two_stage")
+    assert tuple(results[0]["ours"]) == ("multimem_two_stage",)
+
+
+def test_multimem_algorithms_need_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "allreduce", "--driver", "emu", "--algos", "multimem_two_stage"]) != 0
+    assert "--algos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "value"), [*VETOES.items(), ("DRVFUSE_MULTICAST", "0")])
+def test_multimem_is_refused_with_the_name_of_the_veto_before_a_driver_is_loaded(name: str, value: str) -> None:
+    value = os.environ.get(name) or value  # a test adds vetoes and changes none
+    environment = {**os.environ, name: value}
+    command = [sys.executable, "-X", "importtime", "-m", "drvfuse", "bench", "allreduce", "--multimem"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert result.returncode != 0 and f"{name}={value}" in result.stderr
+    assert "no multicast object was created" in result.stderr
+    assert not any(line.endswith("| cuda.bindings.driver") for line in result.stderr.splitlines())
 
 
 def test_the_fused_op_is_timed_without_and_with_a_residual(command: Command) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first example of docs/multicast.md is right under every schedule tried, and each part of its order is needed.
+"""The example of docs/multicast.md is right under every schedule that is tried, and each part of its order is needed.
 
 `tests/test_readme.py` runs the page as it is written.
 """
@@ -18,7 +18,7 @@ from drvfuse.errors import DriverError
 pytestmark = pytest.mark.emu
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "multicast.md"
-EXAMPLE, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:

@@ -53,13 +53,15 @@ for name in ("cuda", "emu"):
     driver.cuInit(0)
     devices = [df.device(index, driver=driver) for index in range(2)]
     with df.Group.local(2, driver=driver, max_blocks=4, workspace_bytes=1 << 20) as group:
-        xs = [rank.zeros(64, "float32") for rank in group]
+        xs = [rank.zeros((1, 64), "float32") for rank in group]
+        gammas = [rank.zeros(64, "float32") for rank in group]
         for attempt in (
             lambda: df.Multicast(devices, 2 << 20).close(),
             lambda: df.Multicast.granularity(devices),
             lambda: group.symmetric(64, multicast=True).close(),
             lambda: group.multicast_staging(),
-            lambda: df.allreduce(group, xs, use_multimem=True) if name == "cuda" else None,
+            lambda: df.allreduce(group, xs, use_multimem=True),
+            lambda: df.allreduce_rmsnorm_fp8(group, xs, gammas, epsilon=1e-6, use_multimem=True),
         ):
             with config.override(**json.loads(sys.argv[1])):
                 made.clear()

@@ -21,11 +21,14 @@ from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
 from drvfuse.ops.collectives.kernels import (
+    AllreduceMultimemParams,
     AllreduceParams,
     AllreducePushParams,
     Call,
+    FusedMultimemParams,
     FusedParams,
     FusedPushParams,
+    MultimemCall,
     PushCall,
 )
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
@@ -52,7 +55,9 @@ _FP8 = _defines(DTYPE="e4m3", WEIGHT_DTYPE="bf16")
 _COLLECTIVE = {
     **workspace.defines(),
     **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, EXACT=0, DTYPE="bf16", OUT_DTYPE="bf16"),
+    **_defines(MULTIMEM=0),
 }
+_MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _PUSH = {"DRVFUSE_TWO_SHOT": 0, "DRVFUSE_DEPTH": 0, "DRVFUSE_KERNEL": "kernel", "DRVFUSE_MOST_THREADS": 128}
 _FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
 _DIVISION = _defines(
@@ -87,6 +92,13 @@ BLOCKS = [
     Block(FusedParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED),
     Block(AllreducePushParams, "collectives/allreduce_push.cu", "AllreducePushParams", _COLLECTIVE | _PUSH),
     Block(FusedPushParams, "collectives/allreduce_rmsnorm_fp8_push.cu", "FusedPushParams", _FUSED | _PUSH),
+    Block(
+        AllreduceMultimemParams, "collectives/allreduce_multimem.cu", "AllreduceMultimemParams", _COLLECTIVE | _MULTIMEM
+    ),
+    Block(
+        FusedMultimemParams, "collectives/allreduce_rmsnorm_fp8_multimem.cu", "FusedMultimemParams", _FUSED | _MULTIMEM
+    ),
+    Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines()),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),

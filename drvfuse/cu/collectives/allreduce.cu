@@ -30,57 +30,8 @@
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "collectives/allreduce_packs.cuh"
-#include "common/partition.cuh"
+#include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
-
-using Packs = Partition<i64, RANKS>;
-
-__device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
-
-// Sum B packs: load(pack, source, j) fills one, store(j, sum) takes the fp32 sum. All loads are issued first.
-template <int B, typename Load, typename Store>
-__device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
-    InPack packs[B][RANKS];
-#pragma unroll
-    for (int b = 0; b < B; ++b) {
-#pragma unroll
-        for (int source = 0; source < RANKS; ++source) load(packs[b][source], source, j + b * stride);
-    }
-    trace.need(packs);
-    trace.lap(TraceRole::load);
-#pragma unroll
-    for (int b = 0; b < B; ++b) {
-        float sum[W];
-        sum_packs(sum, packs[b]);
-        store(j + b * stride, sum);
-    }
-}
-
-// Sum this thread's packs of the range [0, count), PACKS of which are in flight.
-template <typename Load, typename Store>
-__device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load& load, const Store& store) {
-    const i64 stride = thread_count();
-    i64 j = thread_index();
-    if constexpr (PACKS > 1) {
-#pragma unroll 1
-        for (; j + (PACKS - 1) * stride < count; j += PACKS * stride)
-            reduce_packs<PACKS>(j, stride, trace, load, store);
-    }
-#pragma unroll 1
-    for (; j < count; j += stride) reduce_packs<1>(j, stride, trace, load, store);
-}
-
-// Copy this thread's packs of [first, first + count) of the own input to `staging`.
-__device__ __forceinline__ void stage_input(const AllreduceParams& p, char* staging, i64 first, i64 count) {
-#pragma unroll 2
-    for (i64 j = thread_index(); j < count; j += thread_count()) {
-        InPack pack;
-        load_input(pack, p.call.input, first + j, p.count);
-        store_pack(staging + j * IN_BYTES, pack);
-    }
-}
 
 #if !DRVFUSE_TWO_STAGE
 

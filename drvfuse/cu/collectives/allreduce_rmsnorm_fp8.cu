@@ -33,7 +33,7 @@
 // by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
-#include "collectives/norm_rows.cuh"
+#include "collectives/gather_rows.cuh"
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
@@ -102,55 +102,6 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 }
 
 #else
-
-// Copy one row of `bytes` from every other rank's payload at `offset` to the output, B bytes a thread and step, three
-// owners at once, beginning with the next rank. `row(owner)` is the output's row, or negative if that owner has none.
-template <int B, typename Row>
-__device__ __forceinline__ void gather_rows(const FusedParams& p, u32 offset, u32 bytes, const Row& row) {
-    constexpr int OWNERS = RANKS < 3 ? 1 : RANKS < 4 ? 2 : 3;
-#pragma unroll 1
-    for (int first = 1; first < RANKS; first += OWNERS) {
-        const char* from[OWNERS];
-        char* to[OWNERS];
-        bool exists[OWNERS];
-#pragma unroll
-        for (int i = 0; i < OWNERS; ++i) {
-            const int owner = (p.call.rank + first + i) % RANKS;
-            const int into = row(owner);
-            exists[i] = first + i < RANKS && into >= 0;
-            from[i] = payload(p.call.workspaces[owner]) + offset;
-            to[i] = static_cast<char*>(p.output) + i64(into) * bytes;
-        }
-#pragma unroll 1
-        for (u32 at = threadIdx.x * B; at < bytes; at += blockDim.x * B) {
-            u32 words[OWNERS][B / 4];
-#pragma unroll
-            for (int i = 0; i < OWNERS; ++i) {
-                if (exists[i]) load_words<B / 4>(words[i], from[i] + at);
-            }
-#pragma unroll
-            for (int i = 0; i < OWNERS; ++i) {
-                if (exists[i]) store_words<B / 4>(to[i] + at, words[i]);
-            }
-        }
-    }
-}
-
-// The same for rows whose bytes in the output are not aligned: element by element.
-template <typename Row>
-__device__ __forceinline__ void gather_ragged(const FusedParams& p, u32 offset, const Row& row) {
-#pragma unroll 1
-    for (int step = 1; step < RANKS; ++step) {
-        const int owner = (p.call.rank + step) % RANKS;
-        if (row(owner) < 0) continue;
-#pragma unroll 1
-        for (int at = threadIdx.x; at < packs_of_row(p); at += blockDim.x) {
-            OutPack pack;
-            load_pack(pack, payload(p.call.workspaces[owner]) + offset + at * sizeof(OutPack));
-            store_of_row(p.output, row(owner), at, p, pack);
-        }
-    }
-}
 
 __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trace& trace) {
     const int chunk = p.chunk_rows;
@@ -224,14 +175,8 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
                     rows.normalise_to_output(x, row(owner));
                 }
             } else {
-                const u32 bytes = p.columns * u32(sizeof(Out));
-                if constexpr (RAGGED) {
-                    gather_ragged(p, results + j * out_stride, row);
-                } else if (bytes % 16 == 0) {
-                    gather_rows<16>(p, results + j * out_stride, bytes, row);
-                } else {
-                    gather_rows<sizeof(OutPack)>(p, results + j * out_stride, bytes, row);
-                }
+                gather_rows<1>(
+                    p, [&](int owner) { return payload(p.call.workspaces[owner]) + results + j * out_stride; }, row);
                 const int owner = threadIdx.x;
                 if (QUANTISE && owner < RANKS && owner != p.call.rank && row(owner) >= 0) {
                     const char* scales = payload(p.call.workspaces[owner]) + results + scales_offset;

@@ -13,6 +13,7 @@ constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr bool RAGGED = DRVFUSE_RAGGED;
 constexpr bool STAGED = DRVFUSE_STAGED;
+constexpr int SOURCES = DRVFUSE_MULTIMEM ? 1 : RANKS;  // loads that a sum takes
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;

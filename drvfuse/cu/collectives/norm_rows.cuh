@@ -24,7 +24,7 @@ using Scratch = RowScratch;
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 // Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
-constexpr int WISHED = RANKS > 4 || (PACKS * RANKS > 12) ? 1 : RANKS > 2 || PACKS > 3 ? 2 : 4;
+constexpr int WISHED = SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {
@@ -119,11 +119,11 @@ public:
         refresh();
 #pragma unroll
         for (int first = 0; first < PACKS; first += BATCH) {
-            InPack packs[BATCH][RANKS];
+            InPack packs[BATCH][SOURCES];
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
-                for (int source = 0; source < RANKS; ++source) {
+                for (int source = 0; source < SOURCES; ++source) {
                     if (first + b < PACKS && has(first + b)) load(packs[b][source], source, index(first + b));
                 }
             }
@@ -164,9 +164,9 @@ public:
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1
         for (int at = thread_; at < packs_; at += CLUSTER * blockDim.x) {
-            InPack packs[RANKS];
+            InPack packs[SOURCES];
 #pragma unroll
-            for (int source = 0; source < RANKS; ++source) load(packs[source], source, at);
+            for (int source = 0; source < SOURCES; ++source) load(packs[source], source, at);
             float x[W];
             sum_packs(x, packs);
             store(at, add_residual_pack(x, row, at, nullptr));

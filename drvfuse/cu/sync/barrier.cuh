@@ -13,6 +13,11 @@
 // paired blocks did before their arrival happens before all that this block does afterwards. A start barrier needs no
 // `publish`: what it guards was done by earlier kernels of the stream.
 //
+// Aliases. With Aliases the ranks' kernels access memory by its own address and by a multicast address. Two accesses of
+// which one precedes the other are ordered by that only if a fence.proxy.alias stands on the way between them. Every
+// way from what precedes a barrier to what follows it passes a thread that releases a flag, so these execute the fence
+// right before: after the block barrier of `publish`, or, at a start barrier, after the wait for the producer.
+//
 // Progress needs the blocks with one index to be resident together; devices place blocks in index order.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
@@ -21,13 +26,14 @@
 // for every thread or for none. The caller then skips its work. The abort word stays set until the host clears it.
 #pragma once
 #include "common/faults.cuh"
+#include "ptx/multimem.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 #include "sync/flags.cuh"
 #include "sync/workspace.cuh"
 #include "trace/trace.cuh"
 
-template <int Ranks>
+template <int Ranks, bool Aliases = false>
 class Barrier {
 public:
     // After wait_for_producer(); every thread of the block. Reads the workspace's state.
@@ -52,6 +58,7 @@ public:
         u64 met = 0;
         if (threadIdx.x < Ranks && !aborted_) {
             u64 expected = epoch_ + ordinal_;
+            if constexpr (Aliases && !FAULT("multimem-no-alias-fence")) ptx::fence_aliases();
             set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
             aborted_ = !wait(threadIdx.x, expected, met);
         }

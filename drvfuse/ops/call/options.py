@@ -66,13 +66,6 @@ def pdl_level(value: Any) -> PDLLevel:
     return level
 
 
-def refuse_multimem(group: Group, asked: bool) -> None:
-    """Raise Unsupported if multicast was asked for: a veto, what the devices lack, or that no kernel has it."""
-    if asked:
-        group.require_multicast()
-        raise Unsupported("use_multimem=True: multicast kernels are not implemented; pass use_multimem=False")
-
-
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
     """`value` if it is one of the allowed names, else ArgumentError."""
     if not isinstance(value, str) or value not in allowed:

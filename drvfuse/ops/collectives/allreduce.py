@@ -23,10 +23,20 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import naive, plan
+from . import multimem, naive, plan
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
-from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, AllreduceParams, AllreducePushParams, CollectiveKernel
+from .kernels import (
+    ALGORITHMS,
+    BY_OWNER,
+    INPUT_DTYPES,
+    PULL,
+    PUSH,
+    AllreduceMultimemParams,
+    AllreduceParams,
+    AllreducePushParams,
+    CollectiveKernel,
+)
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -58,14 +68,24 @@ def allreduce(
     array comes back.
 
     The sum starts at +0.0f and adds ranks 0, 1, ... in float32, is passed through `epilogue` if there is one, and is
-    rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits.
+    rounded once; a NaN becomes the dtype's canonical NaN. Every algorithm, block count and rank gives the same bits,
+    but for `use_multimem`.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
     sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
     "naive" (copies between devices, which in a graph capture need access to the inputs, and else need none) or "auto".
     `max_num_blocks` bounds the multiprocessors that the grid may fill, up to the group's `max_blocks`: a push algorithm
-    has as many blocks as fit on them, a pull algorithm one for each. `use_multimem=True` raises Unsupported.
-    `pdl_level`: see `PDLLevel`.
+    has as many blocks as fit on them, any other one for each. `pdl_level`: see `PDLLevel`.
+
+    `use_multimem=True` lets the switches add, by multicast memory, and is the only way in which this op uses it. `algo`
+    is then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage"
+    (each rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used
+    where they are; others, and those whose size is no multiple of 4 bytes, are first copied by the same kernel into
+    the group's multicast staging, which the first call that needs it makes. By two stages outputs in such memory are
+    stored to directly, if the inputs lie there too. The order of the sum is not specified: before the final rounding
+    its error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum
+    of 16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. By two stages all ranks
+    hold equal bits, by one stage they may not.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list
     with one stream per local rank: a `Stream`, as `Stream(rank.device)` makes, any object with `__cuda_stream__`, or a
@@ -77,13 +97,13 @@ def allreduce(
 
     `allreduce.prepare(...)` takes the same arguments and returns a `Prepared` that can be launched many times.
 
-    Raises ArgumentError, Unsupported, ClosedError, CompileError (an epilogue that does not compile), CaptureError
-    (allocation or unjoined streams during capture) before anything is launched, and BarrierTimeout if an earlier call
-    on the group timed out.
+    Raises ArgumentError, Unsupported (multicast that is vetoed or that devices lack), ClosedError, CompileError (an
+    epilogue that does not compile), CaptureError (allocation, the multicast staging's included, or unjoined streams
+    during capture), MulticastError (its set-up failed) before anything is launched, and BarrierTimeout if an earlier
+    call on the group timed out.
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
-    options.refuse_multimem(group, use_multimem)
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None
@@ -101,27 +121,36 @@ def allreduce(
         used = sources if bound is None else [*sources, *(o for of_rank in bound.operands for o in of_rank)]
         operands.no_overlap(used, targets, list(zip(sources, targets, strict=True)))
     in_place = any(t.ptr == s.ptr for s, t in zip(sources, targets, strict=False))
-    algos = _algorithms(group, algo, nbytes, epilogue)
+    algos = _algorithms(group, algo, use_multimem, nbytes, epilogue)
     queues = resolve_streams(group, streams, sources)
     written, values = of_ranks(group, "outputs", outputs, targets, shape, dtype, queues)
 
     schedule: Schedule | None = None
     ready: list[Ready] = []
-    call = _Call(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced)
+    addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
+    placed = None
+    if use_multimem:
+        kept = in_place and algos[0] == "one_stage"  # peers may load an input that is an output already
+        stored = results if algos[0] == "two_stage" else []
+        placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
+    call = _Call(group, dtype, shape, algos[0], False, blocks, alone, pdl, bound, traced, placed)
     if nbytes:
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
             in_place_hazard = in_place and algo == "one_stage" and group.size > 1
             pulls = algo not in (*PUSH, "naive")
             staged = pulls and (in_place_hazard or not plan.readable_by_peers(group, sources))
+            if placed is not None:
+                staged = placed.staged
             chosen = replace(call, algo=algo, staged=staged)
-            return chosen, *chosen.schedule([s.ptr for s in sources], [o.ptr for o in written])
+            return chosen, *chosen.schedule(addresses, results)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
 
     def moved() -> traffic.Traffic:
-        results = traffic.writing_results(call.algo, group.size, nbytes)
-        return traffic.reading_sources(call.algo, group.size, nbytes, call.staged) + results
+        to_outputs = call.multimem is not None and call.multimem.to_outputs
+        stored = traffic.writing_results(call.name, group.size, nbytes, to_outputs)
+        return traffic.reading_sources(call.name, group.size, nbytes, call.staged) + stored
 
     read = [[source] for source in sources]
     if bound is not None:
@@ -135,29 +164,28 @@ def allreduce(
         schedule,
         queues,
         ready,
-        algo=call.algo,
+        algo=call.name,
         traffic=moved,
         parameters=bound,
         trace=traced,
     )
 
 
-def _algorithms(group: Group, algo: str, nbytes: int, epilogue: Epilogue | None) -> list[str]:
+def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
     """What to try in turn, where the workspace is too small for the first."""
     differs = epilogue is not None and epilogue.differs_by_rank
+    if use_multimem:
+        algo = multimem.algorithm(group, algo, PULL)
     if algo == "auto":
         if not group.peers_readable:
             return ["naive"]
         best = tuning.allreduce_algorithm(group.part(Tuned).costs, group.size, nbytes)
         return ["push_one_shot"] if differs else [best, "push_one_shot"]
     plan.require_peers(group, algo)
-    if algo in ("two_stage", "push_two_shot") and differs:
-        raise ArgumentError(
-            "algo",
-            f'"{algo}"',
-            '"one_stage", "push_one_shot", "naive" or "auto" for an epilogue that differs by rank: two stages compute '
-            "each element once",
-        )
+    if algo in BY_OWNER and differs:
+        others = '"one_stage"' if use_multimem else '"one_stage", "push_one_shot", "naive" or "auto"'
+        reason = "for an epilogue that differs by rank: two stages compute each element once"
+        raise ArgumentError("algo", f'"{algo}"', f"{others} {reason}")
     return [algo]
 
 
@@ -175,12 +203,21 @@ class _Call:
     pdl: PDLLevel
     epilogue: BoundEpilogue | None
     trace: CallTrace | None
+    multimem: multimem.Placement | None
+
+    @property
+    def name(self) -> str:
+        """What messages and `Prepared.algo` call the algorithm."""
+        return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        ready = self._ready([inputs] * len(inputs), inputs, outputs, 0, count)
+        table = [inputs if self.multimem is None else []] * len(inputs)
+        ready = self._ready(table, inputs, outputs, 0, count)
+        if self.multimem is not None:
+            self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
@@ -203,7 +240,9 @@ class _Call:
         """Launches for `count` elements from `first`; `table[i]` are the addresses that rank i sums."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
-        key = ("allreduce", self.algo, self.dtype.name, count, columns, self.staged, self.blocks, self.alone, text)
+        form = None if self.multimem is None else self.multimem.to_outputs
+        options = (self.staged, self.blocks, self.alone, text, form)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, *options)
         try:
             found = plan.take(
                 self.group, key, lambda: self._plan(count, columns, text), table, own, self.pdl, self.trace, more
@@ -227,17 +266,22 @@ class _Call:
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.dtype,
-            ragged=count % (plans.PACK_BYTES // itemsize) != 0,
+            ragged=plans.ragged(count, itemsize),
             staged=self.staged,
             local=self.algo == "naive",
             epilogue=text,
+            multimem=self.multimem is not None,
+            to_outputs=self.multimem is not None and self.multimem.to_outputs,
         )
         if spec.pushes:
             pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
-        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks)
+        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks, spec.multimem)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
-        return plan.pull(spec, shape, count, chunk, AllreduceParams(count=count, columns=columns, chunk_packs=chunk))
+        if self.multimem is not None and spec.uses_staging:
+            self.multimem.make_staging()
+        kind = AllreduceMultimemParams if spec.multimem else AllreduceParams
+        return plan.pull(spec, shape, count, chunk, kind(count=count, columns=columns, chunk_packs=chunk))

@@ -24,8 +24,18 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import naive, plan
-from .kernels import ALGORITHMS, INPUT_DTYPES, PUSH, SCALES_DTYPES, CollectiveKernel, FusedParams, FusedPushParams
+from . import multimem, naive, plan
+from .kernels import (
+    ALGORITHMS,
+    INPUT_DTYPES,
+    PULL,
+    PUSH,
+    SCALES_DTYPES,
+    CollectiveKernel,
+    FusedMultimemParams,
+    FusedParams,
+    FusedPushParams,
+)
 from .tuned import Tuned
 
 if TYPE_CHECKING:
@@ -61,6 +71,7 @@ def allreduce_rmsnorm_fp8(
     outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     scales: ArrayLike | Sequence[ArrayLike] | None = None,
     algo: str = "auto",
+    use_multimem: bool = False,
     pdl_level: PDLLevel = PDLLevel.OFF,
     max_num_blocks: int | None = None,
     streams: Streams = None,
@@ -80,7 +91,13 @@ def allreduce_rmsnorm_fp8(
     ("float32" or "bfloat16"); the output is y / scale, saturated and rounded once to `out_dtype` ("float8_e4m3fn",
     "float8_e5m2", or the inputs' dtype for no quantisation: then there are no scales). y is about output * scale. A row
     whose scale is 0 has output 0; a row with a NaN has a NaN scale. Every algorithm, rank and batch size gives the same
-    bits.
+    bits, but for `use_multimem`.
+
+    `use_multimem=True`: each row is summed through multicast memory by one rank, which normalises it and stores output
+    and scale to all ranks, or with residuals the residual's output. It has one form, which `algo` "auto" and
+    "two_stage" mean. What `allreduce` says of inputs, of the staging and of the sum holds, so x begins with the sum
+    rounded to the inputs' dtype; rows that are no multiple of 16 bytes are staged too. All ranks hold equal bits: those
+    of `drvfuse.reference` for the sum that was obtained.
 
     `outputs`, `scales` [...] and `residual_outputs` are allocated where None. `residual_outputs[i]` may be
     `residuals[i]`; otherwise nothing that is written may share memory with anything. `algo`, `pdl_level`,
@@ -134,7 +151,9 @@ def allreduce_rmsnorm_fp8(
         list(zip(added, targets[-1], strict=False)),
     )
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    if algo != "auto":
+    if use_multimem:
+        algos = [multimem.algorithm(group, algo, PULL[1:])]
+    elif algo != "auto":
         plan.require_peers(group, algo)
         algos = [algo]
     elif not group.peers_readable:
@@ -160,9 +179,16 @@ def allreduce_rmsnorm_fp8(
         arrays = list(map(_Addresses, *([o.ptr for o in of_ranks] if of_ranks else none for of_ranks in each)))
 
         def scheduled(algo: str) -> tuple[_Call, Schedule, list[Ready]]:
-            staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
+            placed = None
+            if use_multimem:
+                addresses = [] if plans.ragged(columns, dtype.itemsize) else [source.ptr for source in sources]
+                placed = multimem.Placement.of(group, queues, addresses, [], first.array.nbytes)
+                staged = placed.staged
+            else:
+                staged = algo not in (*PUSH, "naive") and not plan.readable_by_peers(group, sources)
             types = dtype, out, scale_type
-            call = _Call(group, *types, rows, columns, algo, staged, bool(added), blocks, alone, pdl, numbers, traced)
+            limits = blocks, alone
+            call = _Call(group, *types, rows, columns, algo, staged, bool(added), *limits, pdl, numbers, traced, placed)
             return call, *call.schedule(arrays)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
@@ -176,7 +202,7 @@ def allreduce_rmsnorm_fp8(
         schedule,
         queues,
         ready,
-        algo=call.algo if rows else algos[0],
+        algo=multimem.NAMES[algos[0]] if use_multimem else call.algo if rows else algos[0],
         traffic=moved,
         trace=traced,
     )
@@ -218,6 +244,7 @@ class _Call:
     pdl: PDLLevel
     numbers: tuple[float, float, float]
     trace: CallTrace | None
+    multimem: multimem.Placement | None
 
     @property
     def scale_bytes(self) -> int:
@@ -227,17 +254,20 @@ class _Call:
         elements = self.rows * self.columns
         nbytes, ranks = elements * self.dtype.itemsize, self.group.size
         result = elements * self.out_dtype.itemsize + self.rows * self.scale_bytes
-        total = traffic.reading_sources(self.algo, ranks, nbytes, self.staged)
+        name = self.algo if self.multimem is None else multimem.NAMES[self.algo]
+        total = traffic.reading_sources(name, ranks, nbytes, self.staged)
         if self.residual:
             written = traffic.writing_results("one_stage", ranks, result)
-            return total + traffic.adding_residual(self.algo, ranks, nbytes) + written
-        return total + traffic.writing_results(self.algo, ranks, result)
+            return total + traffic.adding_residual(name, ranks, nbytes) + written
+        return total + traffic.writing_results(name, ranks, result)
 
     def schedule(self, arrays: Sequence[_Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        ready = self._ready([inputs] * len(arrays), arrays, self.rows)
+        ready = self._ready([inputs if self.multimem is None else []] * len(arrays), arrays, self.rows)
+        if self.multimem is not None:
+            self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, arrays: Sequence[_Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
@@ -268,7 +298,8 @@ class _Call:
     def _ready(self, table: Sequence[Sequence[int]], arrays: Sequence[_Addresses], rows: int) -> list[Ready]:
         """Launches for `rows` rows at `arrays`; `table[i]` are the addresses that rank i sums."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name
-        key = ("fused", self.algo, types, rows, self.columns, self.staged, self.residual, self.blocks, self.alone)
+        options = (self.staged, self.residual, self.blocks, self.alone, self.multimem is not None)
+        key = ("fused", self.algo, types, rows, self.columns, *options)
         inputs = [own.input for own in arrays]
         found = plan.take(self.group, key, lambda: self._plan(rows), table, inputs, self.pdl, self.trace)
         for one, own in zip(found, arrays, strict=True):
@@ -287,12 +318,13 @@ class _Call:
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.out_dtype,
-            ragged=self.columns % (plans.PACK_BYTES // itemsize) != 0,
+            ragged=plans.ragged(self.columns, itemsize),
             staged=self.staged,
             local=self.algo == "naive",
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),
+            multimem=self.multimem is not None,
         )
         if spec.pushes:
             nbytes, clusters = group.workspace.payload_bytes, plan.capability(group) >= push.CLUSTER_CAPABILITY
@@ -310,4 +342,7 @@ class _Call:
         shape = plans.rmsnorm_launch(rows, self.columns, itemsize, group.size, algo, self.blocks)
         spec = replace(spec, packs=shape.packs)
         chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
-        return plan.pull(spec, shape, rows, chunk, FusedParams(rows=rows, chunk_rows=chunk, columns=self.columns))
+        if self.multimem is not None:
+            self.multimem.make_staging()
+        kind = FusedMultimemParams if spec.multimem else FusedParams
+        return plan.pull(spec, shape, rows, chunk, kind(rows=rows, chunk_rows=chunk, columns=self.columns))

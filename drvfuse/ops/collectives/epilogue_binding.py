@@ -14,6 +14,7 @@ from ...runtime import interop
 from ..call import operands as checked
 from ..call.operands import Operand
 from .epilogue import Epilogue, Replicated, Scalar
+from .kernels import BY_OWNER
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -39,8 +40,8 @@ class BoundEpilogue:
         new = bind(self.group, self.epilogue.with_(**parameters))
         if new.text != self.text:
             raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
-        if new.epilogue.differs_by_rank and algo == "two_stage":
-            raise ArgumentError("parameters", "different by rank", 'the same on all ranks, as algo is "two_stage"')
+        if new.epilogue.differs_by_rank and algo in BY_OWNER:
+            raise ArgumentError("parameters", "different by rank", f'the same on all ranks, as algo is "{algo}"')
         return new
 
 

@@ -19,9 +19,12 @@ OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 PULL, PUSH = ("one_stage", "two_stage"), ("push_one_shot", "push_two_shot")
 ALGOS = (*PULL, *PUSH)
 ALGORITHMS = ("auto", *ALGOS, "naive")
+BY_OWNER = ("two_stage", "push_two_shot", "multimem_two_stage")
+"""By which one rank computes an element for all."""
 INPUT_DTYPES = ("bfloat16", "float16", "float32")
 SCALES_DTYPES = ("float32", "bfloat16")
 MAX_PACKS = 8
+MULTIMEM_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class CollectiveKernel:
     type.
     The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
     packs; `depth` is how far a block sends ahead (`plans.push`).
+    `multimem`: it meets its peers in multicast memory (one_stage and two_stage). It stages inputs there, and with
+    `to_outputs`, which needs inputs that are not staged, the outputs lie there too.
     `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
     planted in it (`ops.call.faults`).
     """
@@ -57,12 +62,16 @@ class CollectiveKernel:
     threads: int = 512
     exact: bool = False
     depth: int = 0
+    multimem: bool = False
+    to_outputs: bool = False
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
 
     def __post_init__(self) -> None:
         _check("op", self.op, OPS)
-        _check("algo", self.algo, PULL[:1] if self.local else ALGOS)
+        _check("algo", self.algo, PULL[:1] if self.local else self._multimem_algos() if self.multimem else ALGOS)
+        _check("local", self.local, (False,) if self.multimem else (False, True))
+        _check("to_outputs", self.to_outputs, (False, True) if self._may_store_to_outputs() else (False,))
         _check("dtype", self.dtype.name, INPUT_DTYPES)
         _check("ranks", self.ranks, range(1, workspace.MAX_RANKS + 1))
         _check("packs", self.packs, range(1, MAX_PACKS + 1))
@@ -74,16 +83,23 @@ class CollectiveKernel:
             _check("scales_dtype", self.scales_dtype.name, SCALES_DTYPES)
             _check("epilogue", self.epilogue, ("",))
 
+    def _multimem_algos(self) -> tuple[str, ...]:
+        return PULL if self.op == "allreduce" else PULL[1:]
+
+    def _may_store_to_outputs(self) -> bool:
+        return self.multimem and self.op == "allreduce" and self.algo == "two_stage" and not self.staged
+
     @property
     def name(self) -> str:
         """The kernel's name in the compiled module."""
-        return f"{self.op}_{self.algo}"
+        return f"{self.op}_multimem_{self.algo}" if self.multimem else f"{self.op}_{self.algo}"
 
     @property
     def work(self) -> Work:
         """What plans must know of it."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
-        return Work(self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual)
+        multimem = self.multimem, self.to_outputs
+        return Work(self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem)
 
     @property
     def pushes(self) -> bool:
@@ -91,8 +107,13 @@ class CollectiveKernel:
         return self.algo in PUSH
 
     @property
+    def uses_staging(self) -> bool:
+        """Whether it has inputs or results in the group's multicast staging."""
+        return self.multimem and (self.staged or (self.algo == "two_stage" and not self.to_outputs))
+
+    @property
     def specialisation(self) -> Specialisation:
-        """How it is compiled. FP8 conversions need compute capability 8.9, the rest 8.0."""
+        """How it is compiled. Multicast needs compute capability 9.0, FP8 conversions 8.9, the rest 8.0."""
         defines: dict[str, str | int] = {
             **workspace.defines(),
             "DRVFUSE_RANKS": self.ranks,
@@ -101,6 +122,7 @@ class CollectiveKernel:
             "DRVFUSE_EXACT": int(self.exact),
             "DRVFUSE_STAGED": int(self.staged),
             "DRVFUSE_LOCAL": int(self.local),
+            "DRVFUSE_MULTIMEM": int(self.multimem),
             "DRVFUSE_TWO_STAGE": int(self.algo == "two_stage"),
             "DRVFUSE_DTYPE": self.dtype.cxx,
             "DRVFUSE_OUT_DTYPE": self.out_dtype.cxx,
@@ -119,6 +141,8 @@ class CollectiveKernel:
                 "DRVFUSE_MOST_THREADS": max(128, 1 << (self.threads - 1).bit_length()),
                 "DRVFUSE_KERNEL": self.name,
             }
+        if self.multimem:
+            defines |= {"DRVFUSE_KERNEL": self.name, "DRVFUSE_TO_OUTPUTS": int(self.to_outputs)}
         if self.traced:
             defines |= layout.defines(self.traced)
         text = ""
@@ -127,12 +151,14 @@ class CollectiveKernel:
             text = f'#include "common/prelude.cuh"\n{self.epilogue}\n'
         capability = FP8_CAPABILITY if self.out_dtype.name in dtypes.FP8 else (8, 0)
         needs = f"{self.out_dtype} output"
-        file = f"{self.op}_push" if self.pushes else self.op
+        if self.multimem:
+            capability, needs = MULTIMEM_CAPABILITY, "multicast"
+        file = f"{self.op}_push" if self.pushes else f"{self.op}_multimem" if self.multimem else self.op
         fixed = tuple(defines.items())
         return Specialisation("collectives", file, fixed, self.name, capability, needs, text, self.fault)
 
 
-def _check(argument: str, got: object, allowed: tuple[str, ...] | range) -> None:
+def _check(argument: str, got: object, allowed: tuple[object, ...] | range) -> None:
     if got not in allowed:
         wanted = f"{allowed.start} to {allowed.stop - 1}" if isinstance(allowed, range) else "one of " + repr(allowed)
         raise ArgumentError(argument, got, wanted)
@@ -208,8 +234,31 @@ class FusedPushParams(FusedParams):
     _fields_ = (("push", PushCall),)  # type: ignore[assignment]  # behind those of the base
 
 
-def parameters(op: str, algo: str) -> type[AllreduceParams] | type[FusedParams]:
+class MultimemCall(ctypes.Structure):
+    """`struct MultimemCall` of cu/collectives/multimem_packs.cuh."""
+
+    _fields_ = (
+        ("inputs", ctypes.c_uint64),
+        ("outputs", ctypes.c_uint64),
+        ("staging", ctypes.c_uint64),
+        ("all_staging", ctypes.c_uint64),
+    )
+
+
+class AllreduceMultimemParams(AllreduceParams):
+    """`struct AllreduceMultimemParams` of cu/collectives/allreduce_multimem.cu."""
+
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class FusedMultimemParams(FusedParams):
+    """`struct FusedMultimemParams` of cu/collectives/allreduce_rmsnorm_fp8_multimem.cu."""
+
+    _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:
     """The first argument of a kernel."""
     if op == "allreduce":
-        return AllreducePushParams if algo in PUSH else AllreduceParams
-    return FusedPushParams if algo in PUSH else FusedParams
+        return AllreduceMultimemParams if multimem else AllreducePushParams if algo in PUSH else AllreduceParams
+    return FusedMultimemParams if multimem else FusedPushParams if algo in PUSH else FusedParams

@@ -143,6 +143,9 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
             template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
+        if plan.kernel.uses_staging:
+            staging = group.multicast_staging()
+            template.multimem.staging, template.multimem.all_staging = staging.ptrs[position], staging.multicast_ptr
         planned = Planned(
             rank.device,
             specialisation,

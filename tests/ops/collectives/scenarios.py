@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from collective_support import PUSH, assert_bits, fill_late, garbage, place, private_array, random_inputs
+from multimem_support import exact_inputs
 
 import drvfuse as df
 from drvfuse import config, dtypes, reference
@@ -21,6 +22,7 @@ from drvfuse.errors import DriverError
 from drvfuse.runtime.pinned import PinnedBuffer
 
 BF16 = dtypes.get("bfloat16").numpy
+MULTIMEM = "multimem_"
 GARBAGE = np.full(2, 0xA5, np.uint8).view(BF16)[0]
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
@@ -50,8 +52,9 @@ def _random(seed: int) -> np.random.Generator:
     return np.random.default_rng([2, seed])
 
 
-def _prepare(group: df.Group, op: str, xs: list[Any], **options: Any) -> Any:
-    """A call of `op` on inputs [rows, columns], with outputs that hold garbage."""
+def _prepare(group: df.Group, op: str, xs: list[Any], *, algo: str, **options: Any) -> Any:
+    """A call of `op` on inputs [rows, columns], with outputs that hold garbage; `algo` may be one of multimem's."""
+    options |= {"algo": algo.removeprefix(MULTIMEM), "use_multimem": algo.startswith(MULTIMEM)}
     outputs = garbage(group, xs[0].shape, "bfloat16")
     if op == "allreduce":
         return df.allreduce.prepare(group, xs, outputs, **options)
@@ -61,11 +64,18 @@ def _prepare(group: df.Group, op: str, xs: list[Any], **options: Any) -> Any:
     )
 
 
-def _expected(op: str, hosts: list[np.ndarray]) -> np.ndarray:
+def _hosts(seed: int, n: int, shape: tuple[int, int], algo: str) -> list[np.ndarray]:
+    """Inputs of n ranks. Of multimem sums of more than two are exact, as their order is not specified."""
+    make = exact_inputs if algo.startswith(MULTIMEM) and n > 2 else random_inputs
+    return make(_random(seed), n, shape, "bfloat16")
+
+
+def _expected(op: str, hosts: list[np.ndarray], algo: str) -> np.ndarray:
+    multimem = algo.startswith(MULTIMEM)
     if op == "allreduce":
-        return reference.allreduce(hosts)
+        return reference.allreduce(hosts, multimem=multimem)
     gamma = np.ones(hosts[0].shape[-1], np.float32).astype(BF16)
-    return reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16").output
+    return reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16", multimem=multimem).output
 
 
 def _outputs(result: Any) -> list[Any]:
@@ -77,19 +87,19 @@ def results_are_right(op: str, algo: str, private: bool = False) -> None:
     for seed in (1, 2, 3, 4):
         with opened(2, seed) as (_, group):
             for number in range(3):
-                hosts = random_inputs(_random(10 * seed + number), 2, (8, 2048), "bfloat16")
+                hosts = _hosts(10 * seed + number, 2, (8, 2048), algo)
                 xs = place(group, hosts)
                 if private:
                     xs = [private_array(rank.device, host)[0] for rank, host in zip(group, hosts, strict=True)]
                 result = _prepare(group, op, xs, algo=algo).launch()
-                assert_bits(_outputs(result), _expected(op, hosts))
+                assert_bits(_outputs(result), _expected(op, hosts, algo))
 
 
 def inputs_are_free_afterwards(op: str, algo: str) -> None:
     """Each rank's input is overwritten as soon as that rank's kernel is complete, before slow warps of others read."""
     for seed in (1, 2, 3, 4):
         with opened(2, seed) as (_, group):
-            hosts = random_inputs(_random(seed), 2, (4, 2048), "bfloat16")
+            hosts = _hosts(seed, 2, (4, 2048), algo)
             for _ in range(3):
                 xs = place(group, hosts)
                 call = _prepare(group, op, xs, algo=algo)
@@ -97,7 +107,7 @@ def inputs_are_free_afterwards(op: str, algo: str) -> None:
                     result = call.launch(rank=position)
                     with rank.device.use():
                         rank.device.driver.cuMemsetD8Async(xs[position].ptr, 0, xs[position].nbytes, rank.stream.handle)
-                assert_bits(_outputs(result), _expected(op, hosts))
+                assert_bits(_outputs(result), _expected(op, hosts, algo))
 
 
 class Spy:
@@ -127,13 +137,13 @@ class Spy:
 def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -> None:
     """Rank 0 waits for rank 1, which has not been launched: its dependent starts with OVERLAP_AT_BEGINNING only."""
     with opened(2, 1) as (_, group):
-        hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
+        hosts = _hosts(0, 2, (4, 256), algo)
         call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
         spy = Spy(group)
         call.launch(rank=0)
         spy.queue()
         assert spy.started == (level is df.PDLLevel.OVERLAP_AT_BEGINNING)
-        assert_bits(_outputs(call.launch(rank=1)), _expected(op, hosts))
+        assert_bits(_outputs(call.launch(rank=1)), _expected(op, hosts, algo))
 
 
 def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel) -> None:
@@ -145,7 +155,7 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel) -> N
     before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # where the spy looks; it writes one more than what it sees
     for seed in range(1, 40 if by_output else 120, 2):
         with opened(2, seed, workspace_bytes=1 << 18) as (_, group):
-            hosts = random_inputs(_random(0), 2, (1, 16384) if by_output else (4, 2048), "bfloat16")
+            hosts = _hosts(0, 2, (1, 16384) if by_output else (4, 2048), algo)
             call = _prepare(group, op, place(group, hosts), algo=algo, pdl_level=level)
             output = _outputs(call._result)[0]
             spy = Spy(group, output.ptr + output.nbytes - 8 if by_output else 0)
@@ -168,7 +178,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
     So do rank 2, which finds the flags of the other two, and a second call, without writing anything.
     """
     with opened(3) as (machine, group):
-        hosts = random_inputs(_random(0), 3, (4, 256), "bfloat16")
+        hosts = _hosts(0, 3, (4, 256), algo)
         xs = place(group, hosts)
         with config.override(spin_timeout=0.01):
             hasty = _prepare(group, op, xs, algo=algo)
@@ -192,7 +202,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
             assert_bits(_outputs(call._result)[2:], untouched)
         assert_bits(_outputs(second._result), untouched)
         group.reset()
-        assert_bits(_outputs(_prepare(group, op, xs, algo=algo).launch()), _expected(op, hosts))
+        assert_bits(_outputs(_prepare(group, op, xs, algo=algo).launch()), _expected(op, hosts, algo))
 
 
 def a_freed_input_is_not_reused_early() -> None:

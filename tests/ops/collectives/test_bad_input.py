@@ -220,14 +220,6 @@ def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
         df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
 
 
-@pytest.mark.emu
-def test_multimem_is_refused():
-    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
-        with pytest.raises(Unsupported, match="use_multimem"):
-            df.allreduce(group, [rank.zeros(4, "float32") for rank in group], use_multimem=True)
-        assert machine.held()["multicast"] == 0
-
-
 def test_streams_of_the_wrong_number_or_device(group, xs, refused):
     streams = [rank.stream for rank in group]
     refused(lambda: df.allreduce(group, xs, streams=streams[:2]), "streams", "3 streams")

@@ -108,10 +108,11 @@ def test_parameters_change_without_a_recompile(group, rng, hosts, algo, monkeypa
     assert_bits(again, reference.allreduce(hosts, epilogue=lambda x: x * np.float32(7) + bias[0]))
 
 
-def test_what_set_refuses(group, hosts):
+@pytest.mark.parametrize("algo", ["two_stage", "push_two_shot"])
+def test_what_set_refuses(group, hosts, algo):
     ys = garbage(group, SHAPE, "bfloat16")
     epilogue = df.Epilogue("x * k + b[col]", k=df.float32(2), b=group.ranks[0].zeros(13, "bfloat16"))
-    prepared = df.allreduce.prepare(group, place(group, hosts), ys, algo="two_stage", epilogue=epilogue)
+    prepared = df.allreduce.prepare(group, place(group, hosts), ys, algo=algo, epilogue=epilogue)
     with pytest.raises(ArgumentError, match="types"):
         prepared.set(k=df.int32(2))
     with pytest.raises(ArgumentError, match="unknown"):

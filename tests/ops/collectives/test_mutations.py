@@ -17,6 +17,7 @@ from drvfuse import PDLLevel
 from drvfuse.check.substitutions import Substitution, nothing
 from drvfuse.ops.call import faults, order
 from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives.multimem import NAMES
 from drvfuse.runtime.device import Device
 
 pytestmark = pytest.mark.emu
@@ -50,12 +51,15 @@ MUTATIONS: dict[str, Mutation] = {
     "fused two_stage: results": unordered(FUSED, "two_stage"),
     "fused one_stage: staging": unordered(FUSED, "one_stage", True),
     "fused two_stage: staging": unordered(FUSED, "two_stage", True),
+    "multimem one_stage: staging": unordered("allreduce", "multimem_one_stage"),
+    "multimem two_stage: staging": unordered("allreduce", "multimem_two_stage"),
+    "fused multimem: staging": unordered(FUSED, "multimem_two_stage"),
     "abort is polled": ("abort-not-polled", ONE_TIMEOUT),
     "abort is read at entry": ("abort-not-read-at-entry", ONE_TIMEOUT),
     "abort reaches the peers": ("abort-of-own-rank-only", ONE_TIMEOUT),
 }
 for _op in scenarios.OPS:
-    for _algo in kernels.ALGOS:
+    for _algo in (*kernels.ALGOS, *(name for form, name in NAMES.items() if _op == "allreduce" or form == "two_stage")):
         _start = partial(scenarios.dependent_starts_at_once_if_it_may, _op, _algo)
         _end = partial(scenarios.dependent_starts_before_the_end, _op, _algo, PDLLevel.ON)
         MUTATIONS |= {

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce by multicast memory, in one kernel per rank: one load gives the sum of what all ranks have at an address,
+// and one store writes to all of them.
+//
+// Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
+// last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
+//   one_stage   every rank loads the sum of every pack.
+//   two_stage   rank k owns a range of packs (partition.cuh). It loads the sums of these, and stores the results to all
+//               ranks.
+//   STAGED      the inputs do not lie in multicast memory at one offset: each rank first copies its input, chunk by
+//               chunk, into its staging memory, by that memory's own address. The pack behind a ragged end has zeros.
+//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored there:
+//               there is one chunk. Else they are stored to the staging memories, from which each rank copies them to
+//               its output.
+// Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
+//   one_stage STAGED   two halves of chunk packs, used in turn
+//   two_stage STAGED   ranks * chunk packs, by owner: inputs, and then results in the same places
+//   two_stage          two halves of ranks * chunk packs of results, by owner, used in turn; none with TO_OUTPUTS
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+//
+// Numerics. The sum of a pack is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load;
+// +0.0f is added to it, then the epilogue, then one rounding, which changes nothing but NaNs where there is no epilogue.
+// By two_stage each element is summed once, so all ranks have the same bits; by one_stage ranks may differ.
+//
+// Memory ordering. Thread t of block b accesses of a peer's memory only what thread t of block b there accesses, or what
+// no kernel accesses at the time; so the barrier of equal blocks (barrier.cuh) orders all of it. Memory is accessed by
+// its own address (copies to and from staging memory, and the kernels before and after this one) and by a multicast
+// address (sums, stores to all). Wherever two accesses by different addresses must be ordered a barrier stands between
+// them, and the fence.proxy.alias of that barrier orders them:
+//   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
+//   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
+//   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to
+//   kernels that begin later.
+//   Inputs are free when the rank's kernel completes: peers have loaded from them before they arrive at the end barrier
+//   (one_stage) or at the barrier of the last chunk (two_stage), which this rank waits for. STAGED: nobody else reads
+//   them.
+//   Staged inputs: stores to the own staging memory, barrier, loads by the multicast address.
+//   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED: they
+//   overwrite the inputs of the same pack by the same address, in the thread that has loaded its sum.
+//   Staging memory is written again, one_stage and two_stage without STAGED: two chunks later, after the barrier of the
+//   chunk between, at which every rank arrives after reading that half. two_stage STAGED: by the next chunk's copies,
+//   after the barrier of results, at which peers arrive after loading and storing there; what the own thread copies out
+//   it has loaded before, by the same address. By the next chunk's results: after the barrier of its staged inputs.
+//   Across calls: a rank arrives at the start barrier after its previous call is complete; after it staging memory is
+//   free.
+//   In place (output = input): two_stage and STAGED, where an element is stored by the thread that has loaded its sum,
+//   or after a barrier that follows all loads from it. Not one_stage without STAGED: peers may still load the input.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/multimem_packs.cuh"
+#include "collectives/ranges.cuh"
+#include "sync/barrier.cuh"
+
+constexpr bool TO_OUTPUTS = DRVFUSE_TO_OUTPUTS;
+using AliasBarrier = Barrier<RANKS, true>;
+
+struct AllreduceMultimemParams : AllreduceParams {
+    MultimemCall multimem;
+};
+
+// The sum over the ranks of pack `index` of the inputs.
+__device__ __forceinline__ void reduce_input(InPack& pack, const AllreduceMultimemParams& p, i64 index) {
+    const char* from = p.multimem.inputs + index * IN_BYTES;
+    if (RAGGED && p.count - index * W < W) {
+        reduce_elements(pack, from, p.count - index * W);
+    } else {
+        reduce_pack(pack, from);
+    }
+}
+
+#if !DRVFUSE_TWO_STAGE
+
+__device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
+    const i64 packs = (p.count + W - 1) / W;
+    const i64 chunk = STAGED ? p.chunk_packs : packs;
+    i64 half = 0;
+    AliasBarrier barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (i64 begin = 0; begin < packs; begin += chunk) {
+        const i64 count = packs - begin < chunk ? packs - begin : chunk;
+        if constexpr (STAGED) {
+            stage_input(p, p.multimem.staging + half, begin, count);
+            trace.lap(TraceRole::stage);
+            if (!FAULT("multimem-no-barrier") && !barrier.arrive_and_wait(true)) return;
+        }
+        reduce_range(
+            count, trace,
+            [&](InPack& pack, int, i64 j) {
+                if constexpr (STAGED) {
+                    reduce_pack(pack, p.multimem.all_staging + half + j * IN_BYTES);
+                } else {
+                    reduce_input(pack, p, begin + j);
+                }
+            },
+            [&](i64 j, float (&sum)[W]) {
+                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
+                store_output(p.output, begin + j, p.count, pack);
+                trace.lap(TraceRole::store);
+            });
+        half = chunk * IN_BYTES - half;
+    }
+    if (!STAGED && !barrier.arrive_and_wait(true)) return;
+    barrier.finish();
+}
+
+#else
+
+// Store the result of pack `index` to all ranks' outputs.
+__device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& p, i64 index, const OutPack& pack) {
+    char* to = p.multimem.outputs + index * OUT_BYTES;
+    if (RAGGED && p.count - index * W < W) {
+        broadcast_elements(to, pack, p.count - index * W);
+    } else {
+        broadcast_pack(to, pack);
+    }
+}
+
+// Copy this thread's packs of [0, count) of the own staging memory to the output from pack `first` on.
+__device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, const char* from, i64 first, i64 count) {
+#pragma unroll 2
+    for (i64 j = thread_index(); j < count; j += thread_count()) {
+        OutPack pack;
+        load_pack(pack, from + j * OUT_BYTES);
+        store_output(p.output, first + j, p.count, pack);
+    }
+}
+
+__device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
+    static_assert(IN_BYTES == OUT_BYTES, "results take the places of inputs");
+    const i64 chunk = p.chunk_packs;
+    const i64 area = chunk * IN_BYTES;  // of an owner
+    const Packs part((p.count + W - 1) / W);
+    i64 half = 0;
+    AliasBarrier barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (i64 done = 0; done < part.largest(); done += chunk) {
+        if constexpr (STAGED) {
+#pragma unroll 1
+            for (int owner = 0; owner < RANKS; ++owner)
+                stage_input(p, p.multimem.staging + owner * area, part.start(owner) + done,
+                            part.in_chunk(owner, done, chunk));
+            trace.lap(TraceRole::stage);
+            if (!FAULT("multimem-no-barrier") && !barrier.arrive_and_wait(true)) return;
+        }
+        const i64 begin = part.start(p.call.rank) + done;
+        char* const mine = p.multimem.all_staging + half + p.call.rank * area;
+        reduce_range(
+            part.in_chunk(p.call.rank, done, chunk), trace,
+            [&](InPack& pack, int, i64 j) {
+                if constexpr (STAGED) {
+                    reduce_pack(pack, mine + j * IN_BYTES);
+                } else {
+                    reduce_input(pack, p, begin + j);
+                }
+            },
+            [&](i64 j, float (&sum)[W]) {
+                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                trace.need(pack);
+                trace.lap(TraceRole::reduce);
+                if constexpr (TO_OUTPUTS) {
+                    broadcast_output(p, begin + j, pack);
+                } else {
+                    broadcast_pack(mine + j * OUT_BYTES, pack);
+                }
+                trace.lap(TraceRole::store);
+            });
+        if (!barrier.arrive_and_wait(true)) return;
+        if constexpr (!TO_OUTPUTS) {
+#pragma unroll 1
+            for (int owner = 0; owner < RANKS; ++owner)
+                take_results(p, p.multimem.staging + half + owner * area, part.start(owner) + done,
+                             part.in_chunk(owner, done, chunk));
+            trace.lap(TraceRole::gather);
+        }
+        if constexpr (!STAGED) half = RANKS * area - half;
+    }
+    barrier.finish();
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(512, 1) DRVFUSE_KERNEL(
+    const __grid_constant__ AllreduceMultimemParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    follow_producer(trace);
+#if DRVFUSE_TWO_STAGE
+    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+#else
+    one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+#endif
+    end(p.call, trace);
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// All-reduce by multicast memory, optional residual addition, RMSNorm and optional FP8 quantisation by row, in one kernel
+// per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
+//
+// Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
+// residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories, from
+// which each rank copies them. With residual it stores residual_out, and every rank normalises every row: the same
+// operations on the same bits.
+//   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
+//               input, chunk by chunk, into its staging memory, by that memory's own address.
+// Staging memory: ranks * `chunk_rows` slots, by owner, of one row each; without STAGED two halves of these, used in turn.
+// A slot has whole packs: with STAGED those of an input row, and then those of its results in the same place. Behind them
+// lie 16 bytes, if there are scales to store, which begin with the scale.
+// Stores to all ranks are as wide as a pack of results, of 16, 8 or 4 bytes, of which the threads of a warp store
+// consecutive ones. They move bits as the type f32, which every target has.
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
+// of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
+//
+// Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load; x = +0.0f
+// + that (+ residual, rounded to the input's type: residual_out). The rest is that of allreduce_rmsnorm_fp8.cu. A row is
+// summed once, so all ranks have the same bits.
+//
+// Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows for packs: block b accesses of a
+// peer's memory only what block b there accesses (all its threads: the barrier covers the block), or what no kernel
+// accesses at the time. Results that overwrite a staged row follow all loads of its sums: those of a row's statistics are
+// behind the block barrier of the reduction (reduce.cuh); residual_out goes where the same thread has loaded. The next
+// chunk's rows are staged in slots from which any thread of the block may have copied results, so after a block barrier.
+// residual_output may be residual: a row's residual is read by its owner before the barrier, and residual_output is
+// written after it, from staging memory. gamma is fetched after the wait for the producer.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/gather_rows.cuh"
+#include "collectives/multimem_packs.cuh"
+#include "common/partition.cuh"
+#include "sync/barrier.cuh"
+
+struct FusedMultimemParams : FusedParams {
+    MultimemCall multimem;
+};
+
+constexpr bool SCALES = QUANTISE && !RESIDUAL;  // that an owner stores to all ranks
+
+// Bytes of a slot before its scale.
+__device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
+    return STAGED || RESIDUAL ? input_stride(p) : output_stride(p);
+}
+
+__device__ __forceinline__ void broadcast_scale(char* to, float scale) {
+    const float pair[2] = {scale, 0.0f};
+    ptx::broadcast_u32(to, Word<Scale>::pack(pair));
+}
+
+__device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams& p, Trace& trace) {
+    const int chunk = p.chunk_rows;
+    const u32 scale_offset = row_bytes(p);
+    const u32 stride = scale_offset + (SCALES ? 16 : 0);
+    const Partition<int, RANKS> part(p.rows);
+    u32 half = 0;
+    Barrier<RANKS, true> barrier(p.call, trace);
+    if (!barrier.arrive_and_wait(false)) return;
+#pragma unroll 1
+    for (int done = 0; done < part.largest(); done += chunk) {
+        char* const own = p.multimem.staging + half;
+        if constexpr (STAGED) {
+#pragma unroll 1
+            for (int owner = 0; owner < RANKS; ++owner) {
+                const int count = part.in_chunk(owner, done, chunk);
+#pragma unroll 1
+                for (int j = blockIdx.x; j < count; j += gridDim.x)
+                    rows.stage(own + (owner * chunk + j) * stride, part.start(owner) + done + j);
+            }
+            trace.lap(TraceRole::stage);
+            if (!FAULT("multimem-no-barrier") && !barrier.arrive_and_wait(true)) return;
+        }
+        const int begin = part.start(p.call.rank) + done;
+        const int mine = part.in_chunk(p.call.rank, done, chunk);
+#pragma unroll 1
+        for (int j = blockIdx.x; j < mine; j += gridDim.x) {
+            char* const slot = p.multimem.all_staging + half + (p.call.rank * chunk + j) * stride;
+            const char* const from = STAGED ? slot : p.multimem.inputs + i64(begin + j) * p.columns * i64(sizeof(In));
+            const auto load = [&](InPack& pack, int, int at) { reduce_pack(pack, from + at * sizeof(InPack)); };
+            if constexpr (RESIDUAL) {
+                rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
+                    broadcast_pack(slot + at * sizeof(InPack), pack);
+                });
+            } else {
+                float x[PACKS][W];
+                rows.sum(x, load);
+                rows.normalise(
+                    x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },
+                    [&](float scale) { broadcast_scale(slot + scale_offset, scale); });
+            }
+        }
+        if (!barrier.arrive_and_wait(true)) return;
+        const int most = part.in_chunk(0, done, chunk);
+#pragma unroll 1
+        for (int j = blockIdx.x; j < most; j += gridDim.x) {
+            const auto row = [&](int owner) -> int {
+                return j < part.in_chunk(owner, done, chunk) ? part.start(owner) + done + j : -1;
+            };
+            const auto slot = [&](int owner) -> const char* { return own + (owner * chunk + j) * stride; };
+            if constexpr (RESIDUAL) {
+#pragma unroll 1
+                for (int owner = 0; owner < RANKS; ++owner) {
+                    if (row(owner) < 0) continue;
+                    float x[PACKS][W];
+                    rows.take_residual(x, slot(owner), row(owner));
+                    rows.normalise_to_output(x, row(owner));
+                }
+            } else {
+                gather_rows<0>(p, slot, row);
+                const int owner = threadIdx.x;
+                if (QUANTISE && owner < RANKS && row(owner) >= 0)
+                    copy_scalar(static_cast<Scale*>(p.scales) + row(owner),
+                                reinterpret_cast<const Scale*>(slot(owner) + scale_offset));
+            }
+        }
+        if constexpr (!RESIDUAL) trace.lap(TraceRole::gather);
+        if constexpr (STAGED) {
+            if (!FAULT("multimem-slots-reused"))
+                __syncthreads();  // other threads may still copy from slots that the next chunk is staged in
+        } else {
+            half = RANKS * chunk * stride - half;
+        }
+    }
+    barrier.finish();
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    DRVFUSE_KERNEL(const __grid_constant__ FusedMultimemParams p DRVFUSE_TRACE_PARAMETER) {
+    __shared__ Scratch scratch;
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    Rows rows(p, scratch, trace);
+    follow_producer(trace);
+    two_stage(rows, p, trace);
+    end(p.call, trace);
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of results from where their owners have left them to the output, without residual.
+//
+// `row(owner)` is the output's row that an owner has, or negative; `from(owner)` is where its bytes lie, on 16 bytes. The
+// owners begin with the one `First` ranks behind this one, so that the ranks do not all read from one.
+#pragma once
+#include "collectives/norm_rows.cuh"
+
+// B bytes per thread and step, three owners at once.
+template <int First, int B, typename From, typename Row>
+__device__ __forceinline__ void gather_aligned(const FusedParams& p, u32 bytes, const From& from, const Row& row) {
+    constexpr int COUNT = RANKS - First;
+    constexpr int OWNERS = COUNT < 2 ? 1 : COUNT < 3 ? 2 : 3;
+#pragma unroll 1
+    for (int first = First; first < RANKS; first += OWNERS) {
+        const char* source[OWNERS];
+        char* to[OWNERS];
+        bool exists[OWNERS];
+#pragma unroll
+        for (int i = 0; i < OWNERS; ++i) {
+            const int owner = (p.call.rank + first + i) % RANKS;
+            const int into = row(owner);
+            exists[i] = first + i < RANKS && into >= 0;
+            source[i] = from(owner);
+            to[i] = static_cast<char*>(p.output) + i64(into) * bytes;
+        }
+#pragma unroll 1
+        for (u32 at = threadIdx.x * B; at < bytes; at += blockDim.x * B) {
+            u32 words[OWNERS][B / 4];
+#pragma unroll
+            for (int i = 0; i < OWNERS; ++i) {
+                if (exists[i]) load_words<B / 4>(words[i], source[i] + at);
+            }
+#pragma unroll
+            for (int i = 0; i < OWNERS; ++i) {
+                if (exists[i]) store_words<B / 4>(to[i] + at, words[i]);
+            }
+        }
+    }
+}
+
+// The same for rows whose bytes in the output are not aligned: element by element.
+template <int First, typename From, typename Row>
+__device__ __forceinline__ void gather_ragged(const FusedParams& p, const From& from, const Row& row) {
+#pragma unroll 1
+    for (int step = First; step < RANKS; ++step) {
+        const int owner = (p.call.rank + step) % RANKS;
+        if (row(owner) < 0) continue;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < packs_of_row(p); at += blockDim.x) {
+            OutPack pack;
+            load_pack(pack, from(owner) + at * sizeof(OutPack));
+            store_of_row(p.output, row(owner), at, p, pack);
+        }
+    }
+}
+
+template <int First, typename From, typename Row>
+__device__ __forceinline__ void gather_rows(const FusedParams& p, const From& from, const Row& row) {
+    const u32 bytes = p.columns * u32(sizeof(Out));
+    if constexpr (RAGGED) {
+        gather_ragged<First>(p, from, row);
+    } else if (bytes % 16 == 0) {
+        gather_aligned<First, 16>(p, bytes, from, row);
+    } else {
+        gather_aligned<First, sizeof(OutPack)>(p, bytes, from, row);
+    }
+}
