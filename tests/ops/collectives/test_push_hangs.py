@@ -89,6 +89,22 @@ def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
     works(group, rng)
 
 
+@pytest.mark.emu
+@pytest.mark.parametrize(("algo", "ranks"), [("push_one_shot", 4), ("push_one_shot", 8), ("push_two_shot", 4)])
+def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_bound(rng, algo, ranks):
+    """A thread that polls the words of many peers takes long to come to its clock."""
+    hosts = random_inputs(rng, ranks, (2, 64), "float16")
+    with df.emu.Machine(devices=ranks) as machine, df.Group.local(ranks, driver=machine, max_blocks=4) as group:
+        inputs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
+        with config.override(spin_timeout=PATIENCE["emu"]):
+            call = df.allreduce.prepare(group, inputs, algo=algo)
+        for rank in range(ranks - 1):
+            call.launch(rank=rank)
+        assert timed_out(group).peer == ranks - 1
+        assert_bits(call.launch(), reference.allreduce(hosts))
+        group.synchronize()
+
+
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("sleeper", range(3))
 def test_of_three_ranks_the_one_that_sleeps_is_named(new_group, rng, driver, op, sleeper):
