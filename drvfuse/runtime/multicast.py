@@ -168,7 +168,9 @@ class Multicast(Owned):
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)
-        if self.driver.pointer_device(ptr) != device.index:  # the older form of the call would bind another device's
+        with device.use():
+            owner = self.driver.pointer_device(ptr)
+        if owner != device.index:  # the older form of the call would bind another device's
             raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
