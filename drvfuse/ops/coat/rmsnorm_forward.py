@@ -79,9 +79,9 @@ def fp8_rmsnorm_forward(
     `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
     None for the device's own, "current" for that of x's framework, or a stream (0 or 1: the legacy default one). The
     launch is cooperative (with few rows one cluster or a single block), does not block and can be captured with outputs
-    given.
-    Waits between blocks are bounded by `spin_timeout`: then the outputs are undefined, and the next call with that
-    workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit, before any launch.
+    given. Waits between blocks of a grid are bounded by `spin_timeout`: then the outputs are undefined, and the next
+    call with that workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit,
+    before any launch.
     """
     given, driver = Options.of(outputs, stream, pdl_level, workspace), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
