@@ -132,7 +132,8 @@ class BarrierTimeout(DrvfuseError):
     call of a push algorithm it waited for the 16-byte word `word` of its slots, which is None elsewhere. `call` says
     which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
-    All results of that call and of every later one are undefined on every rank until `group.reset()`.
+    All results of that call and of every later one are undefined on every rank until `group.reset()`, which the first
+    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead).
     """
 
     def __init__(

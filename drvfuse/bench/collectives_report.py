@@ -76,8 +76,9 @@ def notes(results: Sequence[dict[str, Any]]) -> list[str]:
         f"{run['link_bytes_per_us'] / 1e3:.0f} GB/s, each rank to the next at once; wire: the fewest bytes that a rank "
         "can receive at that rate; push: a kernel that copies as many to the next rank",
         f"adds: what a call of auto adds to a chain of GEMVs of {settings['weight_bytes'] / 2**20:g} MiB of weights",
-        f"stored: {stored_peers.source()}" + _sequences(run["op"]),
     ]
+    if any(stored_us(result) for result in results):
+        found.append(f"stored: {stored_peers.source()}" + _sequences(run["op"]))
     if any(algo in MULTIMEM for algo in results[0]["ours"]):
         found.append(
             "multimem: inputs and outputs of every algorithm lie in multicast memory. Over a link go (1 + 1/n) S each "

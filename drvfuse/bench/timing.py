@@ -89,9 +89,8 @@ def microseconds_per_call(
     where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20, *, joined: bool = False
 ) -> Timing:
     """(Time of a graph of back-to-back calls) / calls, over replays; the arguments are those of `Replays`."""
-    replays = Replays(where, calls, calls_a_graph, joined=joined)
-    times = [replays.microseconds() for _ in range(REPLAYS)]
-    replays.close()
+    with contextlib.closing(Replays(where, calls, calls_a_graph, joined=joined)) as replays:
+        times = [replays.microseconds() for _ in range(REPLAYS)]
     return Timing(statistics.median(times), max(times) - min(times))
 
 

@@ -77,14 +77,17 @@ def _microseconds(group: Group, fused: bool, algo: str, rows: int, effort: Effor
     pdl = PDLLevel.OVERLAP_AT_BEGINNING if group.ranks[0].device.capability >= (9, 0) else PDLLevel.OFF
     inputs = [[rank.array(host) for rank, host in zip(group, of_ranks, strict=True)] for of_ranks in hosts]
     calls = [prepare(inputs=xs, algo=algo, pdl_level=pdl) for xs in inputs]
-    found = calls[0].launch()
+    result = calls[0].launch()
     group.synchronize()
+    pairs: list[tuple[Any, Any]] = []
     if fused:
-        expected = reference.allreduce_rmsnorm_fp8(hosts[0], gamma, 1e-6).output
-        found = found.output
+        expected = reference.allreduce_rmsnorm_fp8(hosts[0], gamma, 1e-6)
+        pairs = [(result.output, expected.output), (result.scales, expected.scales)]
     else:
-        expected = reference.allreduce(hosts[0])
-    for rank, array in enumerate(found):
-        if array.numpy().tobytes() != expected.tobytes():
-            raise DrvfuseError(f"{algo} of {rows} x {COLUMNS} has a wrong result on rank {rank}; nothing was stored")
+        pairs = [(result, reference.allreduce(hosts[0]))]
+    for arrays, wanted in pairs:
+        for rank, array in enumerate(arrays):
+            if array.numpy().tobytes() != wanted.tobytes():
+                name = calls[0].describe()
+                raise DrvfuseError(f"{name} has a wrong result on rank {rank}; nothing was stored")
     return microseconds_per_call(group, [call.launch for call in calls], effort.calls).median

@@ -111,10 +111,10 @@ def run_check(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         _print(outcomes, verdicts, failures)
-        caught = sum(verdict.caught for verdict in verdicts)
+        caught = f"{sum(verdict.caught for verdict in verdicts)} of {len(verdicts)} planted faults found"
         print(
             f"\n{'FAILED' if failures else 'nothing found'} in {len(outcomes)} schedule{'s' * (len(outcomes) != 1)}; "
-            f"{caught} of {len(verdicts)} planted faults found; {seconds:.1f} s"
+            f"{caught if verdicts else '--only names no planted fault'}; {seconds:.1f} s"
         )
     return 1 if failures else 0
 

@@ -161,7 +161,7 @@ def _filled(title: str, text: str) -> str:
 
 def _print(report: dict[str, Any]) -> None:
     for index, (name, value) in enumerate(report["versions"].items()):
-        print(f"{'' if index else 'versions':<10} {name} {value or 'missing'}")
+        print(f"{'' if index else 'versions':<10} {name} {value or 'not found'}")
     driver = report["driver"]
     if driver:
         print(f"driver     {driver['name']} {driver['version']}")

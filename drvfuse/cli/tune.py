@@ -28,16 +28,15 @@ def run_tune(arguments: argparse.Namespace) -> int:
         tuned.store(file, known)
         print(f"{name}: {'removed from' if was else 'nothing stored in'} {file}")
         return 0
-    if driver.name == "emu":
-        print("emulated devices: these times mean nothing, and nothing is stored")
     emulated = driver.name == "emu"
-    blocks = 4 if emulated else min(device.sm_count for device in devices)
-    effort = LEAST if emulated else FULL
+    if emulated:
+        print("emulated devices: these times mean nothing, and nothing is stored")
+    blocks, effort = (4, LEAST) if emulated else (None, FULL)  # without a budget push launches fill the devices
     with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
         found = measure(group, effort)
     for field, cost in found._asdict().items():
         print(f"{name}: {field:15} {cost.base_us:8.2f} us + {cost.bytes_per_us / 1e3:8.1f} GB/s")
-    if driver.name != "emu":
+    if not emulated:
         tuned.store(file, {**known, name: found})
         print(f"stored in {file}; drvfuse tune --remove brings the built-in constants back")
     return 0

@@ -11,7 +11,8 @@ budget of its own fills all multiprocessors, where it has work for so many block
 So a launch does either only while its group is the only one open on its devices. While there are others it triggers at
 its end, as those of the other levels, and fills the group's budget. Then only what ends by itself is beside a call that
 waits, and the budgets hold. A group is opened after those launches of the others that counted on being alone are
-complete, and not at all while a graph holds such a launch, which nobody can change.
+complete, and not at all while a graph holds such a launch, which nobody can change, or while some ranks are still to be
+launched with such a call, which would never be complete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from ..errors import ArgumentError
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from ..runtime.device import Device
     from ..runtime.driver import Driver
     from ..runtime.graph import Graph
+    from .partial import PartialCalls
     from .rank import Rank
 
 _lock = threading.RLock()
 
 
 class _Open:
-    """Of a driver the open groups, by device."""
+    """The open groups of a driver, by device."""
 
     def __init__(self, driver: Driver) -> None:
         self.groups: defaultdict[Device, list[AloneLaunches]] = defaultdict(list)
@@ -48,14 +50,19 @@ class Adapting(Protocol):
 
 
 class AloneLaunches:
-    """Those of a group of `ranks`, from its opening until `release()`."""
+    """Such launches of a group, from its opening until `release()`.
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
+    `ranks` are the group's, and `partial` its calls that some of them are not launched with yet.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], partial: PartialCalls) -> None:
         """Waits for the launches of other groups on these devices that counted on being alone.
 
-        Raises ArgumentError where a graph holds such a launch, CaptureError where streams that have some are captured.
+        Raises ArgumentError where a graph holds such a launch and where some ranks are still to be launched with such a
+        call, CaptureError where streams that have some are captured.
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
+        self._partial = ref(partial)  # of a group that was dropped no further rank is launched
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
         self._queued = False  # launches that count on being alone, since the last wait for all
@@ -63,6 +70,7 @@ class AloneLaunches:
             others = self._others()
             for other in others:
                 other._require_no_graph()
+                other._require_all_ranks()
             for other in others:
                 other._set(False)
             self.alone = not others
@@ -112,7 +120,7 @@ class AloneLaunches:
         return [one for one in found.values() if one is not self]
 
     def _require_no_graph(self) -> None:
-        if self._foreign or any(not graph.closed for graph in self._graphs):
+        if self._foreign or any(graph.launchable for graph in self._graphs):
             devices = [rank.device.index for rank in self._ranks]
             what = "with a graph of another library" if self._foreign else "with a graph"
             raise ArgumentError(
@@ -121,6 +129,18 @@ class AloneLaunches:
                 "of PDLLevel.OVERLAP_AT_BEGINNING or on more than 64 multiprocessors",
                 "other ones, as the groups could starve each other; close that graph or group, or give that group a "
                 "max_blocks and capture with PDLLevel.ON",
+            )
+
+    def _require_all_ranks(self) -> None:
+        partial = self._partial()
+        call = partial.first if self._queued and partial is not None else None
+        if call is not None:
+            devices = [rank.device.index for rank in self._ranks]
+            raise ArgumentError(
+                "devices",
+                f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not "
+                f"yet launched with {call}",
+                "other ones until all ranks of that group are launched with that call, or until it is reset",
             )
 
     def _settle(self) -> None:

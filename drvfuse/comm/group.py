@@ -60,7 +60,7 @@ class Group(Owned, Owner):
         with ExitStack() as undo:
             self._budget = BlockBudget(devices, max_blocks)
             undo.callback(self._budget.release)
-            self.alone = AloneLaunches(self.ranks)
+            self.alone = AloneLaunches(self.ranks, self._partial)
             undo.callback(self.alone.release)
             self.transport = LocalTransport(devices)
             self.workspace = Workspace(self.transport, workspace_bytes)
@@ -89,8 +89,9 @@ class Group(Owned, Owner):
 
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
-        a wrong size, id or budget, and where a graph holds such a call, DriverUnavailable if the driver cannot be used,
-        CaptureError while the own stream of a device, or one with such calls, is captured.
+        a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
+        DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device, or one with such
+        calls, is captured.
         """
         ids = _device_ids(devices)
         workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
@@ -313,11 +314,11 @@ class Group(Owned, Owner):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told = self.driver.lost
+        lost_before = self.driver.lost
         try:
             self.close()
         except DrvfuseError as failure:
-            if error is None and not (told and isinstance(failure, DriverError)):
+            if error is None and not (lost_before and isinstance(failure, DriverError)):
                 raise
             _log.debug("closing a group after %r: %s", error, failure)  # what went wrong first is what matters
 

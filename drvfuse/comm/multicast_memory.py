@@ -42,10 +42,11 @@ class MulticastMemory:
     def at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
         """See `Group.multicast_at`."""
         for buffer in self._buffers:
+            if buffer.closed:
+                continue
             offset = ptrs[0] - buffer.ptrs[0]
             if (
                 0 <= offset <= buffer.nbytes - nbytes
-                and not buffer.closed
                 and buffer.multicast_ptr is not None
                 and all(ptr - start == offset for ptr, start in zip(ptrs, buffer.ptrs, strict=True))
             ):

@@ -92,7 +92,7 @@ class RankOrder:
 
 def _refused(rank: int, then: int | None) -> CaptureError:
     if then is None:
-        problem = "is being captured, and the group's last call went to another stream outside the capture"
+        problem = "is being captured, and the group's last call went to another stream, outside of that capture"
         remedy = "call group.synchronize() before the capture, or capture that stream"
     else:
         problem = "is not part of the open capture that holds the group's last call"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from ..errors import LaunchError
-from .history import Noted
+from .history import CallNote, Noted
 
 
 class PartialCalls:
@@ -46,6 +46,12 @@ class PartialCalls:
             del self._calls[:finished]
             self._launched = [count - finished for count in self._launched]
             return bool(self._calls)
+
+    @property
+    def first(self) -> CallNote | None:
+        """The oldest of them, if there is one."""
+        with self._lock:
+            return self._calls[0].note if self._calls else None
 
     def clear(self) -> None:
         """Forget everything."""

@@ -61,6 +61,7 @@ class RankGraphs:
 
 
 def _one_per_rank(group: Group, streams: Sequence[StreamLike]) -> list[Stream]:
-    if len(streams) != len(group):
-        raise ArgumentError("streams", f"{len(streams)} streams", f"one stream for each of {len(group)} local ranks")
+    if not isinstance(streams, (list, tuple)) or len(streams) != len(group):
+        got = f"{len(streams)} streams" if isinstance(streams, (list, tuple)) else repr(streams)
+        raise ArgumentError("streams", got, f"a list of one stream for each of {len(group)} local ranks")
     return [rank.wrap(stream, f"streams[{i}]") for i, (rank, stream) in enumerate(zip(group, streams, strict=True))]

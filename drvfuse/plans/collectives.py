@@ -16,7 +16,7 @@ PACK_BYTES = 16
 MAX_BLOCKS = 256  # that a workspace has flags for
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
-MAX_ROWS = 2**31 - 1
+MAX_ROWS = 2**30  # kernels number rows by signed 32 bits, and those of the last round and step lie beyond the tensor
 _MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
 
 

@@ -16,6 +16,7 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # cu/sync/push.cuh
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # offsets in a half have 32 bits
+_MOST_ITEMS = 2**31  # of a round: kernels count a round's packs in 32 bits, and its last unit may end beyond them
 _EXTRA = 256  # bytes of a half beyond half of the workspace's: greetings, and the scales of a few rows
 
 
@@ -159,7 +160,7 @@ def _rounds(total: int, step: int, per_step: int, workspace_bytes: int) -> tuple
 
     Rounds are as few as the slots allow.
     """
-    fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else total
+    fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else _MOST_ITEMS // step
     steps = ceil_div(total, step)
     if fits < 1:
         needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256  # half_bytes() of it is enough

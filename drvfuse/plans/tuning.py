@@ -33,12 +33,13 @@ class Costs(NamedTuple):
     fused_two_shot: Cost
 
 
-HOPPER = Costs(Cost(1.85, 338e3), Cost(2.75, 350e3), Cost(2.5, 300e3), Cost(3.5, 345e3))
+HOPPER = Costs(Cost(1.85, 338e3), Cost(2.75, 350e3), Cost(2.55, 347e3), Cost(3.4, 346e3))
 """Measured on 2 H200 (docs/performance.md); with 3 to 8 they follow from the bytes that are received."""
 
 AMPERE = Costs(Cost(2.5, 200e3), Cost(3.6, 215e3), Cost(4.0, 200e3), Cost(5.2, 205e3))
-BLACKWELL = Costs(Cost(1.85, 676e3), Cost(2.75, 700e3), Cost(2.5, 600e3), Cost(3.5, 690e3))
-"""Not measured: Hopper's, with the bandwidth of the generation's NVLink and, before clusters, slower rows."""
+BLACKWELL = Costs(Cost(1.85, 676e3), Cost(2.75, 700e3), Cost(2.55, 694e3), Cost(3.4, 692e3))
+"""Estimates, not measured: Hopper's constants with the bandwidth of the generation's NVLink; Ampere's base times are
+longer, those of rows most, as it has no clusters."""
 
 
 def costs(capability: tuple[int, int]) -> Costs:

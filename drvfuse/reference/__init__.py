@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops in numpy, with every rounding that the kernels make: what tests and users compare results with, bit for bit.
 
-The collectives are here by name; `gemv`, `coat_rmsnorm`, `coat_layernorm` and `coat_groups` are modules of this room.
-It imports the ground floor and `plans` alone, and needs no driver.
+`allreduce` and `allreduce_rmsnorm_fp8` take a list with one numpy array per rank and give the result that every rank
+has: see `help(drvfuse.reference.collectives)`. `gemv` and the modules `coat_...` have the ops on one device. Nothing
+here needs a driver.
 """
 
 from . import coat_groups as coat_groups

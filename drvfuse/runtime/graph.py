@@ -33,6 +33,7 @@ class Graph(Owned):
         self._executable: Any = None
         self._devices: list[int] = []
         self._state = "being captured"
+        self._failed = False
         self._kept: dict[int, object] = {}
         self._checks: list[Callable[[Stream], None]] = []
         self._notes: list[Callable[[Stream, Event | None], None]] = []
@@ -79,7 +80,7 @@ class Graph(Owned):
             for stream in members[1:]:
                 origin.follow(stream)
         except BaseException:
-            self._state = "whose capture failed"
+            self._fail()
             # Ends the capture on every stream that joined it; the driver reports an error, as some are not joined back.
             with origin.device.use():
                 _, *values = driver.result("cuStreamEndCapture", origin.handle)
@@ -88,15 +89,27 @@ class Graph(Owned):
             raise
         finally:
             _captures.pop(key, None)
-        with origin.device.use():
-            captured = driver.cuStreamEndCapture(origin.handle)
-            try:
-                self._executable = driver.cuGraphInstantiate(captured, 0)
-                _, count = driver.cuGraphGetNodes(captured)
-                self._state = f"{count} nodes"
-            finally:
-                driver.cuGraphDestroy(captured)
+        try:
+            with origin.device.use():
+                captured = driver.cuStreamEndCapture(origin.handle)
+                try:
+                    self._executable = driver.cuGraphInstantiate(captured, 0)
+                    _, count = driver.cuGraphGetNodes(captured)
+                    self._state = f"{count} nodes"
+                finally:
+                    driver.cuGraphDestroy(captured)
+        except BaseException:
+            self._fail()
+            raise
         self._owns(driver, _destroy, self._executable)
+
+    def _fail(self) -> None:
+        self._state, self._failed = "whose capture failed", True
+
+    @property
+    def launchable(self) -> bool:
+        """Whether it may be launched, now or once its capture has ended: not if that failed, or after `close()`."""
+        return not (self._failed or self._closed)
 
     def keep(self, *objects: object) -> None:
         """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch."""

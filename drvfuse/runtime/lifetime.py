@@ -61,7 +61,7 @@ def flush(driver: Driver) -> None:
         queue.clear()
     if not queue or _open_groups or len(_holders):
         return
-    told = driver.lost
+    lost_before = driver.lost
     for _ in range(len(queue)):
         try:
             free, args = queue.popleft()
@@ -73,7 +73,7 @@ def flush(driver: Driver) -> None:
             queue.append((free, args))
         except DrvfuseError as error:  # e.g. the context was lost: whoever allocates or synchronises is told so
             _log.debug("freeing a collected object: %s", error)
-            driver.lost = told
+            driver.lost = lost_before
 
 
 class Owned:

@@ -149,7 +149,7 @@ class Multicast(Owned):
     ) -> None:
         """Bind `nbytes` (default: what is left) of `memory` from `memory_offset` on, at `offset` of the object.
 
-        `memory` is on `device`; the object keeps it alive while it is bound.
+        `memory` is a `drvfuse.runtime.vmm.PhysicalMemory` on `device`; the object keeps it alive while it is bound.
         """
         require_kind("memory", memory, PhysicalMemory, "PhysicalMemory")
         memory._check_open()
@@ -163,7 +163,7 @@ class Multicast(Owned):
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
         """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
 
-        The memory is of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
+        The memory is of a `SymmetricBuffer`, of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)

@@ -212,16 +212,28 @@ class SymmetricBuffer(Owned):
         """The buffer made of parts, which it owns now, as it does what puts the multicast address over them."""
         self = cls.__new__(cls)
         self._take(parts, multicast)
-        self.multicast_ptr = multicast_ptr
+        self._multicast_ptr = multicast_ptr
         return self
 
     def _take(self, parts: Sequence[MappedMemory], *users: Owned) -> None:
         """Own `parts`, and `users` of them, which are closed before."""
         self.devices = tuple(part.device for part in parts)
         self.nbytes = parts[0].nbytes
-        self.ptrs = tuple(part.ptr for part in parts)
-        self.multicast_ptr: int | None = None
+        self._ptrs = tuple(part.ptr for part in parts)
+        self._multicast_ptr: int | None = None
         self._owns(self.devices[0].driver, _close_all, (*parts, *users))
+
+    @property
+    def ptrs(self) -> tuple[int, ...]:
+        """The address of each device's part."""
+        self._check_open()
+        return self._ptrs
+
+    @property
+    def multicast_ptr(self) -> int | None:
+        """The address of all parts at once, or None."""
+        self._check_open()
+        return self._multicast_ptr
 
     def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
         """An array on each device, `arrays[i]` at `ptrs[i] + offset`, in the order of the device's own stream.
@@ -242,7 +254,7 @@ class SymmetricBuffer(Owned):
         return [view(ptr + offset, dimensions, element, device, owner=self) for ptr, device in places]
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{ptr:#x} on device {d.index}" for ptr, d in zip(self.ptrs, self.devices, strict=True))
+        places = ", ".join(f"{ptr:#x} on device {d.index}" for ptr, d in zip(self._ptrs, self.devices, strict=True))
         return f"<SymmetricBuffer of {self.nbytes} bytes: {'closed' if self.closed else places}>"
 
 

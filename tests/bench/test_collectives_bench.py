@@ -191,6 +191,12 @@ def test_failures_and_geometric_means_are_told_below_the_table() -> None:
     assert line.endswith("geometric mean 1.000, 0.50 to 2.00 over 2 shapes")
 
 
+def test_where_the_stored_peers_are_from_is_told_only_beside_times_of_theirs() -> None:
+    without = [{**_result(), "stored": None}]
+    assert not any(note.startswith("stored: ") for note in collectives_report.notes(without))
+    assert any(note.startswith("stored: ") for note in collectives_report.notes([*without, _result()]))
+
+
 def test_a_fused_op_without_residual_is_compared_with_the_stored_allreduce_and_the_compiled_norm() -> None:
     fused = "allreduce_rmsnorm_fp8"
     norm = {"us": 10.0, "spread": 0.1}

@@ -111,6 +111,12 @@ def test_the_terminal_names_what_failed(capsys, monkeypatch):
     assert "FAILED harmless" in text and "ESCAPED" in text and "0 of 1 planted faults found" in text
 
 
+def test_without_planted_faults_the_terminal_says_so(capsys, monkeypatch):
+    monkeypatch.setitem(cases.CASES, "nothing", lambda run: None)
+    assert main(["check", "--jobs", "1", "--seed", "1", "--only", "nothing"]) == 0
+    assert "nothing found in 1 schedule; --only names no planted fault;" in capsys.readouterr().out
+
+
 def test_an_exception_of_a_case_is_a_finding(capsys, monkeypatch):
     def fails(run: Run) -> None:
         raise ZeroDivisionError("of the case")

@@ -163,6 +163,16 @@ def test_the_multicast_address_of_what_lies_at_one_offset(machine: df.emu.Machin
         second.close()
 
 
+def test_a_closed_buffer_gives_no_addresses(machine: df.emu.Machine) -> None:
+    with local(machine, 2) as group:
+        for options in ({}, {"multicast": True}):
+            buffer = group.symmetric(UNIT, **options)
+            buffer.close()
+            for name in ("ptrs", "multicast_ptr"):
+                with pytest.raises(ClosedError, match="SymmetricBuffer"):
+                    getattr(buffer, name)
+
+
 def test_a_collected_buffer_is_freed_at_the_next_flush(machine: df.emu.Machine) -> None:
     with local(machine, 2) as group:
         before = machine.held()

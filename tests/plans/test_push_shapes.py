@@ -66,7 +66,7 @@ def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspa
     assert shape.chunk % step == 0
     assert shape.slot_bytes == GREETINGS_BYTES + shape.chunk // step * per_step
     assert shape.slot_bytes <= half
-    if shape.rounds > 1:  # as few as fit
+    if shape.rounds > 1 and per_step:  # as few as fit
         fits = (half - GREETINGS_BYTES) // per_step
         assert shape.rounds == ceil_div(ceil_div(total, step), ceil_div(shape.chunk, step))
         assert shape.rounds <= ceil_div(ceil_div(total, step), fits)
@@ -148,10 +148,28 @@ def test_few_large_rounds_and_no_more():
 
 def test_one_rank_needs_no_slots():
     for algo in ALGOS:
-        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), 1 << 40, 4096)
+        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), 1 << 34, 4096)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
         shape = fused_shape(Work("fused", algo, 1, 2, 1), 10**6, MAX_COLUMNS, 4096, True)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_the_packs_of_a_round_are_counted_in_32_bits(algo):
+    """One rank needs no slots, so these do not bound its rounds: tensors of 64 GiB and more have several."""
+    for count, rounds in ((1 << 34, 1), ((1 << 34) + 8, 2), (1 << 36, 4)):
+        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), count, 4096)
+        assert shape.rounds == rounds and shape.chunk + shape.threads < 1 << 32
+        assert shape.chunk * rounds >= count // 8
+
+
+@pytest.mark.parametrize("workspace_bytes", [4096, 1 << 21, LARGE, 10 << 30])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_numbers_of_rows_are_below_two_to_31(algo, ranks, workspace_bytes):
+    """Also those of the last round, which is as long as the others, and of the step behind it."""
+    shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
+    assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(MAX_ROWS + 1, 8), (1, MAX_COLUMNS + 1), (1, 0)])

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce by pushing: the sum of one tensor per rank, on every rank, in one kernel per rank, without a barrier.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the last
-// pack may be partial, and is sent whole. It is cut into rounds of `chunk_packs` packs, and a round into units of one pack
-// per thread of a block: block b does units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the last unit of a
-// round may have fewer packs.
+// Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
+// last pack may be partial, and is sent whole. It is cut into rounds of `chunk_packs` packs, and a round into units of
+// one pack per thread of a block: block b does units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the last
+// unit of a round may have fewer packs.
 //   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
 //   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
 //                  every peer. A block is DEPTH units ahead in sending of what it sums, and again of what it gathers.
@@ -17,8 +17,9 @@
 // Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
 //
 // Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: all of several
-// rounds send chunk_packs, of which the last sends zeros where the tensor has ended. The input is read by its own rank alone, so it is free when the rank's kernel completes;
-// output may be input, as the thread that writes a pack has read it before.
+// rounds send chunk_packs, of which the last sends zeros where the tensor has ended. The input is read by its own rank
+// alone, so it is free when the rank's kernel completes; output may be input, as the thread that writes a pack has read
+// it before.
 //
 // Failure. push.cuh; outputs are then undefined.
 #include "collectives/allreduce_packs.cuh"
@@ -37,8 +38,8 @@ struct AllreducePushParams : AllreduceParams {
 struct Place {
     u32 in_round;
     i64 index;
-    bool exists;  // in the round, which sends and receives it
-    bool inside;  // the tensor: not so in the last of several rounds, which all send equally many packs (push.cuh)
+    bool exists;  // in the round: it is sent and received
+    bool inside;  // the tensor: the last of several rounds also sends packs beyond the tensor's end (push.cuh)
 };
 
 // How many packs each round sends.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, by pushing: one kernel per rank,
-// without a barrier.
+// All-reduce, optional residual addition, RMSNorm and optional FP8 quantisation by row, by pushing: one kernel per
+// rank, without a barrier.
 //
 // Layout. Tensors are [rows, columns], contiguous. A row is in the registers of a cluster of DRVFUSE_CLUSTER blocks (or
 // of one block): pack i * threads + t, 16 bytes of the input, belongs to thread t of the cluster, i < DRVFUSE_PACKS.
@@ -9,8 +9,8 @@
 //   push_one_shot  every rank sends each of its rows to every peer, and does every row.
 //   push_two_shot  rank k owns rows k, k + ranks, ... of a round, which the others send to it. Without residual it
 //                  normalises and quantises them and sends results and scales; with residual it sends the rounded
-//                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster is
-//                  DEPTH rows ahead in sending.
+//                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
+//                  is DEPTH rows ahead in sending.
 // Slots of a round, after the greetings; a row in them has packs * 16 bytes, a row of results packs * the bytes of an
 // output pack (with residual, packs * 16):
 //   push_one_shot  [distance - 1][chunk_rows]
@@ -22,9 +22,10 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
 //
-// Memory ordering. push.cuh, with rows for pieces of work; all of several rounds have equally many. A row's scale is sent and received by thread 0 of the cluster.
-// Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after it
-// has read it, and a rank that does not own a row does not read it.
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; all of several
+// rounds send equally many rows. A row's scale is sent and received by thread 0 of the cluster.
+// Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
+// it has read it, and a rank that does not own a row does not read it.
 //
 // Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
 #include "collectives/norm_rows.cuh"
@@ -38,8 +39,8 @@ struct FusedPushParams : FusedParams {
     PushCall push;
 };
 
-// Whether there is such a row. All of several rounds send chunk_rows (push.cuh): in the last one words without meaning for
-// rows that the tensor does not have.
+// Whether the tensor has that row. Each of several rounds sends chunk_rows rows (push.cuh), so the last one also sends
+// rows beyond the tensor's end, whose contents nobody uses.
 __device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
 
 // This thread's packs of the own input's row `row`; the packs stay as they are where there is none.
@@ -110,7 +111,7 @@ struct Place {
     u32 result, result_stride;
     u32 scale, scale_stride;
 
-    // From what its owner sends at distance 1 to what this rank has of it, which is RANKS - distance ahead of the owner.
+    // From what the owner sends at distance 1 to what it sends this rank, which is RANKS - distance ahead of it.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

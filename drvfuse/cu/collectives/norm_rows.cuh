@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps that a row of the fused kernels goes through: sum over the ranks, residual, norm, quantisation.
 //
-// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block by
-// block. Layout, numerics and the meaning of the definitions are at the top of the kernels' files.
+// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block
+// by block. Layout, numerics and the meaning of the definitions are at the top of the kernels' files.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "common/reduce.cuh"

@@ -13,8 +13,8 @@ __device__ __forceinline__ void send_to_all(const Push& push, u32 offset, u32 st
     for (int distance = 1; distance < RANKS; ++distance) push.send(distance, offset + (distance - 1) * stride, word);
 }
 
-// Replaces packs[k], which is rank (rank + k) mod RANKS's, by that of rank k. The steps are the same for all threads, so
-// the array stays in registers.
+// Replaces packs[k], which is rank (rank + k) mod RANKS's, by that of rank k. The steps are the same for all threads,
+// so the array stays in registers.
 template <typename P>
 __device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
 #pragma unroll

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduction of one row held by a cluster of blocks: the tree of reduce.cuh, of which every warp does the last step.
 //
-// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so a group of 32 packs is still a warp's.
-// Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which complete on a
-// barrier object there; every warp of every block waits for that and reads all groups of the row.
+// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so a group of 32 packs is still a
+// warp's. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which
+// complete on a barrier object there; every warp of every block waits for that and reads all groups of the row.
 //
 // Two sets of words and barrier objects are used in turn. A block can be one row ahead of another and no more: it has
 // passed the exchange of row k + 1 only when every warp has sent its part of it, which each does after it has read the
@@ -21,8 +21,8 @@ template <int Cluster>
 struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // sum, maximum
     static_assert(Cluster <= 32, "a lane for each block");
 
-    // Before reduce_row of the same row, which has `packs` packs per thread, by all threads of the block. It is a step of
-    // its own so that it runs while the row's words are on their way.
+    // Before reduce_row of the same row, which has `packs` packs per thread, by all threads of the block. It is a step
+    // of its own so that it runs while the row's words are on their way.
     __device__ __forceinline__ void expect(u32 row, u32 packs) {
         if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
         expect_pairs(row % 2, packs * Cluster * (blockDim.x / 32));

@@ -2,24 +2,27 @@
 // The push protocol: a rank stores words into its peers' slots, and every word carries its own readiness.
 //
 // Slots. Each rank has two halves of slots in its workspace, which rounds use in turn; a call has one round, or several
-// where its tensor is larger than a half, and then an odd number. Between calls every 4-byte word of both halves is
-// ABSENT. A sender stores any other word; the receiver polls until no word of what it wants is ABSENT, takes it, and
-// stores ABSENT again. A word of an input that is ABSENT itself, NaNs in every type, is sent as other NaNs: no result can
-// tell, as NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since theirs are canonical.
-// Slots are named by distance: what comes from rank r lies at distance d in the slots of rank (r + d) mod ranks, so every
-// offset is the same on every rank, and nobody asks who it is while it polls.
+// where its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
+// other word; the receiver polls until no word of what it wants is ABSENT, takes it, and stores ABSENT again. A word of
+// an input that is ABSENT itself, NaNs in every type, is sent as other NaNs: no result can tell, as NaN results are
+// canonical. Rounded results, FP8 codes and scales are never ABSENT, since theirs are canonical. Slots are named by
+// distance: what comes from rank r lies at distance d in the slots of rank (r + d) mod ranks, so every offset is the
+// same on every rank, and nobody asks who it is while it polls.
 //
-// Which half. The first round uses the half of the epoch's parity, and a call advances the epoch by one if the
-// number of its rounds is odd; with an even number the halves are in turn again. Every warp of the grid reads the epoch
-// first. Later it adds its share of EPOCH_UNIT to it, or its block does after a barrier, so the epoch cannot advance before
-// the last warp has read it: one addition by one thread would let a late warp read the next epoch.
+// Which half. The first round uses the half of the epoch's parity. A call advances the epoch by one if the number of
+// its rounds is odd, and leaves it if that is even, as the next call then begins with the same half. Every warp of the
+// grid reads the epoch first. Later it adds its share of EPOCH_UNIT to it, or its block does after a barrier, so the
+// epoch cannot advance before the last warp has read it: one addition by one thread would let a late warp read the next
+// epoch.
 //
-// Memory ordering. Words are stored and polled relaxed at system scope; each guards nothing but itself. What needs order
-// is that a slot is stored again only after its receiver has made it ABSENT: two rounds later.
-//   Between calls. Every call receives a word from every peer, also from one that owns nothing (`greet`). So when rank A
-//   begins call k + 2 it has completed call k + 1, has heard of rank B's call k + 1 in it, and B began that after it
+// Memory ordering. Words are stored and polled relaxed at system scope; each guards nothing but itself. What needs
+// order is that a slot is stored again only after its receiver has made it ABSENT: two rounds later.
+//   Between calls. Every call receives a word from every peer, also from one that owns nothing (`greet`). So when rank
+//   A begins call k + 2 it has completed call k + 1, has heard of rank B's call k + 1 in it, and B began that after it
 //   had completed its call k, with all that B cleared. Completion of a kernel releases and acquires at system scope.
 //   Calls of pull algorithms between two push calls may leave the parity as it was: their barriers say the same.
+//   A call's second round uses the half of the last round of the call before. A thread sends to a peer in it only after
+//   it has heard from that peer in the first round, which the peer began after it had completed the call before.
 //   Between rounds. Thread t of block b sends to, receives from and clears for the thread of the same numbers, in every
 //   round. In round r + 1 A's thread hears from B's thread what that sent after it had cleared its slot of round r.
 //   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
@@ -58,8 +61,8 @@ struct PushCall {
 
 enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
-// With `Together` the lanes of a warp leave a poll together; then all 32 come to it. Shares of the epoch are added by warp
-// or, with `ByBlock`, by block: thousands of additions to one word would take longer than a barrier in each block.
+// With `Together` the lanes of a warp leave a poll together; then all 32 come to it. Shares of the epoch are added by
+// warp or, with `ByBlock`, by block: thousands of additions to one word would take longer than a barrier in each block.
 template <int Ranks, bool Together, bool ByBlock>
 class Push {
 public:
@@ -116,8 +119,8 @@ public:
         ptx::store_relaxed_sys_words(push_.slots[distance] + half_ + offset, word);
     }
 
-    // K pieces of N words that peers have sent, `stride` bytes apart: piece k, of distance k + 1 in leg PUSH and `source`
-    // in leg GATHER. They are cleared. Nothing happens where they are not `wanted`.
+    // K pieces of N words that peers have sent, `stride` bytes apart: piece k, of distance k + 1 in leg PUSH and
+    // `source` in leg GATHER. They are cleared. Nothing happens where they are not `wanted`.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -237,7 +240,7 @@ private:
         for (u32 polls = 1;; ++polls) {
             const bool late = poll();
             if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
-            // One test after another, not nested: the compiler makes a poll of those that is 0.1 us slower.
+            // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
             if (polls % 1024 == 0) {

@@ -484,6 +484,9 @@ FN u32 repeats(Engine* e) {
     return 0;
 }
 
+// Somebody has read the clock since it moved, and it can move on: what comes of that is seen before anything is decided.
+FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
+
 const u32 PROBE_EVENT = 2;
 
 // Lets everything poll up to `rounds` times (fewer if that takes more than `limit` resumes); 1 as soon as anything came
@@ -513,7 +516,7 @@ FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
         if (e->probe_streak > STREAK) e->progress++;
         e->probe_rounds -= force;
         if (force) wake_sleepers(e, launches, n);
-        if (force && e->watching && repeats(e)) e->probe_rounds = 0;
+        if (force && e->watching && (awaits_clock(e) || repeats(e))) e->probe_rounds = 0;
     }
     e->probing = 0;
     e->writes = 0;
@@ -577,14 +580,15 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     if (!e->watching) {
         moved = probe(e, launches, n, 2200, ~0ull);
         if (e->probing) return R_MORE;
-        if (!moved && e->clock_reads != e->reads_before && e->step < LAST_STEP) return 1;
+        if (!moved && awaits_clock(e)) return 1;
     }
-    if (!moved) {
+    if (!moved) {  // who reads the clock once in many polls may not have come to it yet
         e->watching = 1;
         moved = probe(e, launches, n, ~0u, e->loop_limit);
         if (e->probing) return R_MORE;
-        e->undecided = e->probe_rounds != 0;
         e->watching = 0;
+        if (!moved && awaits_clock(e)) return 1;
+        e->undecided = e->probe_rounds != 0;
     }
     if (moved) e->step = 0;
     return moved != 0;

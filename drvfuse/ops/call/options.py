@@ -54,8 +54,9 @@ def pdl_level(value: Any) -> PDLLevel:
     try:
         level = value if isinstance(value, PDLLevel) else PDLLevel(value)
     except ValueError:
+        accepted = (level for level in PDLLevel if level is not PDLLevel.NO_WAIT_OVERLAP_AT_END)
         raise ArgumentError(
-            "pdl_level", repr(value), "one of " + ", ".join(f"PDLLevel.{x.name}" for x in PDLLevel)
+            "pdl_level", repr(value), "one of " + ", ".join(f"PDLLevel.{level.name}" for level in accepted)
         ) from None
     if level is PDLLevel.NO_WAIT_OVERLAP_AT_END:
         raise Unsupported(

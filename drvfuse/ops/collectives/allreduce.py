@@ -87,10 +87,11 @@ def allreduce(
     of 16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. By two stages all ranks
     hold equal bits, by one stage they may not.
 
-    `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list of
-    streams. The call is ordered after the group's last call and, outside graph capture, after the streams of its
-    arrays. It does not block, except to compile a kernel once. Inputs may be overwritten and outputs read, on the same
-    device, in the order of the rank's stream.
+    `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list
+    with one stream per local rank: a `Stream`, as `Stream(rank.device)` makes, any object with `__cuda_stream__`, or a
+    CUstream as an int. The call is ordered after the group's last call and, outside graph capture, after the streams of
+    its arrays. It does not block, except to compile a kernel once. Inputs may be overwritten and outputs read, on the
+    same device, in the order of the rank's stream.
 
     `trace`: a `Trace` of the group, in which the kernels then note what their blocks do when; the results are the same.
 

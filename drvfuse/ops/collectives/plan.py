@@ -70,13 +70,13 @@ def push(group: Group, kernel: CollectiveKernel, shape: PushShape, blocks: int, 
         count = shape.blocks(multiprocessors * resident)
         return Grid(count, *shape.shares(count, EPOCH_UNIT, by_block))
 
-    found, largest = grid(blocks), grid(alone)
+    narrow, wide = grid(blocks), grid(alone)
     half = group.workspace.half_bytes
-    parameters.push = PushCall(first_share=found.first_share, share=found.share, half_bytes=half, rounds=shape.rounds)
+    parameters.push = PushCall(first_share=narrow.first_share, share=narrow.share, half_bytes=half, rounds=shape.rounds)
     group.workspace.require_slots(shape.slot_bytes)
-    phases = trace_phases(kernel.work, shape, found.blocks)
-    wide = largest if largest.blocks > found.blocks else None
-    return Plan(kernel, found.blocks, shape.threads, (phases, 0), shape.rounds % 2, parameters, wide)
+    phases = trace_phases(kernel.work, shape, narrow.blocks)
+    larger = wide if wide.blocks > narrow.blocks else None
+    return Plan(kernel, narrow.blocks, shape.threads, (phases, 0), shape.rounds % 2, parameters, larger)
 
 
 def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:

@@ -37,11 +37,10 @@ def stored(file: Path) -> dict[str, Costs]:
     """What the file holds; nothing if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
     try:
         text = file.read_text()
+        return {name: _costs(values) for name, values in json.loads(text).items()}
     except FileNotFoundError:
         return {}
-    try:
-        return {name: _costs(values) for name, values in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         expected = "as `drvfuse tune` writes it; delete it, or run `drvfuse tune` with another setting `tuning`"
         raise ArgumentError(f"the tuning file {str(file)!r}", f"unreadable ({error})", expected) from None
 

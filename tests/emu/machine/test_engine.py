@@ -555,6 +555,31 @@ def test_a_kernel_that_only_watches_the_clock_ends(rig):
     assert 5 * 10**9 <= rig.read(out, np.uint64, 1)[0] < 6 * 10**9
 
 
+@pytest.mark.parametrize("words", [1, 2, 3, 8])
+def test_a_round_of_polls_of_several_words_comes_to_its_clock(rig, words):
+    """Each word that is polled takes a turn, so a thread that polls several of them reads the clock late."""
+    source = """
+    KERNEL k(u32* flags, u32* out, u32 words, u64 limit) {
+        u64 deadline = 0;
+        for (u32 polls = 1;; polls++) {
+            u32 missing = 0;
+            for (u32 i = 0; i < words; i++) missing += *(volatile u32*)(flags + i) == 0;
+            if (!missing) break;
+            if (polls % 1024 == 0) {
+                u64 now = timer();
+                if (!deadline) deadline = now + limit;
+                if (now > deadline) { out[threadIdx.x] = 0xDEAD; return; }
+            }
+        }
+        out[threadIdx.x] = 1;
+    }"""
+    out = rig.empty(4 * 32)
+    start = time.monotonic()
+    rig.run(source, rig.array(np.zeros(words, np.uint32)), out, words, 10**10)
+    assert time.monotonic() - start < 10
+    assert (rig.read(out, np.uint32, 32) == 0xDEAD).all()
+
+
 def test_sleeping_takes_virtual_time(rig):
     source = """
     KERNEL k(u64* out) {

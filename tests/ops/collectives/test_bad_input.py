@@ -211,7 +211,11 @@ def test_block_limit(group, xs, refused):
 
 
 def test_pdl_level_that_is_unknown_or_refused(group, xs, refused):
-    refused(lambda: df.allreduce(group, xs, pdl_level=7), "pdl_level", "PDLLevel.OFF")
+    accepted = "one of PDLLevel.OFF, PDLLevel.ON, PDLLevel.OVERLAP_AT_BEGINNING"
+    refused(lambda: df.allreduce(group, xs, pdl_level=7), "pdl_level", accepted)
+    with pytest.raises(ArgumentError) as error:
+        df.allreduce(group, xs, pdl_level=7)
+    assert "NO_WAIT" not in str(error.value)  # which no op accepts
     with pytest.raises(Unsupported, match="NO_WAIT_OVERLAP_AT_END"):
         df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
 

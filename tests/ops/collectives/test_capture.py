@@ -10,8 +10,8 @@ import pytest
 from collective_support import ALGOS, ALL_ALGOS, assert_bits, fill_late, garbage, place, random_inputs
 
 import drvfuse as df
-from drvfuse import reference
-from drvfuse.errors import CaptureError, ClosedError, Unsupported
+from drvfuse import config, reference
+from drvfuse.errors import CaptureError, ClosedError, DriverError, Unsupported
 
 pytestmark = pytest.mark.gpus(3)
 
@@ -127,9 +127,12 @@ def test_graphs_of_the_ranks_need_a_stream_of_each_ranks_device(group, hosts, re
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     streams = [rank.stream for rank in group]
     refused(lambda: group.capture(streams[:2]).__enter__(), "streams", "3 local ranks")
+    for wrong in (streams[0], 3, "current"):
+        refused(lambda wrong=wrong: group.capture(wrong).__enter__(), "streams", "3 local ranks")
     with group.capture() as graphs:
         df.allreduce(group, xs, ys)
     refused(lambda: graphs.launch(streams[:1]), "streams", "3 local ranks")
+    refused(lambda: graphs.launch(streams[0]), "streams", "3 local ranks")
     refused(lambda: graphs.launch([streams[0], streams[0], streams[2]]), "streams[1]", "Device 1")
     graphs.launch(streams)
     group.synchronize()
@@ -146,6 +149,28 @@ def test_graphs_of_the_ranks_are_launched_together_or_not_at_all(group, hosts):
         graphs.launch()
     group.synchronize()
     assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
+
+
+@pytest.mark.emu
+def test_a_launch_of_graphs_that_fails_half_way_leaves_a_group_that_works(hosts):
+    """Rank 0's graph runs and waits in vain for the others; the next launch resets the group first."""
+    with (
+        df.emu.Machine(devices=3) as machine,
+        config.override(spin_timeout=0.001),
+        df.Group.local(3, driver=machine, max_blocks=4, workspace_bytes=1 << 16) as group,
+    ):
+        xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
+        with group.capture() as graphs:
+            df.allreduce(group, xs, ys)
+        untouched = ys[2].numpy()
+        machine.inject("cuGraphLaunch", df.emu.driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, after=1)
+        with pytest.raises(DriverError, match="cuGraphLaunch"):
+            graphs.launch()
+        assert_bits(ys[2:], untouched)
+        graphs.launch()
+        group.synchronize()
+        assert_bits(ys, reference.allreduce(hosts))
+        graphs.close()
 
 
 def test_an_exception_drops_the_captures_of_all_ranks(group, hosts):

@@ -14,6 +14,8 @@ from drvfuse import dtypes, reference
 from drvfuse.comm import workspace
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call import faults
+from drvfuse.plans.collectives import Work
+from drvfuse.plans.push import allreduce_shape, fused_shape
 
 BF16 = dtypes.get("bfloat16").numpy
 SMALL = 16 << 10  # bytes of a workspace whose slots hold a part of what the tests send
@@ -247,6 +249,8 @@ def test_blocks_that_send_rows_ahead(open_group, rng, rows):
     """Of many rows a cluster sends one ahead of the one that it sums."""
     group = open_group(2, workspace_bytes=1 << 17)
     hosts = random_inputs(rng, 2, (rows, 64), "bfloat16")
+    work = Work("allreduce_rmsnorm_fp8", "push_two_shot", 2, 2, 1)
+    assert fused_shape(work, rows, 64, 1 << 17, clusters=True).depth == 1
     for residual in (None, hosts[0]):
         call, expected = fused(group, hosts, "push_two_shot", residual=residual)
         assert_norm(call.launch(), expected)
@@ -257,6 +261,8 @@ def test_blocks_that_send_packs_ahead(open_group, rng):
     """Of half a million packs a block sends two units ahead; ragged, and in several rounds."""
     group = open_group(2, workspace_bytes=6 << 20, max_blocks=16)
     hosts = random_inputs(rng, 2, (1 << 22) + 8 * 300 + 3, "bfloat16")
+    shape = allreduce_shape(Work("allreduce", "push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
+    assert shape.depth == 2 and shape.rounds > 1 and not shape.exact
     assert_bits(df.allreduce(group, place(group, hosts), algo="push_two_shot"), reference.allreduce(hosts))
 
 

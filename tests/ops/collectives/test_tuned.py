@@ -8,9 +8,10 @@ import json
 import pytest
 
 import drvfuse as df
-from drvfuse import config
+from drvfuse import config, reference
 from drvfuse.__main__ import main
-from drvfuse.errors import ArgumentError
+from drvfuse.bench import tune
+from drvfuse.errors import ArgumentError, DrvfuseError
 from drvfuse.ops.collectives import tuned
 from drvfuse.plans import tuning
 from drvfuse.plans.tuning import HOPPER, Cost
@@ -55,6 +56,32 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
     assert not file.exists()
 
 
+@pytest.mark.emu
+@pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
+def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
+    """One bit of what is expected differs."""
+    plain, norm = reference.allreduce, reference.allreduce_rmsnorm_fp8
+
+    def changed(array, what):
+        found = array.copy()
+        found.view("uint8").reshape(-1)[-1] ^= what == wrong
+        return found
+
+    def changed_norm(*given):
+        result = norm(*given)
+        return result._replace(output=changed(result.output, "output"), scales=changed(result.scales, "scales"))
+
+    monkeypatch.setattr(reference, "allreduce", lambda *given: changed(plain(*given), "sum"))
+    monkeypatch.setattr(reference, "allreduce_rmsnorm_fp8", changed_norm)
+    op = "allreduce" if wrong == "sum" else "allreduce_rmsnorm_fp8"
+    with (
+        df.emu.Machine(devices=2) as machine,
+        df.Group.local(2, driver=machine, max_blocks=4) as group,
+        pytest.raises(DrvfuseError, match=f"^{op} push_one_shot of .* wrong result on rank 0; nothing was stored"),
+    ):
+        tune.measure(group, tune.LEAST)
+
+
 @pytest.mark.parametrize("gpus", ["1", "9"])
 def test_tune_wants_devices_that_are_there(file, gpus, capsys):
     assert main(["tune", "--driver", "emu", "--gpus", gpus]) == 2
@@ -69,6 +96,16 @@ def test_a_file_that_tune_did_not_write_is_named(file, text):
     file.write_text(text)
     with pytest.raises(ArgumentError, match="tuning file"):
         tuned.stored(file)
+
+
+@pytest.mark.emu
+def test_a_folder_in_place_of_the_file_is_named(tmp_path):
+    with (
+        config.override(tuning=str(tmp_path)),
+        df.emu.Machine(devices=2) as machine,
+        pytest.raises(ArgumentError, match="tuning file .* unreadable"),
+    ):
+        chosen(machine)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
