@@ -19,7 +19,8 @@ struct ClusterExchange {
     uint2 pairs[2][Pairs];
     u64 arrived[2];
 
-    // By all threads of the block.
+    // By all threads of the block. The arrival is relaxed, as the fence covers all that others must see; a release would
+    // wait for a fence of the whole GPU.
     __device__ __forceinline__ void init() {
         if (threadIdx.x == 0) {
 #pragma unroll
