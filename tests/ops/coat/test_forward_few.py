@@ -75,6 +75,16 @@ def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, shape):
             assert not machine.reports
 
 
+@pytest.mark.emu
+@pytest.mark.parametrize("shape", [(1, 2048), (2, 4096), (3, 96), CLUSTER_SHAPE], ids=str)
+def test_devices_without_clusters_give_the_same_bits(rng, driver, shape):
+    with df.emu.Machine(devices=1, sm_count=16, arch="sm_89", race="strict") as machine:
+        device = df.device(0, driver=machine)
+        assert isinstance(forward_plan(limits(device), *shape, 16), FewRows)
+        run(device, case(rng, shape))
+        assert not machine.reports
+
+
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_every_number_of_rows(device, rng, rows):
     for columns in (80, 1040):
