@@ -31,6 +31,8 @@ EPSILON = 1e-6
 GROUP = 16
 E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
+RMSNORM_SHAPE = (17, 272)  # more rows than one block or cluster holds
+HELD_SHAPE = (13, 1040)  # a cluster of four blocks, of which one has no columns
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward wait for one another
 ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
 SHARED_SHAPE, SHARED_MULTIPROCESSORS = (141, 656), 4  # two teams of blocks share columns; one has two groups of rows
@@ -50,8 +52,8 @@ def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
 
 @functools.lru_cache(maxsize=STEPS)
 def _norm(number: int) -> Step:
-    x, scales, weight = _operands(number, NORM_SHAPE)
-    gradient = random(number, NORM_SHAPE, "bfloat16")
+    x, scales, weight = _operands(number, RMSNORM_SHAPE)
+    gradient = random(number, RMSNORM_SHAPE, "bfloat16")
     forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(x, scales, gradient, weight, forward.rstd, GROUP)
     return Step((x, scales, weight, gradient), {**forward._asdict(), "dx": dx, "dw": dw})
@@ -73,18 +75,18 @@ def _launch_tall(
 
 
 def _launch_norm(x: Array, scales: Array, weight: Array, gradient: Array, out: Arrays, **options: Any) -> None:
-    _launch_shared(x, scales, weight, out, **options)
+    _launch_forward(x, scales, weight, out, **options)
     _launch_tall(x, scales, weight, gradient, out["rstd"], out, **options)
 
 
-@functools.lru_cache(maxsize=STEPS)
-def _shared(number: int) -> Step:
-    x, scales, weight = _operands(number, SHARED_SHAPE)
+@functools.lru_cache(maxsize=2 * STEPS)
+def _forward(number: int, shape: tuple[int, int]) -> Step:
+    x, scales, weight = _operands(number, shape)
     forward = coat_rmsnorm.fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON)
     return Step((x, scales, weight), forward._asdict())
 
 
-def _launch_shared(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
+def _launch_forward(x: Array, scales: Array, weight: Array, out: Arrays, **options: Any) -> None:
     outputs = _of(out, coat_rmsnorm.Forward._fields)
     fp8_rmsnorm_forward(x, scales, weight, GROUP, EPSILON, outputs=outputs, **options)
 
@@ -169,13 +171,19 @@ def _launch_layernorm_gradient(
 
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward and backward."""
-    steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
+    steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(RMSNORM_SHAPE[1]))
+
+
+def rmsnorm_few(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Forward of few rows, which a cluster holds."""
+    steps(run, functools.partial(_forward, shape=HELD_SHAPE), _launch_forward, pdl, fp8_workspace_bytes(HELD_SHAPE[1]))
 
 
 def rmsnorm_rows(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward of many rows, of which blocks share the columns."""
     workspace = fp8_workspace_bytes(SHARED_SHAPE[1])
-    steps(run, _shared, _launch_shared, pdl, workspace, sm_count=SHARED_MULTIPROCESSORS)
+    solved = functools.partial(_forward, shape=SHARED_SHAPE)
+    steps(run, solved, _launch_forward, pdl, workspace, sm_count=SHARED_MULTIPROCESSORS)
 
 
 def rmsnorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:

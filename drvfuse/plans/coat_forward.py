@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from math import inf
 
+from .coat_rows import column_run
 from .definitions import Defines, defines
 from .limits import Limits, ceil_div
 from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
@@ -16,10 +17,15 @@ _MEETINGS_BYTES = 32
 _ALONE = 8192
 _FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
+_CLUSTERS = (9, 0)  # the compute capability that has them
+_PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
+_HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
 
 
-def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> FewRows | ManyRows:
+def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
+    if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns):
+        return HeldRows(rows, columns)
     teams = rows * ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
     few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
@@ -27,7 +33,60 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> FewRows | 
     return FewRows(limits, rows, columns)
 
 
-class FewRows:
+class _Plan:
+    """What every plan has."""
+
+    cluster, waits = 1, True  # blocks of a cluster; whether blocks wait for one another through the workspace
+    warps: int
+    tile_rows: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    def run(self, batch_rows: int, address: int) -> int:
+        """Bytes that one store of qy_t at `address` can take."""
+        return column_run(self.tile_rows, batch_rows, address)
+
+
+class HeldRows(_Plan):
+    """One to 16 rows, of up to 16384 elements for one block and 65536 for one cluster of up to 8, which hold them in
+    registers: x is read once, and no workspace is used.
+
+    A warp holds 4 rows, or the only one, of a segment. The limits are from prototypes; they are yet to be measured, on
+    H200.
+    """
+
+    kernel = "fp8_rmsnorm_forward_few"
+    waits, whole, known, row_lanes, tile_columns, shared_bytes = False, False, True, 1, 16, 0
+    parts, groups, longer, resident_columns, chunk_rows = 1, 1, 0, 0, 0
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.tile_rows, self.block_rows = self._rows(rows)
+        groups, segments = self.block_rows // self.tile_rows, ceil_div(columns, _SEGMENT)
+        each = segments if groups * segments <= _BLOCK_WARPS else ceil_div(segments, _PORTABLE_CLUSTER)
+        self.cluster = 1 << (ceil_div(segments, each) - 1).bit_length()
+        self.grid, self.warps, self.part_columns = self.cluster, each * groups, each * _SEGMENT
+
+    @staticmethod
+    def _rows(rows: int) -> tuple[int, int]:
+        """Rows of a warp, and of a block, of which some may not exist."""
+        return (1, 1) if rows == 1 else (4, ceil_div(rows, 4) * 4)
+
+    @classmethod
+    def fits(cls, rows: int, columns: int) -> bool:
+        """Whether such a plan is made for so many rows and columns."""
+        each, padded = cls._rows(rows)
+        return 1 <= rows <= _HELD_ROWS and padded // each * ceil_div(columns, _SEGMENT) <= _HELD_WARPS
+
+    def run(self, batch_rows: int, address: int) -> int:
+        return column_run(16, 16 if self.block_rows == 1 else batch_rows, address)
+
+    def defines(self, aligned: bool) -> Defines:
+        return _tile_defines(self, self.tile_rows, aligned) + defines(cluster=self.cluster)
+
+
+class FewRows(_Plan):
     """Rows and tiles are shared out by themselves: x is read twice."""
 
     kernel = "fp8_rmsnorm_forward"
@@ -61,15 +120,11 @@ class FewRows:
         rstds = (rows if self.grid == 1 else 0) + self.warps * self.tile_rows * self.row_lanes
         self.shared_bytes = 8 * segments * self.chunk_rows + 4 * rstds
 
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
     def defines(self, aligned: bool) -> Defines:
         return _tile_defines(self, self.block_rows, aligned)
 
 
-class ManyRows:
+class ManyRows(_Plan):
     """A block takes groups of 32 or 64 rows, or some of their columns, which it keeps as far as they fit and quantises.
 
     With groups of 16 rows qy_t would be written in half sectors, which is dear.
@@ -117,15 +172,11 @@ class ManyRows:
         self.resident_columns = min(ceil_div(width, 128), (room - self.shared_bytes) // (128 * most)) * 128
         self.shared_bytes += self.resident_columns * most
 
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
     def defines(self, aligned: bool) -> Defines:
         return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts)
 
 
-def _tile_defines(plan: FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
+def _tile_defines(plan: HeldRows | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
     rows = defines(warps=plan.warps, batch=batch, block_rows=plan.block_rows, tile_rows=plan.tile_rows)
     return rows + defines(tile_columns=plan.tile_columns, row_lanes=plan.row_lanes, whole=aligned and plan.whole)
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two kernels of the FP8 RMSNorm forward share: parameters, a batch of rows in the first phase, the scale.
+// What the kernels of the FP8 RMSNorm forward share: parameters, a batch of rows in the first phase, the scale. How the
+// blocks of a grid meet: forward_meeting.cuh.
 //
 // The sum of squares of a row is a tree on the columns alone: squares of 16 elements in order (they are exact), times
 // the scale twice; butterfly over a segment's 32; the segments in order. Numerics otherwise as COAT's: y =
@@ -9,20 +10,15 @@
 // The maximum. x * s is exact, so rstd * max|x * s * w|, each step rounded, is within 5 * 2^-24 of the row's largest |y|,
 // relatively. The scale is a monotone function of the maximum, rounded to bf16: if both ends of that range, widened to
 // 2^-21, have one scale, it is the scale. Else (one tensor in some thousands), or if a weight, an rstd or the estimate is
-// so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their rows and meet
+// so large, small or strange that a step may be inexact by more, all blocks evaluate every y of their part and meet
 // again. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns) and no scale of an x that is not 0 exceeds
 // 2^36 * sqrt(columns); with |w| and rstd <= 2^20 what underflows is then far below 2^-24 of a maximum of 2^-40.
 // NaN: a row whose y are all NaN (so one with a NaN rstd) makes the maximum a NaN; other NaN are dropped.
-//
-// Memory order: words of grid_words.cuh carry all that blocks tell one another. The epoch in them is the one that thread 0
-// of their block has read and handed on through shared memory, so a block leaves no word before it has read the epoch;
-// block 0 advances the epoch when it has seen a word of every block. Failure: scratch.cuh; then what qy, qy_t, the scale
-// and rstd hold is undefined.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"
 #include "ptx/threads.cuh"
-#include "sync/grid_words.cuh"
+#include "sync/scratch.cuh"
 
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
@@ -191,50 +187,4 @@ __device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row
     }
     number = __any_sync(0xffffffffu, number);
     return number ? ptx::warp_max(__float_as_uint(best)) : NAN_BITS;
-}
-
-// A block's largest |y| as bits, and the grid's.
-struct Largest {
-    u32 own, all;
-};
-
-// What the threads of a block share of the meetings.
-struct Meetings {
-    Largest estimate, exact;
-    u32 epoch, users;
-    u32 unused[2];
-
-    // By thread 0; a block barrier must follow.
-    __device__ __forceinline__ void begin(const ScratchUse& use) {
-        estimate = exact = Largest{0, 0};
-        epoch = use.epoch(), users = use.users();
-    }
-};
-
-// Tells the other blocks what this one has found; a block barrier.
-__device__ __forceinline__ void tell(GridWords* words, int round, const Largest& largest, u32 epoch) {
-    __syncthreads();
-    const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;
-    if (gridDim.x > 1 && threadIdx.x == 0 && !absent) leave_word(words->maxima[round] + blockIdx.x, epoch, largest.own);
-}
-
-// Hears what all blocks have told, and awaits the other words of `all`, of which the first is its own; false, for all
-// threads, if this block has given up, now or, by `given_up`, before.
-template <int N>
-__device__ __forceinline__ bool hear(GridWords* words, int round, Largest& largest, u32 epoch, ScratchUse& use,
-                                     const Scratch& scratch, bool given_up, Awaited (&all)[N]) {
-    static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
-    if (gridDim.x == 1) {
-        if (threadIdx.x == 0) largest.all = largest.own;
-        __syncthreads();
-        return true;
-    }
-    given_up |= use.aborted();
-    all[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
-    Patience patience(scratch);
-    if (!given_up) await_words(all, epoch, patience, given_up);
-    __syncwarp();
-    const u32 most = ptx::warp_max(given_up ? 0 : all[0].value);
-    if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&largest.all, most);
-    return use.met(given_up);
 }

@@ -12,7 +12,7 @@
 // Global bytes an element with groups of QB: read twice 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the
 // scale of its 16); written 2. A row's rstd is 4 more. Weights: once a warp and segment in phase 1, once a tile and row
 // of lanes in phase 2.
-#include "coat/forward.cuh"
+#include "coat/forward_meeting.cuh"
 
 // TC columns of four rows and the rows' scales; what does not exist is 0.
 struct Quad {

@@ -14,6 +14,7 @@
 // Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
 // its 16), and again what is not resident or KNOWN; written 2. A row's rstd is 4 more. Weights: once a warp and change of
 // segment in phase 1, once a tile and row of lanes in phase 2.
+#include "coat/forward_meeting.cuh"
 #include "coat/forward_tiles.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows

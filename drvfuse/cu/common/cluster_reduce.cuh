@@ -9,39 +9,23 @@
 // passed the exchange of row k + 1 only when every warp has sent its part of it, which each does after it has read the
 // words of row k. So the words of row k + 2 meet nobody who still reads those of row k.
 //
-// Lifetime. `init` is followed by an arrival at the cluster's barrier, and the first `expect` waits there: no block
-// sends to one that has not begun or has not initialised its barrier objects. A block exits only after it has received
-// the words of its last row from every block, and all send equally many rows, so nobody sends to a block that has
-// exited. This holds also after a time-out, because threads that give up go through every exchange (push.cuh).
+// Lifetime and memory order: cluster_exchange.cuh; the first `expect` waits at the cluster's barrier. A block exits only
+// after it has received the words of its last row from every block, and all send equally many rows, so nobody sends to a
+// block that has exited. This holds also after a time-out, because threads that give up go through every exchange
+// (push.cuh).
 #pragma once
+#include "common/cluster_exchange.cuh"
 #include "common/reduce.cuh"
-#include "ptx/cluster.cuh"
-#include "ptx/mbarrier.cuh"
 
 template <int Cluster>
-struct ClusterScratch {
+struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // sum, maximum
     static_assert(Cluster <= 32, "a lane for each block");
-    uint2 groups[2][MAX_GROUPS];  // sum, maximum
-    u64 arrived[2];
-
-    // By all threads of the block.
-    __device__ __forceinline__ void init() {
-        if (threadIdx.x == 0) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) ptx::mbarrier_init(u32(__cvta_generic_to_shared(&arrived[i])), 1);
-            ptx::fence_mbarrier_init();
-        }
-        ptx::cluster_arrive();
-    }
 
     // Before reduce_row of the same row, which has `packs` packs per thread, by all threads of the block. It is a step
     // of its own so that it runs while the row's words are on their way.
     __device__ __forceinline__ void expect(u32 row, u32 packs) {
         if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
-        const u32 warps = blockDim.x / 32;
-        if (threadIdx.x == 0)
-            ptx::mbarrier_arrive_expecting(u32(__cvta_generic_to_shared(&arrived[row % 2])),
-                                           packs * Cluster * warps * u32(sizeof(uint2)));
+        expect_pairs(row % 2, packs * Cluster * (blockDim.x / 32));
     }
 
     static __device__ __forceinline__ u32 block() { return ptx::block_in_cluster(); }
@@ -55,22 +39,16 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const u32 warp = threadIdx.x / 32;
     const u32 warps = blockDim.x / 32;
     const u32 turn = row % 2;
-    const u32 arrived = u32(__cvta_generic_to_shared(&scratch.arrived[turn]));
     maximum = ptx::warp_max(maximum);
     __syncwarp();  // shuffles order no memory: all lanes have read the last row's words before one of them sends
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         const float sum = butterfly_sum(squares[j]);
         const u32 group = (j * Cluster + scratch.block()) * warps + warp;
-        const u32 to = u32(__cvta_generic_to_shared(&scratch.groups[turn][group]));
-        if (lane < Cluster) {
-            ptx::store_async_v2(ptx::address_in_block(to, lane), __float_as_uint(sum), maximum,
-                                ptx::address_in_block(arrived, lane));
-        }
+        if (lane < Cluster) scratch.send(turn, group, lane, __float_as_uint(sum), maximum);
     }
-    while (!ptx::mbarrier_try_wait_cluster(arrived, row / 2 % 2)) {
-    }
-    const uint2(&groups)[MAX_GROUPS] = scratch.groups[turn];
+    scratch.wait(turn, row / 2 % 2);
+    const uint2(&groups)[MAX_GROUPS] = scratch.pairs[turn];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
         // A lane has one group of the tree, or none. Each takes four, for the butterfly's steps 16 and 8.

@@ -15,9 +15,9 @@ __device__ __forceinline__ u32 block_in_cluster() {
     return rank;
 }
 
-// barrier.cluster.arrive.release.aligned
+// barrier.cluster.arrive.relaxed.aligned: it releases nothing but what a fence before it covers
 __device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 // barrier.cluster.wait.acquire.aligned

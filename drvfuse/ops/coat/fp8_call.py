@@ -90,12 +90,15 @@ class Fp8Call:
         *,
         smem: int = 0,
         waits: bool = False,
+        cluster: int = 1,
     ) -> Planned:
         """`Planned` of the file and kernel of that name. Columns and early triggers are written to the template."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)
-        return Planned(self.device, spec, grid, threads, template, smem=smem, waits=waits, pdl=self.level)
+        return Planned(
+            self.device, spec, grid, threads, template, smem=smem, waits=waits, pdl=self.level, cluster=cluster
+        )
 
     def ready(self, key: tuple[Hashable, ...], plan: Callable[[], Planned]) -> Ready:
         """A launch of the plan for `key` and the size of the matrix, with the addresses and strides of the arrays."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 
 from ...plans.coat_forward import MAX_COLUMNS, forward_plan
-from ...plans.coat_rows import column_run
 from ...plans.definitions import defines
 from ...plans.scratch import WORDS_BYTES
 from ...runtime.array import Array
@@ -79,9 +78,10 @@ def fp8_rmsnorm_forward(
     `outputs` is (qy, s_y, qy_t, rstd), else they are allocated. `workspace` is a uint8 array of
     `fp8_workspace_bytes(N)`, zeroed once, for one launch at a time; by default one is cached for each stream. `stream`:
     None for the device's own, "current" for that of x's framework, or a stream (0 or 1: the legacy default one). The
-    launch is cooperative (with few elements a single block), does not block and can be captured with outputs given.
-    Waits between blocks are bounded by `spin_timeout`: then the outputs are undefined, and the next call with that
-    workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit, before any launch.
+    launch is cooperative (with few rows one cluster or a single block), does not block and can be captured with outputs
+    given. Waits between blocks of a grid are bounded by `spin_timeout`: then the outputs are undefined, and the next
+    call with that workspace raises GridTimeout. N is at most 262144. ArgumentError for arguments that do not fit,
+    before any launch.
     """
     given, driver = Options.of(outputs, stream, pdl_level, workspace), operands.driver_of(x=x, s_x=s_x, w=w)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
@@ -98,11 +98,12 @@ def fp8_rmsnorm_forward(
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
         kinds = defines(dtype=xs.dtype, weight_dtype=weight_type(read), group=QB, aligned=aligned)
-        stores = defines(run=column_run(plan.tile_rows, batch_rows, address))
+        stores = defines(run=plan.run(batch_rows, address))
         shares = {name: getattr(plan, name) for name in _SHARES}
         template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
         every = kinds + plan.defines(aligned) + stores
-        return call.planned(plan.kernel, every, plan.grid, plan.threads, template, smem=plan.shared_bytes, waits=True)
+        launch = (plan.kernel, every, plan.grid, plan.threads, template)
+        return call.planned(*launch, smem=plan.shared_bytes, waits=plan.waits, cluster=plan.cluster)
 
     ready = call.ready(("rmsnorm_forward", batch_rows, xs.dtype, weight_type(read), QB, aligned, address), plan)
     ready.parameters.epsilon = epsilon

@@ -106,6 +106,7 @@ def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
 def test_rows_that_blocks_take_together(device, rng, monkeypatch, times, more, together):
     """One, two or four at a time, several times if there are more; tiles have rows that other blocks have reduced."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
+    monkeypatch.setattr(coat_forward, "_HELD_ROWS", 0)
     rows, columns = times * device.sm_count + more, 272
     plan = forward_plan(limits(device), rows, columns, 16)
     assert isinstance(plan, FewRows) and plan.block_rows == together

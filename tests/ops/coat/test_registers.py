@@ -41,7 +41,10 @@ def groups(x, s_x, w, g, row):
 @pytest.mark.parametrize(
     "op,shape,spilled",
     [
+        (forward, (1, 2048), 0),
+        (forward, (4, 2048), 0),
         (forward, (16, 4096), 0),
+        (forward, (256, 4096), 0),
         (forward, (8192, 4096), 0),
         (backward, (256, 4096), 0),
         (backward, (8192, 4096), 0),

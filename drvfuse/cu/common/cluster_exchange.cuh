@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pairs of words that the blocks of a cluster send one another, with a barrier object in each block on which they arrive:
+// whoever has waited for it may read all pairs of that turn. No global memory takes part.
+//
+// There are two sets, for two turns. Whoever uses a set again says why nobody still reads it (cluster_reduce.cuh).
+//
+// Memory order. The pairs are stored by st.async, which completes on the receiving block's barrier object; a wait with
+// acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival at
+// the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to one that has not begun
+// or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase lacks its one arrival till
+// then. A block must not exit before it has received all that is sent to it.
+#pragma once
+#include "common/types.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+
+template <int Pairs>
+struct ClusterExchange {
+    uint2 pairs[2][Pairs];
+    u64 arrived[2];
+
+    // By all threads of the block. The arrival is relaxed, as the fence covers all that others must see; a release would
+    // wait for a fence of the whole GPU.
+    __device__ __forceinline__ void init() {
+        if (threadIdx.x == 0) {
+#pragma unroll
+            for (int turn = 0; turn < 2; ++turn) ptx::mbarrier_init(barrier(turn), 1);
+            ptx::fence_mbarrier_init();
+        }
+        ptx::cluster_arrive();
+    }
+
+    // By all threads of the block: of this turn so many pairs will come.
+    __device__ __forceinline__ void expect_pairs(u32 turn, u32 count) {
+        if (threadIdx.x == 0) ptx::mbarrier_arrive_expecting(barrier(turn), count * u32(sizeof(uint2)));
+    }
+
+    // To the place `index` of block `block`.
+    __device__ __forceinline__ void send(u32 turn, u32 index, u32 block, u32 first, u32 second) {
+        const u32 to = u32(__cvta_generic_to_shared(&pairs[turn][index]));
+        ptx::store_async_v2(ptx::address_in_block(to, block), first, second,
+                            ptx::address_in_block(barrier(turn), block));
+    }
+
+    // Until all pairs of the phase of that parity have come.
+    __device__ __forceinline__ void wait(u32 turn, u32 parity) {
+        const u32 object = barrier(turn);
+        while (!ptx::mbarrier_try_wait_cluster(object, parity)) {
+        }
+    }
+
+private:
+    __device__ __forceinline__ u32 barrier(u32 turn) { return u32(__cvta_generic_to_shared(&arrived[turn])); }
+};
