@@ -23,6 +23,15 @@ from drvfuse.reference import coat_rmsnorm
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 CLUSTER_SHAPE = (13, 1040)
 H200 = Limits(132, 227 << 10, (9, 0))
+PAYS = HeldRows.pays
+
+
+@pytest.fixture(scope="module", autouse=True)
+def any_number_of_rows():
+    """The kernel does any number of rows that fits, not only those for which it is the quickest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldRows, "pays", staticmethod(lambda rows: True))
+        yield
 
 
 def held(device: df.Device, shape: tuple[int, ...]) -> HeldRows:
@@ -45,6 +54,13 @@ def test_the_plan_takes_what_registers_of_a_cluster_hold():
         assert isinstance(forward_plan(H200, *shape, 16), FewRows)
     assert isinstance(forward_plan(Limits(132, 99 << 10, (8, 9)), 1, 2048, 16), FewRows)
     assert [forward_plan(H200, *shape, 16).cluster for shape in ((1, 2048), (4, 1024), (16, 4096))] == [1, 1, 8]
+
+
+def test_the_plan_takes_whole_words_of_a_column_or_one_row():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeldRows, "pays", staticmethod(PAYS))
+        kinds = [type(forward_plan(H200, rows, 2048, 16)) for rows in range(1, 17)]
+    assert [rows for rows, kind in enumerate(kinds, 1) if kind is HeldRows] == [1, 4, 8, 12, 16]
 
 
 @given(rows=st.integers(1, 20), columns=st.integers(1, 20000))
