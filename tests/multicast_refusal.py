@@ -3,17 +3,27 @@
 
 Such an object depends on the fabric manager of the whole host, and one that goes wrong can take its GPUs out of
 service. The emulated driver is not touched: its functions are its own.
+
+Processes that tests start get a refusal too, by a directory in their PYTHONPATH: pools and workers inherit it, and
+`subprocess` adds it to an environment that a test has made. Interpreters that ignore PYTHONPATH (-I, -E) go without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import os
+import subprocess
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from cuda.bindings import driver as bindings
 
 from drvfuse.runtime.driver import Driver
+
+IN_CHILDREN = str(Path(__file__).with_name("in_children"))
+"""The directory of the `sitecustomize` that forbids in processes that tests start."""
 
 
 def refusal(*args: Any, **kwargs: Any) -> NoReturn:
@@ -22,7 +32,8 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def forbid() -> None:
-    """Put the refusal into cuda.bindings, and into the gate of every CUDA driver, one of a stand-in's functions too."""
+    """Put the refusal into cuda.bindings, into the gate of every CUDA driver, one of a stand-in's functions too, and
+    into the bindings of every process that is started from now on."""
     bindings.cuMulticastCreate = refusal
     original = Driver._raw
 
@@ -30,3 +41,18 @@ def forbid() -> None:
         return refusal if name == "cuMulticastCreate" and self.machine is None else original(self, name)
 
     Driver._raw = raw  # type: ignore[method-assign]
+    _forbid_in_child(os.environ)
+    start = subprocess.Popen.__init__
+
+    @functools.wraps(start)
+    def started(self: Any, *args: Any, env: Any = None, **options: Any) -> None:
+        start(self, *args, env=env if env is None else _forbid_in_child(dict(env)), **options)
+
+    subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+
+
+def _forbid_in_child(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
+    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` hides its own."""
+    others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", IN_CHILDREN)]
+    environment["PYTHONPATH"] = os.pathsep.join([IN_CHILDREN, *others])
+    return environment

@@ -21,7 +21,8 @@ def test_the_example_op_works_as_written(tmp_path: Path) -> None:
     files = dict(re.findall(blocks, text, re.DOTALL))
     assert len(files) == 6
     shutil.copytree(ROOT / "drvfuse", tmp_path / "drvfuse", ignore=shutil.ignore_patterns("__pycache__"))
-    suite = ("tests/conftest.py", "tests/multicast_refusal.py", "tests/test_package.py")
+    refusals = "tests/multicast_refusal.py", "tests/in_children/sitecustomize.py"
+    suite = ("tests/conftest.py", *refusals, "tests/test_package.py")
     for name in ("pyproject.toml", *suite, "docs/architecture.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite creates no multicast object on the CUDA driver: the refusal stands in the bindings and in the gate."""
+"""The suite creates no multicast object on the CUDA driver: the refusal stands in the bindings and in the gate.
+
+In the processes that tests start it stands in the bindings.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 
 import multicast_refusal
@@ -48,6 +55,40 @@ def test_the_emulated_driver_keeps_its_own_function() -> None:
 
 def test_the_refusal_is_there_before_any_test_module_is_imported() -> None:
     assert "multicast_refusal" in sys.modules and AT_IMPORT is multicast_refusal.refusal
+
+
+REPORT = """
+from cuda.bindings import driver as bindings
+import drvfuse
+from drvfuse.runtime.driver import Driver
+assert bindings.cuMulticastCreate.__module__ == "sitecustomize"  # only then may it be called
+try:
+    Driver("cuda", bindings, bindings).cuMulticastCreate(bindings.CUmulticastObjectProp())
+except Exception:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "environment", [None, {"PATH": ""}, {"PATH": "", "PYTHONPATH": str(Path(df.__file__).parents[1])}]
+)
+def test_a_process_that_a_test_starts_has_the_refusal_whatever_its_environment(
+    environment: dict[str, str] | None,
+) -> None:
+    done = subprocess.run([sys.executable, "-c", REPORT], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("the test suite creates no multicast object"), done.stderr
+
+
+def test_a_process_of_a_spawned_pool_has_the_refusal() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert pool.submit(_where_from).result(60) == "sitecustomize"
+
+
+def _where_from() -> str:
+    from cuda.bindings import driver
+
+    return str(driver.cuMulticastCreate.__module__)
 
 
 AT_IMPORT = bindings.cuMulticastCreate

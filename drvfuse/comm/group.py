@@ -10,7 +10,16 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, DriverError, DrvfuseError, Unsupported
+from ..errors import (
+    ArgumentError,
+    BarrierTimeout,
+    CaptureError,
+    ClosedError,
+    DriverError,
+    DrvfuseError,
+    Unsupported,
+    require_kind,
+)
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import Owner, forked, get_driver
@@ -260,6 +269,7 @@ class Group(Owned, Owner):
         """
         self.require_open()
         nbytes = _integer("nbytes", nbytes, 1)
+        require_kind("multicast", multicast, bool, "True or False")
         if multicast:
             self.require_multicast()
             return self._multicast.allocate(nbytes)

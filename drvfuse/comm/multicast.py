@@ -14,7 +14,7 @@
 A rank that fails does nothing more before the next vote, but it votes. A vote gives all ranks one answer. Where that is
 a failure, each rank takes back what it has made, in reverse, and raises the same MulticastError. The code 802 says that
 the fabric manager was late: then every rank takes everything back and all begin anew together, up to ATTEMPTS times.
-A rank that tried again alone would wait for the others in its bind.
+A rank that tried again alone would wait for the others in its bind. An attempt that cannot be taken back is the last.
 
 All ranks are in this process and driven by one thread, so that a vote sees every outcome at once. Ranks in other
 processes get the object's handle between `create` and `add`, and their outcomes go into `agreed`; the rest is as it is.
@@ -54,7 +54,8 @@ def set_up(devices: Sequence[Device], nbytes: int) -> SymmetricBuffer:
         try:
             return _form(devices, nbytes)
         except MulticastError as failure:
-            if failure.code != NOT_READY or attempt == ATTEMPTS:
+            left = hasattr(failure, "__notes__")  # taking back failed too: another attempt would leave even more
+            if failure.code != NOT_READY or left or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)
         attempt += 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, require_kind
+from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, kind_of, require_kind
 from .device import Device
 from .lifetime import Owned, flush
 from .multicast_support import require_multicast
@@ -163,10 +163,15 @@ class Multicast(Owned):
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
         """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
 
-        The memory is of a `SymmetricBuffer`, of `PhysicalMemory` or of a memory pool, and it is the caller's to keep.
+        The memory is of a `SymmetricBuffer` or of `PhysicalMemory`, or of a memory pool that exports its memory in the
+        same way, which the pools of drvfuse's arrays do not. It is the caller's to keep.
         """
         ptr = _multiple("ptr", ptr, self.unit, self.unit)
         bound = self._range(device, offset, nbytes)
+        with device.use():
+            owner = self.driver.pointer_device(ptr)
+        if owner != device.index:  # the older form of the call would bind another device's
+            raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
     def unbind(self, device: Device, offset: int, nbytes: int) -> None:
@@ -255,6 +260,8 @@ class Multicast(Owned):
 
 
 def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    if not isinstance(devices, Sequence):
+        raise ArgumentError("devices", kind_of(devices), "a list of drvfuse.Device objects")
     members = tuple(devices)
     for device in members:
         require_kind("devices", device, Device, "drvfuse.Device objects")

@@ -29,18 +29,27 @@ VETOES = {
 """Environment variables of other libraries, and the value by which each forbids multicast at a site."""
 
 _FALSE = ("", "0", "n", "no", "f", "false", "off")
+_TRUE = ("y", "yes", "t", "true", "on")
+
+
+def _enables(word: str) -> bool:
+    return word in _TRUE or (word.isdecimal() and int(word) > 0)
+
+
+def _disables(word: str) -> bool:
+    return word in _FALSE
 
 
 def vetoes() -> list[str]:
     """The vetoes of this site that are set, as `NAME=value`; empty where multicast is allowed.
 
-    Words for true and false count as well as numbers. The setting `multicast` can forbid in code what the environment
-    allows; where the environment forbids it, no override lifts that.
+    Words for true and false count as well as numbers, and what is neither is a veto. The setting `multicast` can forbid
+    in code what the environment allows; where the environment forbids it, no override lifts that.
     """
     found = []
     for name, value in VETOES.items():
         text = os.environ.get(name)
-        if text is not None and text != "" and (text.strip().lower() in _FALSE) == (value == "0"):
+        if text and not (_enables if value == "0" else _disables)(text.strip().lower()):
             found.append(f"{name}={text}")
     if not (config.environment("multicast") and config.get("multicast")):
         found.append("DRVFUSE_MULTICAST=0")

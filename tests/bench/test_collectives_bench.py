@@ -90,7 +90,7 @@ def test_multimem_algorithms_need_the_option(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("name", "value"), [*VETOES.items(), ("DRVFUSE_MULTICAST", "0")])
 def test_multimem_is_refused_with_the_name_of_the_veto_before_a_driver_is_loaded(name: str, value: str) -> None:
     value = os.environ.get(name) or value  # a test adds vetoes and changes none
-    environment = {**os.environ, name: value}
+    environment = {**os.environ, name: value, "CUDA_VISIBLE_DEVICES": ""}  # no GPU is there, should the veto be missed
     command = [sys.executable, "-X", "importtime", "-m", "drvfuse", "bench", "allreduce", "--multimem"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert result.returncode != 0 and f"{name}={value}" in result.stderr

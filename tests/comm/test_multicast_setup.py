@@ -185,6 +185,16 @@ def test_what_fails_in_taking_back_is_told_beside_what_failed_first(machine: df.
     assert "Taking back what was done failed too: cuMulticastUnbind(" in note
 
 
+def test_an_attempt_that_could_not_be_taken_back_is_the_last(
+    machine: df.emu.Machine, group: df.Group, pauses: list[float]
+) -> None:
+    machine.inject(BIND, 802, device=1)
+    machine.inject("cuMulticastUnbind", 999, device=2)
+    error = failure(group)
+    assert (error.call, error.code, pauses) == (BIND, 802, [])
+    assert "Taking back what was done failed too: cuMulticastUnbind(" in error.__notes__[0]
+
+
 def test_a_group_works_after_a_failure(own_machine: df.emu.Machine, rng: np.random.Generator) -> None:
     with df.Group.local(DEVICES, driver=own_machine, workspace_bytes=1 << 20, max_blocks=4) as group:
         hosts = [rng.integers(-9, 9, 200).astype(np.float32) for _ in group]

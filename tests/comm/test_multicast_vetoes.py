@@ -11,6 +11,8 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +123,13 @@ def test_what_allows_multicast_is_no_veto() -> None:
     assert found["cuda"] == found["emu"] == {"state": "supported", "why": ""}
 
 
+@pytest.mark.parametrize("value", ["0", "00", " 0 ", "0x0", "off", "False", "none", "-0"])
+def test_what_does_not_clearly_enable_is_a_veto(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": value}  # what `vetoes` sees; that of the process stays as it is
+    monkeypatch.setattr("drvfuse.runtime.multicast_support.os", SimpleNamespace(environ=environment))
+    assert f"NCCL_NVLS_ENABLE={value}" in vetoes()
+
+
 def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process a CUDA gate that could create an object refuses to, whatever the environment allows."""
     if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
@@ -141,6 +150,7 @@ def test_the_suites_refusal_stands_behind_the_vetoes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_setting_in_code_is_a_veto_of_this_thread_alone() -> None:
-    with config.override(multicast=False):
+    with config.override(multicast=False), ThreadPoolExecutor(1) as other:
         assert "DRVFUSE_MULTICAST=0" in vetoes()
+        assert ("DRVFUSE_MULTICAST=0" in other.submit(vetoes).result()) == (not config.environment("multicast"))
     assert ("DRVFUSE_MULTICAST=0" in vetoes()) == (not config.environment("multicast"))

@@ -14,7 +14,8 @@ import drvfuse as df
 from drvfuse.errors import CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.driver import Driver, get_driver
 from drvfuse.runtime.lifetime import flush
-from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory
+from drvfuse.runtime.multicast import _properties
+from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory, allocation_properties
 
 pytestmark = pytest.mark.emu
 
@@ -89,6 +90,18 @@ def test_parts_of_memory_are_bound_at_offsets_and_unbound_as_they_were_bound(
     assert machine.held() == before and not machine.reports
 
 
+def test_an_address_of_another_devices_memory_is_refused(
+    machine: df.emu.Machine, devices: list[df.Device], refused: Refused
+) -> None:
+    """The older form of the bind names no device, and the unbind would name the wrong one."""
+    memory, multicast = MappedMemory(devices[0], UNIT, devices), complete(devices)
+    refused(lambda: multicast.bind_address(devices[1], memory.ptr, UNIT), "ptr", f"memory of {devices[1]!r}")
+    refused(lambda: multicast.bind_address(devices[1], 1 << 40, UNIT), "ptr", f"memory of {devices[1]!r}")
+    assert machine.held()["binds"] == 0 and not machine.reports
+    multicast.close()
+    memory.close()
+
+
 def test_mappings_come_and_go(machine: df.emu.Machine, devices: list[df.Device], refused: Refused) -> None:
     multicast = complete(devices)
     first, second = multicast.map(), multicast.map()
@@ -141,6 +154,8 @@ def test_devices_that_are_no_team(machine: df.emu.Machine, devices: list[df.Devi
     refused(lambda: df.Multicast([], UNIT), "devices", "two devices or more")
     refused(lambda: df.Multicast([devices[0], devices[1], devices[0]], UNIT), "devices", "[2, 0, 2]")
     refused(lambda: df.Multicast([0, 1], UNIT), "devices", "an int")  # type: ignore[list-item]
+    refused(lambda: df.Multicast(2, UNIT), "devices", "an int")  # type: ignore[arg-type]
+    refused(lambda: df.Multicast.granularity(None), "devices", "None")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="two devices or more"):
         df.Multicast(devices[:1], UNIT)
     with df.emu.Machine(devices=2) as other:
@@ -178,6 +193,17 @@ def test_binding_and_mapping_wait_for_all_devices_so_they_are_refused_before(
             refused(call, "devices that were added", "without [1]")
         assert machine.held()["binds"] == 0 and not machine.reports
     memory.close()
+
+
+@pytest.mark.parametrize("exportable", [False, True])
+def test_the_object_is_exportable_as_the_memory_that_is_bound_to_it(
+    devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, exportable: bool
+) -> None:
+    """Emulated devices export nothing. To an object that can be exported a driver binds only memory that can be too."""
+    monkeypatch.setattr(df.Device, "attribute", lambda self, name: exportable)
+    of_memory = [int(allocation_properties(device).requestedHandleTypes) for device in devices]
+    assert of_memory == [int(exportable)] * len(devices)
+    assert int(_properties(devices, UNIT).handleTypes) == int(exportable)
 
 
 def test_a_closed_object_or_memory_is_refused(devices: list[df.Device]) -> None:
@@ -248,15 +274,16 @@ def test_both_versions_of_the_bindings_bind(
 ) -> None:
     """Where there is a form that names the device, it is taken; an older driver has only the plain one."""
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
+    mapped = MappedMemory(devices[0], UNIT, devices)
     plain = ["cuMulticastBindMem", "cuMulticastBindAddr"]
     suffix, device = ("_v2", (devices[0].handle,)) if newest else ("", ())
     made = forms(get_driver(machine), monkeypatch, [*plain, *(f"{name}_v2" for name in plain if newest)])
     multicast.bind_memory(devices[0], memory, offset=UNIT, memory_offset=UNIT)
-    multicast.bind_address(devices[0], 8 * UNIT, UNIT)
+    multicast.bind_address(devices[0], mapped.ptr, UNIT)
     handle = multicast.handle
     assert made == [
         (plain[0] + suffix, (handle, *device, UNIT, memory.handle, UNIT, UNIT, 0)),
-        (plain[1] + suffix, (handle, *device, 0, 8 * UNIT, UNIT, 0)),
+        (plain[1] + suffix, (handle, *device, 0, mapped.ptr, UNIT, 0)),
     ]
     multicast._made.bound.clear()  # nothing was bound
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError, CompileError
+from ...errors import ArgumentError, CompileError, require_kind
 from ...plans import collectives as plans
 from ...plans import push, traffic, tuning
 from ...runtime.array import Array
@@ -104,6 +104,7 @@ def allreduce(
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
+    require_kind("use_multimem", use_multimem, bool, "True or False")
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import dtypes
-from ...errors import ArgumentError
+from ...errors import ArgumentError, require_kind
 from ...plans import collectives as plans
 from ...plans import push, traffic, tuning
 from ...runtime.array import Array
@@ -107,6 +107,7 @@ def allreduce_rmsnorm_fp8(
     """
     options.open_group(group)
     options.one_of("algo", algo, ALGORITHMS)
+    require_kind("use_multimem", use_multimem, bool, "True or False")
     pdl = options.pdl_level(pdl_level)
     blocks = options.block_limit(max_num_blocks, group.max_blocks)
     traced = CallTrace([rank.device for rank in group], trace, "group") if trace is not None else None

@@ -63,6 +63,16 @@ def test_one_gpu_is_refused(machine, op):
         assert nothing_was_made(group)
 
 
+@pytest.mark.parametrize("value", ["0", "False", None, 1, np.bool_(True)], ids=repr)
+@pytest.mark.parametrize("op", OPS)
+def test_only_true_asks_for_multicast(group, refused, op, value):
+    """The text of a setting that says no would be true of a condition."""
+    xs = [rank.zeros((4, 64), "bfloat16") for rank in group]
+    refused(lambda: call(op, group, xs, use_multimem=value), "use_multimem", "True or False")
+    refused(lambda: group.symmetric(64, multicast=value), "multicast", "True or False")
+    assert nothing_was_made(group)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_devices_without_multicast_are_refused(op):
     with (
@@ -301,7 +311,7 @@ def test_nothing_outside_the_outputs_is_written(group, rng):
         arrays.close()
 
 
-def test_vetoes_bind_the_cuda_driver_only(group, xs, monkeypatch):
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    ys = df.allreduce(group, xs, use_multimem=True)
+def test_vetoes_bind_the_cuda_driver_only(group, xs):
+    with config.override(multicast=False):
+        ys = df.allreduce(group, xs, use_multimem=True)
     assert not np.any(ys[0].numpy().astype(np.float32))
