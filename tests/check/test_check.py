@@ -160,7 +160,15 @@ def test_a_fault_that_the_first_seed_does_not_show_is_hunted_further(capsys):
     assert status == 0 and report["mutants"][0]["caught"] and report["mutants"][0]["seed"] > 0
 
 
-def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it():
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also where the suite runs in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it(interruptible):
     """Inside the block it could leave a lock of the pool taken, and the process would never exit."""
     steps = []
     with pytest.raises(KeyboardInterrupt):
@@ -174,7 +182,7 @@ def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it():
         time.sleep(1)
 
 
-def test_interrupt_ends_it_at_once():
+def test_interrupt_ends_it_at_once(interruptible):
     options = ["--only", "fused-*", "--jobs", "2"]
     # This compiles what the workers need, since nothing interrupts a compiler.
     assert main(["check", "--seeds", "1", *options]) == 0
