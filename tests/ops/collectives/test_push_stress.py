@@ -20,6 +20,8 @@ from drvfuse import dtypes, reference
 from drvfuse.comm import workspace
 from drvfuse.ops.call import faults
 
+pytestmark = pytest.mark.timeout(1800)  # as many calls as were asked for, on GPUs after some fifty kernels are compiled
+
 VERIFY = r"""
 // Lets its dependents start at once and waits for the call: between two collectives it makes them a chain.
 extern "C" __global__ void verify(unsigned char* got, const unsigned char* wanted, long long nbytes, unsigned* wrong,
