@@ -170,8 +170,19 @@ class Driver(Owner):
         for candidate in (_NEWEST.get(name), name):
             function = getattr(self._functions, candidate, None) if candidate else None
             if function is not None:
-                return function
+                vetoable = (self.name, name) == ("cuda", "cuMulticastCreate")
+                return self._under_veto(function) if vetoable else function
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
+
+    def _under_veto(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which raises Unsupported where the site forbids multicast, whoever calls it."""
+        from .multicast_support import require_allowed
+
+        def call(*args: Any) -> Any:
+            require_allowed(self)
+            return function(*args)
+
+        return call
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:

@@ -206,8 +206,9 @@ class Multicast(Owned):
     def unmap(self, ptr: int) -> None:
         """Take back the mapping at `ptr`, which `map` has returned. Nothing may use its addresses."""
         addresses = self._mapping(ptr)
+        self._call("cuMemUnmap", addresses.ptr, addresses.nbytes)
         self._made.mapped.remove(addresses)
-        _unmap(self.driver, addresses)
+        addresses.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._added)} added, {len(self._made.bound)} ranges bound"

@@ -178,8 +178,7 @@ def test_an_interrupt_takes_effect_at_the_end_of_a_block_that_holds_it(interrupt
         steps.append("after the block")
     assert steps == ["after the signal"]
     with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupt_ends_it_at_once(interruptible):

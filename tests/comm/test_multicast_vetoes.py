@@ -32,6 +32,7 @@ import drvfuse as df
 from drvfuse import config
 from drvfuse.cli import doctor
 from drvfuse.runtime.driver import Driver
+from drvfuse.runtime.multicast import _properties
 
 made = []
 
@@ -57,9 +58,12 @@ for name in ("cuda", "emu"):
     with df.Group.local(2, driver=driver, max_blocks=4, workspace_bytes=1 << 20) as group:
         xs = [rank.zeros((1, 64), "float32") for rank in group]
         gammas = [rank.zeros(64, "float32") for rank in group]
+        properties = _properties(devices, 2 << 20)
         for attempt in (
             lambda: df.Multicast(devices, 2 << 20).close(),
             lambda: df.Multicast.granularity(devices),
+            lambda: driver.cuMemRelease(driver.cuMulticastCreate(properties)),
+            lambda: driver.cuMemRelease(driver.result("cuMulticastCreate", properties)[1]),
             lambda: group.symmetric(64, multicast=True).close(),
             lambda: group.multicast_staging(),
             lambda: df.allreduce(group, xs, use_multimem=True),

@@ -324,6 +324,19 @@ def test_an_error_says_what_its_code_means_here(
     assert machine.held() == before
 
 
+def test_a_mapping_whose_unmap_fails_is_taken_back_with_the_object(
+    machine: df.emu.Machine, devices: list[df.Device]
+) -> None:
+    before = machine.held()
+    multicast = complete(devices)
+    ptr = multicast.map()
+    machine.inject("cuMemUnmap", 1)
+    with pytest.raises(MulticastError, match="cuMemUnmap"):
+        multicast.unmap(ptr)
+    multicast.close()
+    assert machine.held() == before
+
+
 def test_teardown_goes_on_behind_a_call_that_fails(machine: df.emu.Machine, devices: list[df.Device]) -> None:
     memory, multicast = PhysicalMemory(devices[0], UNIT), complete(devices, UNIT)
     multicast.bind_memory(devices[0], memory)

@@ -24,8 +24,8 @@
 // are resident together, so these waits end and no time limit is needed. Bytes of the tile of qy_t that other warps have
 // written are read behind a block barrier. The workspace is not used.
 //
-// Global bytes an element with groups of QB: read 1 + 2 / QB (accesses count 1 + 2 / 16, as a lane asks for the scale of
-// its 16); written 2. A row's rstd is 4 more. Weights: once a warp.
+// Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (the counters show 1 + 2 / 16, since each
+// lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads the weights once.
 //
 // PDL: nothing in global memory is read before the wait; the trigger is right after it (early_trigger) or after the last
 // store.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pairs of words that the blocks of a cluster send one another, with a barrier object in each block on which they arrive:
-// whoever has waited for it may read all pairs of that turn. No global memory takes part.
+// Pairs of words that the blocks of a cluster send to one another. Their bytes complete on an mbarrier of the receiving
+// block: a thread that has waited for it may read all pairs of that turn. Global memory is not used.
 //
-// There are two sets, for two turns. Whoever uses a set again says why nobody still reads it (cluster_reduce.cuh).
+// There are two sets of pairs and mbarriers, for two turns. A kernel that uses a set again has to argue why no thread
+// still reads it, as cluster_reduce.cuh does.
 //
 // Memory order. The pairs are stored by st.async, which completes on the receiving block's barrier object; a wait with
 // acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival at

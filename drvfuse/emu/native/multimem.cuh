@@ -166,7 +166,8 @@ FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
 
 // The access ---------------------------------------------------------------------------------------------------------------
 
-// 1, and a fault, unless the thread may use this address by multimem; *found: its team.
+// Returns 0 and the team of the address in *found where the thread may access it by multimem, else 1 after recording a
+// fault.
 FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Team** found) {
     Launch* l = t->launch;
     Team* team = *found = team_of(l->engine, addr);
@@ -188,7 +189,8 @@ FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Tea
     return kind != 0;
 }
 
-// 1, and a fault, unless a member's memory is there, and written if it is to be read. Counts it, and tells others of it.
+// Returns 0 where a member's memory is at the address, and has been written if it is to be read, else 1 after recording a
+// fault. Counts the access and publishes it to the race detector.
 FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;
