@@ -5,11 +5,13 @@ The numbers here are the only copy: the kernels receive them as preprocessor def
 
     offset          what
     0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
+    NUMBERS_OFFSET  u32 numbers[MAX_RANKS]: the number of the rank's last call, as each peer was told it
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
+    CALLS_OFFSET    u64 calls[2][MAX_RANKS]; calls[g][p] is written by peer p: the word of a call (cu/sync/calls.cuh)
     PAYLOAD_OFFSET  payload, `payload_bytes` long: what the pull algorithms share
     slots_offset    slots, twice `half_bytes`: what the push algorithms store into each other's memory
 
-Every word of the header and of the flags starts at zero. The epoch counts barriers and push calls in units of
+Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
 of them, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the
 slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an emulated device takes its time.
@@ -35,14 +37,17 @@ ARRIVED_OFFSET = 16
 REPORTER_OFFSET = 20
 EPOCH_BITS = 18
 EPOCH_UNIT = 1 << EPOCH_BITS
+NUMBERS_OFFSET = 64
 FLAGS_OFFSET = 128
-STATE_BYTES = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
+CALLS_OFFSET = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
+STATE_BYTES = CALLS_OFFSET + 2 * MAX_RANKS * 8
 PAYLOAD_OFFSET = (STATE_BYTES + 4095) // 4096 * 4096
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
-LEGS = ("barrier", "push", "gather")
-"""What a report's field `leg` says: where the rank waited. `word` then is the 16-byte word of a push call's slots."""
+LEGS = ("barrier", "push", "gather", "call")
+"""What a report's field `leg` says: where the rank waited. In a push call's legs `word` is the 16-byte word of its slots;
+in "call" `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -66,7 +71,9 @@ def defines() -> dict[str, int]:
         "DRVFUSE_ARRIVED_OFFSET": ARRIVED_OFFSET,
         "DRVFUSE_ABORT_OFFSET": ABORT_OFFSET,
         "DRVFUSE_REPORTER_OFFSET": REPORTER_OFFSET,
+        "DRVFUSE_NUMBERS_OFFSET": NUMBERS_OFFSET,
         "DRVFUSE_FLAGS_OFFSET": FLAGS_OFFSET,
+        "DRVFUSE_CALLS_OFFSET": CALLS_OFFSET,
         "DRVFUSE_PAYLOAD_OFFSET": PAYLOAD_OFFSET,
         "DRVFUSE_REPORT_MAGIC": REPORT_MAGIC,
     }

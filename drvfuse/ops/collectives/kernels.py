@@ -173,6 +173,7 @@ class Call(ctypes.Structure):
         ("input", ctypes.c_uint64),
         ("report", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
+        ("hash", ctypes.c_uint64),
         ("rank", ctypes.c_int32),
         ("early_trigger", ctypes.c_int32),
     )
