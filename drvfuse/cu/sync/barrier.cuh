@@ -59,12 +59,11 @@ public:
         ++ordinal_;
         u64 met = 0;
         if (threadIdx.x < Ranks && !aborted_) {
-            u64 expected = epoch_ + ordinal_;
             if constexpr (Aliases && !FAULT("multimem-no-alias-fence")) ptx::fence_aliases();
-            set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), expected);
-            if (!publish) calls_.tell();
-            aborted_ = !wait(threadIdx.x, expected, publish, met);
+            set_flag(flag_word(call_.workspaces[threadIdx.x], blockIdx.x, call_.rank), epoch_ + ordinal_);
         }
+        if (!publish) calls_.tell();  // behind the flag, whose release would wait for it
+        if (threadIdx.x < Ranks && !aborted_) aborted_ = !wait(threadIdx.x, epoch_ + ordinal_, publish, met);
         trace_.waits(ordinal_ - 1, Ranks, met);
         const bool all = FAULT("no-block-barrier-after-spin") ? !aborted_ : !__syncthreads_or(aborted_);
         trace_.lap(TraceRole::barrier);
@@ -90,8 +89,9 @@ private:
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
+        Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
-            const bool listens = calls_.listen() && compare;
+            const bool listens = listener.listen() && compare;
             u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected && !listens) return true;
@@ -100,10 +100,10 @@ private:
                 return false;
             if (polls % 1024 == 0) {
                 u64 now = ptx::nanoseconds();
-                const bool differs = calls_.differs();
+                const bool differs = listener.differs();
                 if (differs || (deadline != 0 && now > deadline)) {
                     give_up<Ranks>(call_, [&](Report* report) {
-                        if (differs) return calls_.describe(report);
+                        if (differs) return calls_.describe(report, listener);
                         report->peer = peer;
                         report->phase = ordinal_;
                         report->expected = expected;

@@ -58,7 +58,46 @@
 #include "sync/workspace.cuh"
 
 constexpr u32 LEG_CALL = 3;  // of a report
-constexpr u32 STARTED = u32(1) << 31, DIFFERS = u32(1) << 30;
+constexpr u32 STARTED = u32(1) << 31;
+
+// One thread's wait for the word of its peer, beside its wait for data or flags. What it keeps in registers is needed in
+// the wait alone.
+class Listener {
+public:
+    // Of a thread that has no word to wait for `number` is 0.
+    __device__ __forceinline__ Listener(const Call& call, u32 number)
+        : slot_(call_word(call.workspaces[call.rank], number % 2, threadIdx.x)),
+          word_(call.hash | u16(number)),
+          seen_(number == 0 ? word_ : 0) {}
+
+    // Beside a poll: whether the peer's word is still to come, or is that of another call.
+    __device__ __forceinline__ bool listen() {
+        ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
+        return seen_ != word_;
+    }
+
+    // What listen() has said last.
+    __device__ __forceinline__ bool listens() const { return seen_ != word_; }
+
+    // Whether it is that of another call.
+    __device__ __forceinline__ bool differs() const {
+        return seen_ != word_ && u16(seen_) == u16(word_) && !FAULT("calls-not-compared");
+    }
+
+    // What a report says of a thread that listens. `number` is that of the call.
+    __device__ __forceinline__ void describe(Report* report, u32 number) const {
+        report->peer = threadIdx.x;
+        report->phase = number & ~STARTED;
+        report->expected = word_;
+        report->seen = seen_;
+        report->leg = LEG_CALL;
+        report->word = 0;
+    }
+
+private:
+    const u64* slot_;
+    u64 word_, seen_;
+};
 
 template <int Ranks>
 class Calls {
@@ -68,51 +107,29 @@ public:
     // Every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
         if (call_.hash == 0 || blockIdx.x != 0 || threadIdx.x >= Ranks) return;
-        awaited_ = (ptx::load_relaxed_gpu(number()) + 1) % DIFFERS | STARTED;
+        awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
     // Every thread, after start() and before it waits.
     __device__ __forceinline__ void tell() {
         if (awaited_ == 0) return;
         ptx::store_relaxed_gpu(number(), awaited_);
-        ptx::store_relaxed_sys(call_word(call_.workspaces[threadIdx.x], awaited_ % 2, call_.rank), word());
+        char* const peer = call_.workspaces[threadIdx.x];
+        ptx::store_relaxed_sys(call_word(peer, awaited_ % 2, call_.rank), call_.hash | u16(awaited_));
     }
 
-    // Every thread, beside a poll: whether the word of its peer is still to come, or is that of another call.
-    __device__ __forceinline__ bool listen() {
-        u64 seen = word();
-        ptx::load_relaxed_sys_if(awaited_ != 0, seen, slot());
-        const u64 other = seen ^ word();
-        if (u16(other) == 0) awaited_ = other == 0 ? 0 : awaited_ | DIFFERS;
-        return awaited_ != 0;
-    }
+    __device__ __forceinline__ Listener listener() const { return Listener(call_, awaited_); }
 
-    // What listen() has said last.
-    __device__ __forceinline__ bool listens() const { return awaited_ != 0; }
+    // The peer's word has come, or this thread waits no more.
+    __device__ __forceinline__ void heard() { awaited_ = 0; }
 
-    // Whether the peer's word is that of another call.
-    __device__ __forceinline__ bool differs() const { return (awaited_ & DIFFERS) != 0; }
-
-    // What a report says where one of these is so.
-    __device__ __forceinline__ void describe(Report* report) const {
-        report->peer = threadIdx.x;
-        report->phase = awaited_ & ~(STARTED | DIFFERS);
-        report->expected = word();
-        report->seen = ptx::load_relaxed_sys(slot());
-        report->leg = LEG_CALL;
-        report->word = 0;
+    __device__ __forceinline__ void describe(Report* report, const Listener& listener) const {
+        listener.describe(report, awaited_);
     }
 
 private:
     __device__ __forceinline__ u32* number() const {
         return number_word(call_.workspaces[call_.rank], threadIdx.x);
-    }
-
-    // What this thread tells its peer, and awaits from it.
-    __device__ __forceinline__ u64 word() const { return call_.hash | u16(awaited_); }
-
-    __device__ __forceinline__ u64* slot() const {
-        return call_word(call_.workspaces[call_.rank], awaited_ % 2, threadIdx.x);
     }
 
     const Call& call_;

@@ -240,10 +240,11 @@ private:
     __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
         bool patient = leg == GATHER;
+        Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
             bool late = poll();
-            late |= calls_.listen();
-            if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
+            late |= listener.listen();
+            if (Together ? !__any_sync(0xffffffffu, late) : !late) break;
             // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
@@ -251,14 +252,14 @@ private:
                 const u64 now = ptx::nanoseconds();
                 const u64 timeout = call_.timeout_ns;
                 if (deadline == 0) deadline = now + timeout;
-                const bool differs = calls_.differs();
+                const bool differs = listener.differs();
                 if ((now > deadline || differs) && late && !ends) {
                     if (patient && !differs) {
                         patient = false;
                         deadline = now + timeout / 8;
                     } else {
                         give_up<Ranks>(call_, [&](Report* report) {
-                            if (calls_.listens()) return calls_.describe(report);
+                            if (listener.listens()) return calls_.describe(report, listener);
                             tell(report);
                         });
                         ends = true;
@@ -268,9 +269,10 @@ private:
             if (Together ? __any_sync(0xffffffffu, ends) : ends) {
                 aborted_ = true;
                 if (FAULT("exit-after-abort")) ptx::exit_thread();
-                return;
+                break;
             }
         }
+        calls_.heard();
     }
 
     __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
