@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .. import config
 from ..errors import (
     ArgumentError,
     BarrierTimeout,
+    CallMismatch,
     CaptureError,
     ClosedError,
     DriverError,
@@ -28,13 +31,14 @@ from ..runtime.multicast_support import require_multicast
 from ..runtime.vmm import SymmetricBuffer, Undo
 from .alone import AloneLaunches
 from .budget import BlockBudget
+from .calls import ComparedCalls, number_in
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
 from .transport import LocalTransport
-from .workspace import LEGS, MAX_RANKS, Workspace
+from .workspace import CALL, LEGS, MAX_RANKS, Workspace, differs
 
 if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
@@ -58,7 +62,8 @@ class Group(Owned, Owner):
         Owner.__init__(self)
         self.driver: Driver = devices[0].driver
         self.size = len(devices)
-        self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
+        self._broken: Callable[[], DrvfuseError] | None = None
+        self.calls = ComparedCalls.of_one_process(first=True) if config.get("check_calls") else None
         self._stale = self._held = False
         self._partial = PartialCalls(self.size)
         self._history = History(self.size)
@@ -152,7 +157,8 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if it has found that
+        a peer's call differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
@@ -160,16 +166,30 @@ class Group(Owned, Owner):
         self.require_open()
         if self._broken is None and self.workspace.reported():
             report = self.workspace.first_report()
-            rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
-            leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
-            if word is None:
-                phase = "start" if ordinal == 1 else f"phase {ordinal}"
-            else:
-                phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
-            call = self._history.find(rank, peer, expected - ordinal)
-            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call, word)
+            self._broken = self._compared(report) if report["leg"] == CALL else self._timed_out(report)
         if self._broken is not None:
-            raise BarrierTimeout(*self._broken)
+            raise self._broken()
+
+    def _timed_out(self, report: dict[str, int]) -> Callable[[], DrvfuseError]:
+        rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
+        leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
+        if word is None:
+            phase = "start" if ordinal == 1 else f"phase {ordinal}"
+        else:
+            phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
+        call = self._history.find(rank, peer, expected - ordinal)
+        return partial(BarrierTimeout, rank, peer, report["block"], phase, expected, report["seen"], call, word)
+
+    def _compared(self, report: dict[str, int]) -> Callable[[], DrvfuseError]:
+        """Of a report of leg CALL: calls that differ, or one that the peer has not made."""
+        rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
+        own, seen = report["expected"], report["seen"]
+        assert self.calls is not None
+        call = f"{self.calls.name(own)}, as its call {number} since the last reset"
+        if differs(report):
+            return partial(CallMismatch, rank, peer, call, self.calls.name(seen))
+        numbers = number_in(own), number_in(seen)
+        return partial(BarrierTimeout, rank, peer, report["block"], "call", *numbers, call)
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.

@@ -20,12 +20,14 @@ slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..plans.push import half_bytes
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.stream import Stream
+from .calls import number_in
 from .transport import LocalTransport
 
 MAX_RANKS = 8
@@ -45,9 +47,10 @@ PAYLOAD_OFFSET = (STATE_BYTES + 4095) // 4096 * 4096
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
+CALL = 3
 LEGS = ("barrier", "push", "gather", "call")
-"""What a report's field `leg` says: where the rank waited. In a push call's legs `word` is the 16-byte word of its slots;
-in "call" `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
+"""What a report's field `leg` says: where the rank waited. In legs of push calls `word` is the 16-byte word of the slots;
+in "call", which is leg CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -77,6 +80,11 @@ def defines() -> dict[str, int]:
         "DRVFUSE_PAYLOAD_OFFSET": PAYLOAD_OFFSET,
         "DRVFUSE_REPORT_MAGIC": REPORT_MAGIC,
     }
+
+
+def differs(report: Any) -> bool:
+    """Whether a report is of a call that a peer's differs from. Else the rank has given up waiting."""
+    return bool(report["leg"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
 
 
 class Workspace:
@@ -111,11 +119,12 @@ class Workspace:
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that
-        has waits for another. Of several that of the lowest rank."""
+        """By field name, of the reports one of a call that differs from a peer's, if there is one, else one whose
+        missing peer has not itself reported: a peer that has waits for another. Of several that of the lowest rank."""
         found = self.reports[np.flatnonzero(self._magic)]
+        differing = found[[differs(report) for report in found]]
         blamed = found[~np.isin(found["peer"], found["rank"])]
-        report = (blamed if blamed.size else found)[0]
+        report = (differing if differing.size else blamed if blamed.size else found)[0]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:

@@ -179,6 +179,18 @@ class Call(ctypes.Structure):
     )
 
 
+class CheckParams(ctypes.Structure):
+    """`struct CheckParams` of cu/collectives/check_call.cu."""
+
+    _fields_ = (("call", Call),)
+
+
+def check_call(ranks: int) -> Specialisation:
+    """How the kernel that compares calls is compiled."""
+    fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks}).items())
+    return Specialisation("collectives", "check_call", fixed)
+
+
 class AllreduceParams(ctypes.Structure):
     """`struct AllreduceParams` of cu/collectives/allreduce.cu."""
 
