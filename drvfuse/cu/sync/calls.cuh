@@ -60,20 +60,22 @@
 constexpr u32 LEG_CALL = 3;  // of a report
 constexpr u32 STARTED = u32(1) << 31;
 
+__device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
+
 // One thread's wait for the word of its peer, beside its wait for data or flags. What it keeps in registers is needed in
 // the wait alone.
 class Listener {
 public:
     // Of a thread that has no word to wait for `number` is 0.
     __device__ __forceinline__ Listener(const Call& call, u32 number)
-        : slot_(call_word(call.workspaces[call.rank], number % 2, threadIdx.x)),
+        : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)),
           word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
     // Beside a poll: whether the peer's word is still to come, or is that of another call.
     __device__ __forceinline__ bool listen() {
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
-        return seen_ != word_;
+        return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
     // What listen() has said last.
@@ -81,7 +83,7 @@ public:
 
     // Whether it is that of another call.
     __device__ __forceinline__ bool differs() const {
-        return seen_ != word_ && u16(seen_) == u16(word_) && !FAULT("calls-not-compared");
+        return seen_ != word_ && u16(seen_) == u16(word_);
     }
 
     // What a report says of a thread that listens. `number` is that of the call.
@@ -106,16 +108,26 @@ public:
 
     // Every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
-        if (call_.hash == 0 || blockIdx.x != 0 || threadIdx.x >= Ranks) return;
+        if (call_.hash == 0 || threadIdx.x >= Ranks) return;
+        if (blockIdx.x != 0 && !FAULT("calls-told-by-every-block")) return;
         awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
     // Every thread, after start() and before it waits.
     __device__ __forceinline__ void tell() {
         if (awaited_ == 0) return;
-        ptx::store_relaxed_gpu(number(), awaited_);
-        char* const peer = call_.workspaces[threadIdx.x];
-        ptx::store_relaxed_sys(call_word(peer, awaited_ % 2, call_.rank), call_.hash | u16(awaited_));
+        if (!FAULT("call-not-numbered")) ptx::store_relaxed_gpu(number(), awaited_);
+        if (FAULT("call-not-told") && threadIdx.x == (call_.rank + 1) % Ranks) return;
+        u64* const to = call_word(call_.workspaces[threadIdx.x], generation(awaited_), call_.rank);
+        const u64 word = call_.hash | u16(awaited_);
+        if constexpr (FAULT("call-told-in-halves")) {
+            ptx::store_relaxed_sys(reinterpret_cast<u32*>(to), u32(word));
+            ptx::store_relaxed_sys(reinterpret_cast<u32*>(to) + 1, u32(word >> 32));
+        } else if constexpr (FAULT("call-told-weakly")) {
+            *to = word;
+        } else {
+            ptx::store_relaxed_sys(to, word);
+        }
     }
 
     __device__ __forceinline__ Listener listener() const { return Listener(call_, awaited_); }

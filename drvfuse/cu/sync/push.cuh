@@ -70,13 +70,14 @@ public:
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
         : call_(call), push_(push), calls_(call), round_(0), joined_(false) {
         if (FAULT("epoch-before-pdl-wait")) read_state();
+        if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
     // After wait_for_producer(), every thread of the grid, before anything else.
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
-        calls_.start();
+        if (!FAULT("call-number-before-pdl-wait")) calls_.start();
         calls_.tell();
     }
 
