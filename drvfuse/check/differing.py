@@ -37,7 +37,7 @@ KINDS = (
 NUMBERS = (0, 2**16 - 9, 2**31 - 9)
 """Of calls before the first: near the ends of the number in a word and of that in a workspace."""
 
-SHAPE = (6, 264)
+SHAPE, LARGE = (5, 72), (32, 264)
 
 
 def compared(run: Run, *, first: bool | None = None, timeout: float = 10.0, pdl: Any = None) -> None:
@@ -154,28 +154,31 @@ def _two(first: Callable[[Differing], Prepared[Any]], second: Callable[[Differin
 _Pair = Callable[[Differing], tuple[list[Prepared[Any]], list[Prepared[Any]]]]
 
 HANGING: dict[str, _Pair] = {
-    "op": _one(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
+    "pull grid": _one(lambda of: of.sum("one_stage", LARGE), lambda of: of.sum("one_stage", LARGE, max_num_blocks=1)),
     "push algorithm": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_two_shot")),
     "push and pull": _one(lambda of: of.sum("push_two_shot"), lambda of: of.sum("two_stage")),
-    "pull grid": _one(lambda of: of.sum("one_stage"), lambda of: of.sum("one_stage", max_num_blocks=1)),
-    "rows": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", (7, 264))),
-    "elements": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (6, 256))),
+    "rows": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", (6, 72))),
+    "elements": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (5, 64))),
     "fused push and pull": _one(lambda of: of.norm("push_one_shot"), lambda of: of.norm("two_stage")),
     "residuals": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", residual=True)),
-    "order": _two(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
 }
 """Usual calls and those of one rank, by what differs: some rank waits in vain."""
 
 SILENT: dict[str, _Pair] = {
-    "pull algorithm": _one(lambda of: of.sum("one_stage", (1, 264)), lambda of: of.sum("two_stage", (1, 264))),
-    "shape": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (12, 132))),
+    "op": _one(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
+    "order": _two(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
+    "shape": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (10, 36))),
     "dtype": _one(lambda of: of.sum("push_two_shot"), lambda of: of.sum("push_two_shot", dtype="float16")),
     "pull dtype": _one(lambda of: of.sum("two_stage"), lambda of: of.sum("two_stage", dtype="float16")),
     "epsilon": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", epsilon=1.0)),
     "pull epsilon": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", epsilon=1.0)),
     "out_dtype": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", out_dtype="float8_e5m2")),
-    "order of equal sizes": _two(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (12, 132))),
 }
 """Likewise: without the comparison the calls would end, with results of nobody's call."""
 
-DIFFERENCES = HANGING | SILENT
+GARBAGE: dict[str, _Pair] = {
+    "pull algorithm": _one(lambda of: of.sum("one_stage", (1, 72)), lambda of: of.sum("two_stage", (1, 72))),
+}
+"""Likewise: a rank would read what nobody has written."""
+
+DIFFERENCES = HANGING | SILENT | GARBAGE

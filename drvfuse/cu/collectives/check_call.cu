@@ -24,10 +24,11 @@ extern "C" __global__ void __launch_bounds__(32) check_call(const __grid_constan
     u64 deadline = 0;
     for (u32 polls = 1; listener.listen(); ++polls) {
         if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(p.call.workspaces[p.call.rank])) != 0) return;
-        if (polls % 1024 != 0) continue;
+        const bool differs = polls % 32 == 0 && listener.differs();
+        if (polls % 1024 != 0 && !differs) continue;
         const u64 now = ptx::nanoseconds();
         if (deadline == 0) deadline = now + p.call.timeout_ns;
-        if (listener.differs() || now > deadline) {
+        if (differs || now > deadline) {
             give_up<RANKS>(p.call, [&](Report* report) { calls.describe(report, listener); });
             return;
         }

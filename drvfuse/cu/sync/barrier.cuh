@@ -98,9 +98,9 @@ private:
             if (FAULT("rank-not-launched-unbounded")) continue;
             if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0)
                 return false;
-            if (polls % 1024 == 0) {
+            const bool differs = polls % 32 == 0 && listener.differs();
+            if (polls % 1024 == 0 || differs) {
                 u64 now = ptx::nanoseconds();
-                const bool differs = listener.differs();
                 if (differs || (deadline != 0 && now > deadline)) {
                     give_up<Ranks>(call_, [&](Report* report) {
                         if (differs) return calls_.describe(report, listener);

@@ -249,11 +249,11 @@ private:
             // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
-            if (polls % 1024 == 0) {
+            const bool differs = polls % 32 == 0 && listener.differs();
+            if (polls % 1024 == 0 || differs) {
                 const u64 now = ptx::nanoseconds();
                 const u64 timeout = call_.timeout_ns;
                 if (deadline == 0) deadline = now + timeout;
-                const bool differs = listener.differs();
                 if ((now > deadline || differs) && late && !ends) {
                     if (patient && !differs) {
                         patient = false;
