@@ -29,6 +29,8 @@
 //   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
 //   hear of the clears in the round before it, whose slots the first round of the next call uses.
 //
+// Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
+//
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
 //
@@ -147,7 +149,8 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
+                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
+                       offset + first * stride);
             });
         fall_behind();
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
