@@ -489,7 +489,7 @@ _ALL = (
         "calls-of-one-generation",
         "a peer that is a call ahead overwrites its word before it is read",
         "mailboxes of one entry",
-        partial(compared, kinds=first=False, timeout=0.002),
+        few_compared,
         (*HANGS, "calls"),
     ),
     Mutant(
