@@ -20,13 +20,15 @@ _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
+_SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the rows of others than `HeldTiles`
+_STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
 
 
-def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | FewRows | ManyRows:
+def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
     if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
-    teams = rows * ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
+    teams = rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS
     few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(limits, rows, columns, QB)
@@ -91,6 +93,42 @@ class HeldRows(_Plan):
         return _tile_defines(self, self.tile_rows, aligned) + defines(cluster=self.cluster)
 
 
+class HeldTiles(_Plan):
+    """Up to some thousand rows, which the registers of one grid hold: x is read once.
+
+    A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
+    """
+
+    kernel = "fp8_rmsnorm_forward_tiles"
+    row_lanes, tile_columns, shared_bytes = 8, 16, 0
+    parts, groups, longer, part_columns, resident_columns, chunk_rows = 1, 1, 0, 0, 0, 0
+
+    def __init__(self, limits: Limits, rows: int, columns: int, tile_rows: int, split: int) -> None:
+        self.tile_rows, self.split, self.warps = tile_rows, split, 8 // split
+        self.block_rows = tile_rows * self.row_lanes
+        self.segments = ceil_div(columns, _SEGMENT)
+        self.strips = ceil_div(rows, self.block_rows)
+        self.grid = self.strips * self.segments * split
+        self.whole = rows % self.block_rows == 0 and columns % _SEGMENT == 0
+        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # of a strip
+        self.resident = ceil_div(self.grid, limits.sm_count)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all blocks can be resident and have words."""
+        return (
+            self.resident * self.threads <= 512
+            and self.grid <= MAX_WORD_BLOCKS
+            and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
+            and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
+        )
+
+    def defines(self, aligned: bool) -> Defines:
+        awaited = ceil_div(self.pairs, self.threads)
+        more = defines(split=self.split, awaited=awaited, resident=self.resident)
+        return _tile_defines(self, self.tile_rows, aligned) + more
+
+
 class FewRows(_Plan):
     """Rows and tiles are shared out by themselves: x is read twice."""
 
@@ -140,7 +178,7 @@ class ManyRows(_Plan):
 
     def __init__(self, limits: Limits, rows: int, columns: int, QB: int) -> None:
         segments = ceil_div(columns, _SEGMENT)
-        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= MAX_WORD_SUMS else 1
+        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= _SHARED_SUMS else 1
         self._share_out(limits, rows, columns, QB, widest)
         if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
             self._share_out(limits, rows, columns, QB, 1)
@@ -181,7 +219,7 @@ class ManyRows(_Plan):
         return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts)
 
 
-def _tile_defines(plan: HeldRows | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
+def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
     rows = defines(warps=plan.warps, batch=batch, block_rows=plan.block_rows, tile_rows=plan.tile_rows)
     return rows + defines(tile_columns=plan.tile_columns, row_lanes=plan.row_lanes, whole=aligned and plan.whole)
 
