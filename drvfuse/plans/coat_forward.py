@@ -124,8 +124,8 @@ class HeldTiles(_Plan):
         )
 
     def defines(self, aligned: bool) -> Defines:
-        awaited = ceil_div(self.pairs, self.threads)
-        more = defines(split=self.split, awaited=awaited, resident=self.resident)
+        turns = self.threads // self.block_rows
+        more = defines(split=self.split, slots=ceil_div(self.segments, turns), resident=self.resident)
         return _tile_defines(self, self.tile_rows, aligned) + more
 
 

@@ -33,21 +33,23 @@
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
-constexpr int SPLIT = DRVFUSE_SPLIT;            // blocks that share a segment
+constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
-constexpr int AWAITED = DRVFUSE_AWAITED;        // pairs that a thread reads: all of a strip's rows
+constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
-constexpr int STRIP_WORDS = 16;                 // between the words of two strips, which lie in lines of their own
-static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR, "two bits of a pack's number are a lane's");
+constexpr int STRIP_WORDS = 16;  // between the words of two strips, which lie in lines of their own
+static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
+              "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
-static_assert(BLOCK_ROWS <= THREADS && BLOCK_ROWS % 32 == 0, "a thread for each row");
+constexpr int TURNS = THREADS / BLOCK_ROWS;  // threads that have a row
+constexpr int WARP_ROWS = 32 / TURNS;        // rows that the threads of a warp have
+static_assert(TURNS >= 1 && TURNS <= 32, "threads for each row");
 
 // A row's sum of squares and largest |x * s * w|, or a part of them.
 using Pair = uint2;
 
 struct TilesShared {
-    Pair packs[WARPS][TR][32];             // of each warp: row r of lane l
-    Pair strip[AWAITED * THREADS];         // [segments * PAIRS, BLOCK_ROWS]
+    Pair packs[WARPS][TR][32];  // of each warp: row r of lane l
     float rstd[BLOCK_ROWS];
     u32 estimate, all, exact;
 };
@@ -71,31 +73,37 @@ __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
     return part[0];
 }
 
-// The pairs that this thread awaits, each poll of which is under way together: pair i of thread t is number
-// i * THREADS + t of the strip's. `given_up` is set if the wait is over.
-__device__ __forceinline__ void await_pairs(Pair (&all)[AWAITED], const u64* pairs, int count, u32 epoch, int blocks,
-                                            Patience& patience, bool& given_up) {
+// The parts of this thread's row in its segments, each poll of which is under way together. `given_up` is set if the wait
+// is over.
+__device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64* pairs, int local, int turn,
+                                          int segments, u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {
-        u64 sum[AWAITED], most[AWAITED];
+        u64 sum[SLOTS][PAIRS], most[SLOTS][PAIRS];
 #pragma unroll
-        for (int i = 0; i < AWAITED; ++i) {
-            const int number = min(i * THREADS + int(threadIdx.x), count - 1);
-            ptx::load_relaxed_gpu_v2(sum[i], most[i], pairs + 2 * number);
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            const int segment = min(slot * TURNS + turn, segments - 1);
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i) {
+                const u64* from = pairs + 2 * ((segment * PAIRS + i) * BLOCK_ROWS + local);
+                ptx::load_relaxed_gpu_v2(sum[slot][i], most[slot][i], from);
+            }
         }
         bool late = false;
         u32 block = 0, left = 0;
 #pragma unroll
-        for (int i = 0; i < AWAITED; ++i) {
-            all[i] = {u32(sum[i]), u32(most[i])};
-            const u32 first = u32(sum[i] >> 32), second = u32(most[i] >> 32);
-            if (FAULT("fp8-word-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
-                const int number = min(i * THREADS + int(threadIdx.x), count - 1);
-                late = true, left = first != epoch ? first : second;
-                block = u32(number) / BLOCK_ROWS / (SPLIT > 1 ? 2 : 1);
+        for (int slot = 0; slot < SLOTS; ++slot) {
+#pragma unroll
+            for (int i = 0; i < PAIRS; ++i) {
+                parts[slot][i] = {u32(sum[slot][i]), u32(most[slot][i])};
+                const u32 first = u32(sum[slot][i] >> 32), second = u32(most[slot][i] >> 32);
+                if (FAULT("fp8-word-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
+                    late = true, left = first != epoch ? first : second;
+                    block = min(slot * TURNS + turn, segments - 1) * SPLIT + i / 2;
+                }
             }
         }
         if (!late) return;
-        if (!patience.goes_on(blockIdx.x / blocks * blocks + block, epoch, left)) {
+        if (!patience.goes_on(blockIdx.x / (segments * SPLIT) * (segments * SPLIT) + block, epoch, left)) {
             given_up = true;
             return;
         }
@@ -123,7 +131,8 @@ __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count,
     return !given_up;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsnorm_forward_tiles(const ForwardParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT)
+    fp8_rmsnorm_forward_tiles(const ForwardParams p) {
     __shared__ TilesShared shared;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int column_lane = lane % COLUMN_LANES, row_lane = lane / COLUMN_LANES;
@@ -141,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsn
     Pack<Weight, PACK> raw;
     load_batch(batch, p, row, at);
     load_weight_pack(raw, p, at);
-    ScratchUse use(p.scratch, gridDim.x > 1);
+    ScratchUse use(p.scratch);
     if (p.early_trigger) launch_dependents();
     if (threadIdx.x == 0) shared.estimate = shared.all = shared.exact = 0;
     float w[PACK], largest = 0.0f;
@@ -157,72 +166,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsn
         }
     }
     if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
-    const u32 epoch = gridDim.x > 1 ? use.epoch() : 0;
-    bool given_up = gridDim.x > 1 && use.aborted();
-    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0 && gridDim.x > 1) {
+    const u32 epoch = use.epoch();
+    bool given_up = use.aborted();
+    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
         ptx::store_relaxed_gpu(&p.scratch.state->epoch, epoch);
     }
     __syncthreads();
 
     // Rows. Warp r has row r of every row lane, over all warps' packs.
-    const int count = segments * PAIRS * BLOCK_ROWS;
-    u64* pairs = words->sums + u64(strip) * u32(2 * count);
-    if (warp < TR) {
-        for (int r = warp; r < TR; r += WARPS) {
-            Pair own[WARPS];
+    u64* pairs = words->sums + u64(strip) * u32(2 * segments * PAIRS * BLOCK_ROWS);
+    for (int r = warp; r < TR; r += WARPS) {
+        Pair own[WARPS];
 #pragma unroll
-            for (int i = 0; i < WARPS; ++i) own[i] = shared.packs[i][r][lane];
-            Pair sum = with_lane(butterfly(own), 2);
-            if constexpr (SPLIT == 1) sum = with_lane(sum, 1);
-            const int local = row_lane * TR + r;
-            const bool tells = SPLIT == 1 ? column_lane == 0 : column_lane < 2;
-            const int number = ((segment * SPLIT + split) * (SPLIT > 1 ? 2 : 1) + column_lane) * BLOCK_ROWS + local;
-            if (tells) {
-                if (gridDim.x == 1) {
-                    shared.strip[number] = sum;
-                } else if (!(FAULT("block-1-absent") && blockIdx.x == 1)) {
-                    ptx::store_relaxed_gpu_v2(pairs + 2 * number, u64(epoch) << 32 | sum.x, u64(epoch) << 32 | sum.y);
-                }
+        for (int i = 0; i < WARPS; ++i) own[i] = shared.packs[i][r][lane];
+        Pair sum = with_lane(butterfly(own), 2);
+        if constexpr (SPLIT == 1) sum = with_lane(sum, 1);
+        const int told = row_lane * TR + r;
+        const bool tells = SPLIT == 1 ? column_lane == 0 : column_lane < 2;
+        const int number = ((segment * SPLIT + split) * (SPLIT > 1 ? 2 : 1) + column_lane) * BLOCK_ROWS + told;
+        if (tells && !(FAULT("block-1-absent") && blockIdx.x == 1)) {
+            ptx::store_relaxed_gpu_v2(pairs + 2 * number, u64(epoch) << 32 | sum.x, u64(epoch) << 32 | sum.y);
+        }
+    }
+    // Thread `turn` of a row has every TURNSth segment of it; all of them add the segments in order.
+    const int local = warp * WARP_ROWS + lane % WARP_ROWS, turn = lane / WARP_ROWS;
+    Pair parts[SLOTS][PAIRS];
+    Patience patience(p.scratch);
+    if (!given_up) await_row(parts, pairs, local, turn, segments, epoch, patience, given_up);
+    __syncwarp();
+    float total = 0.0f;
+    u32 product = 0, best = 0;
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        const Pair sum = butterfly(parts[slot]);
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i) {
+            const u32 own = __shfl_sync(0xffffffffu, sum.x, i * WARP_ROWS + lane % WARP_ROWS);
+            const u32 most = __shfl_sync(0xffffffffu, sum.y, i * WARP_ROWS + lane % WARP_ROWS);
+            if (slot * TURNS + i < segments) {
+                total = __fadd_rn(total, __uint_as_float(own));
+                product = max(product, most);
             }
         }
     }
-    if (gridDim.x > 1) {
-        Patience patience(p.scratch);
-        Pair found[AWAITED];
-        if (!given_up) await_pairs(found, pairs, count, epoch, blocks, patience, given_up);
-#pragma unroll
-        for (int i = 0; i < AWAITED; ++i) {
-            const int number = i * THREADS + int(threadIdx.x);
-            if (number < count) shared.strip[number] = found[i];
-        }
-        if (!use.met(given_up)) return;
-    } else {
-        __syncthreads();
+    float own_rstd = 0.0f;
+    if (strip_row + local < p.rows) {
+        own_rstd = finish_row(p, total, product, best);
+        if (turn == 0 && part == 0) p.rstd[strip_row + local] = own_rstd;
     }
-    if (threadIdx.x < BLOCK_ROWS) {
-        const int local = threadIdx.x;
-        u32 best = 0;
-        if (strip_row + local < p.rows) {
-            float total = 0.0f;
-            u32 product = 0;
-            for (int s = 0; s < segments; ++s) {
-                Pair sums[PAIRS];
-#pragma unroll
-                for (int i = 0; i < PAIRS; ++i) sums[i] = shared.strip[(s * PAIRS + i) * BLOCK_ROWS + local];
-                const Pair whole = butterfly(sums);
-                total = __fadd_rn(total, __uint_as_float(whole.x));
-                product = max(product, whole.y);
-            }
-            const float rstd = finish_row(p, total, product, best);
-            shared.rstd[local] = rstd;
-            if (part == 0) p.rstd[strip_row + local] = rstd;
-        } else {
-            shared.rstd[local] = 0.0f;
-        }
-        best = ptx::warp_max(best);
-        if (lane == 0) atomicMax(&shared.estimate, best);
-    }
-    __syncthreads();
+    if (turn == 0) shared.rstd[local] = own_rstd;
+    best = ptx::warp_max(best);
+    if (lane == 0) atomicMax(&shared.estimate, best);
+    if (!use.met(given_up)) return;
 
     // Meeting.
     if (warp == 0) {
@@ -234,11 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsn
         }
         if (lane == 0) shared.all = most;
     }
-    if (gridDim.x > 1) {
-        if (!use.met(given_up)) return;
-    } else {
-        __syncthreads();
-    }
+    if (!use.met(given_up)) return;
     u32 scale_bits = decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
         // Whole rows, since only of those it matters whether all y are NaN.
@@ -248,13 +239,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsn
             if (lane == 0) atomicMax(&shared.exact, most);
         }
         __syncthreads();
-        if (warp == 0 && gridDim.x > 1) {
+        if (warp == 0) {
             u32 most = shared.exact;
             if (lane == 0) leave_word(words->maxima[1] + blockIdx.x, epoch, most);
             given_up = !hear_all(most, words->maxima[1], int(gridDim.x), 1, 1, epoch, p.scratch);
             if (lane == 0) shared.exact = most;
         }
-        if (gridDim.x > 1 && !use.met(given_up)) return;
+        if (!use.met(given_up)) return;
         scale_bits = fp8_scale_bits<X>(__uint_as_float(shared.exact));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
@@ -283,6 +274,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_rmsn
         turned.take(q, out);
     }
     if (left > 0) store_turned<RUN, ALIGNED, WHOLE>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
-    if (gridDim.x > 1) use.finish();
+    use.finish();
     leave_stream(p);
 }
