@@ -165,11 +165,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT)
             shared.packs[warp][r][lane] = {__float_as_uint(squares[r]), product};
         }
     }
-#pragma unroll
-    for (int r = 0; r < TR; ++r) {  // else all of x stays widened in registers until phase 2
-#pragma unroll
-        for (int j = 0; j < 4; ++j) ptx::forget(batch.word[r][j]);
-    }
     if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     const u32 epoch = use.epoch();
     bool given_up = use.aborted();
