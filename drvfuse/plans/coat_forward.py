@@ -28,6 +28,9 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
     if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
+    tiles = HeldTiles.best(limits, rows, columns)
+    if tiles is not None and HeldTiles.pays(rows):
+        return tiles
     teams = rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS
     few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
@@ -112,6 +115,28 @@ class HeldTiles(_Plan):
         self.whole = rows % self.block_rows == 0 and columns % _SEGMENT == 0
         self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # of a strip
         self.resident = ceil_div(self.grid, limits.sm_count)
+
+    @classmethod
+    def best(cls, limits: Limits, rows: int, columns: int) -> HeldTiles | None:
+        """The quickest on an H200 of those that fit, if any does.
+
+        Smaller tiles occupy more multiprocessors, and make blocks read more words of one another.
+        """
+        segments = ceil_div(columns, _SEGMENT)
+        for tile_rows, split in ((4, 2), (4, 1), (8, 1)):
+            tiles = cls(limits, rows, columns, tile_rows, split)
+            if split > 1:
+                quick = segments <= 16 and tiles.grid <= limits.sm_count * (1.0 if segments <= 4 else 0.8)
+            else:
+                quick = tile_rows == 8 or segments <= 8 or tiles.grid <= limits.sm_count
+            if quick and tiles.fits:
+                return tiles
+        return None
+
+    @staticmethod
+    def pays(rows: int) -> bool:
+        """Whether it is quicker than `FewRows`: not for fewer rows that make no whole words of a column of qy_t."""
+        return rows >= 24 or rows % 4 == 0
 
     @property
     def fits(self) -> bool:
