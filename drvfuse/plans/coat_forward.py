@@ -29,7 +29,7 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
     if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
     tiles = HeldTiles.best(limits, rows, columns)
-    if tiles is not None and HeldTiles.pays(rows):
+    if tiles is not None and HeldTiles.pays(rows, columns):
         return tiles
     teams = rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS
     few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
@@ -134,9 +134,10 @@ class HeldTiles(_Plan):
         return None
 
     @staticmethod
-    def pays(rows: int) -> bool:
-        """Whether it is quicker than `FewRows`: not for fewer rows that make no whole words of a column of qy_t."""
-        return rows >= 24 or rows % 4 == 0
+    def pays(rows: int, columns: int) -> bool:
+        """Whether it is quicker than `FewRows`: of rows that are no multiple of 4 a column of qy_t has no whole words,
+        and few blocks store it slowly."""
+        return rows % 4 == 0 or rows >= 64 or columns >= 8192
 
     @property
     def fits(self) -> bool:
