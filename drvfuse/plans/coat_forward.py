@@ -21,6 +21,9 @@ _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
 _SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the rows of others than `HeldTiles`
+_ROOM_BESIDE_L1 = (
+    195 << 10
+)  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
 _STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
 
 
@@ -137,13 +140,13 @@ class HeldTiles(_Plan):
     def pays(rows: int, columns: int) -> bool:
         """Whether it is quicker than `FewRows`: of rows that are no multiple of 4 a column of qy_t has no whole words,
         and few blocks store it slowly."""
-        return rows % 4 == 0 or rows >= 64 or columns >= 8192
+        return rows >= 12 and (rows % 4 == 0 or rows >= 64 or (rows > 16 and columns >= 8192))
 
     @property
     def fits(self) -> bool:
         """Whether all blocks can be resident and have words."""
         return (
-            self.resident * self.threads <= 512
+            0 < self.resident * self.threads <= 512
             and self.grid <= MAX_WORD_BLOCKS
             and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
             and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
@@ -213,7 +216,6 @@ class ManyRows(_Plan):
         """By teams of at most `widest` blocks."""
         multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
         segments = ceil_div(columns, _SEGMENT)
-        room = limits.shared_bytes
         self.block_rows, split = min(
             ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
@@ -232,6 +234,9 @@ class ManyRows(_Plan):
         self.groups, self.longer = divmod(groups, teams)
         width = min(self.part_columns, columns)
         most = (self.groups + (self.longer > 0)) * self.block_rows
+        room = limits.shared_bytes
+        if most * width > 2 * room:
+            room = min(room, _ROOM_BESIDE_L1)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
         known_bytes = most * (2 * ceil_div(width, QB) + 4)

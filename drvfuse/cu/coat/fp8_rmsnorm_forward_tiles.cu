@@ -96,7 +96,7 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
             for (int i = 0; i < PAIRS; ++i) {
                 parts[slot][i] = {u32(sum[slot][i]), u32(most[slot][i])};
                 const u32 first = u32(sum[slot][i] >> 32), second = u32(most[slot][i] >> 32);
-                if (FAULT("fp8-word-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
+                if (FAULT("fp8-pair-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
                     late = true, left = first != epoch ? first : second;
                     block = min(slot * TURNS + turn, segments - 1) * SPLIT + i / 2;
                 }
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT)
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
     // Phase 1.
-    if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
+    wait_for_producer();
     Batch batch;
     Pack<Weight, PACK> raw;
     load_batch(batch, p, row, at);
@@ -165,12 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT)
             shared.packs[warp][r][lane] = {__float_as_uint(squares[r]), product};
         }
     }
-    if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     const u32 epoch = use.epoch();
     bool given_up = use.aborted();
-    if (FAULT("fp8-launch-number-too-early") && threadIdx.x + blockIdx.x == 0) {
-        ptx::store_relaxed_gpu(&p.scratch.state->epoch, epoch);
-    }
     __syncthreads();
 
     // Rows. Warp r has row r of every row lane, over all warps' packs.
