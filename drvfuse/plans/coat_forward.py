@@ -235,7 +235,8 @@ class ManyRows(_Plan):
         width = min(self.part_columns, columns)
         most = (self.groups + (self.longer > 0)) * self.block_rows
         room = limits.shared_bytes
-        if most * width > 2 * room:
+        self.rereads = most * width > 2 * room
+        if self.rereads:
             room = min(room, _ROOM_BESIDE_L1)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
@@ -247,7 +248,7 @@ class ManyRows(_Plan):
         self.shared_bytes += self.resident_columns * most
 
     def defines(self, aligned: bool) -> Defines:
-        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts)
+        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts, rereads=self.rereads)
 
 
 def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:

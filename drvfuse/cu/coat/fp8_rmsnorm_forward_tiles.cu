@@ -265,11 +265,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT)
 #pragma unroll
             for (int i = 0; i < PACK; ++i) v[i] = rounded_to_bf16(normalised(v[i], scale, rstd[r], w[i]));
             quantise<X, PACK>(out[r], v, inverse);
-            if (4 * q + r < left) store_bytes<PACK>(to, out[r], valid, ALIGNED);
+            if (4 * q + r < left) store_bytes<PACK, (TR > 4)>(to, out[r], valid, ALIGNED);
         }
         turned.take(q, out);
     }
-    if (left > 0) store_turned<RUN, ALIGNED, WHOLE>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
+    if (left > 0) store_turned<RUN, ALIGNED, WHOLE, (TR > 4)>(p.qy_t, turned, row, p.rows, p.batch_rows, p.columns, at);
     use.finish();
     leave_stream(p);
 }
