@@ -137,8 +137,8 @@ class Owner:
 
 
 class Driver(Owner):
-    """One driver: `name` is "cuda" or "emu", `types` the bindings' enums, `machine` the emulated machine, or that one of
-    its processes which this is the driver of, or None.
+    """One driver: `name` is "cuda" or "emu", `types` the bindings' enums, `machine` the emulated machine or the one of
+    its processes that this is the driver of, or None.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
@@ -444,6 +444,9 @@ def _default_machine() -> Machine:
     return emu.driver.default_machine()
 
 
+_DRIVERS = '"cuda", "emu", a drvfuse.emu.Machine, one of its processes, or a Driver'
+
+
 def get_driver(spec: DriverLike = None) -> Driver:
     """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine or process, or a Driver.
 
@@ -459,16 +462,12 @@ def get_driver(spec: DriverLike = None) -> Driver:
         raise ClosedError(FORKED)
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
-            raise ArgumentError(
-                "driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine, one of its processes, or a Driver'
-            )
+            raise ArgumentError("driver", repr(spec), _DRIVERS)
         _check_emulator()
         with _lock:
             return _open_machine(spec)
     if spec not in ("cuda", "emu"):
-        raise ArgumentError(
-            "driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine, one of its processes, or a Driver'
-        )
+        raise ArgumentError("driver", repr(spec), _DRIVERS)
     with _lock:
         if spec not in _drivers or _drivers[spec].closed:
             _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_default_machine())
