@@ -241,10 +241,12 @@ class Progress:
         ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
         return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
-    def drain(self) -> None:
-        """Run until nothing can move without the host or the clock."""
+    def drain(self, process: Process) -> None:
+        """Run until nothing can move without the host or the clock. Failure if the process is closed meanwhile."""
         while self.step():
             self.machine.lock.give_way()
+            if process.closed:
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from .lock import MachineLock
 
 _SHORT, _LONG = 20_000, 200_000  # resumes of a call of `pass_time`: some milliseconds, tens of them
+_MOST_NS = 500_000_000
 _PRESSED_S = 0.5
 _SHARE = 4
 
@@ -18,7 +19,8 @@ class WallTime:
     time. It says whether anything came of that.
 
     If others have stood at the lock within the last half second, it is called so seldom that they have it most of the
-    time. What is chosen here `lock` may know better (`MachineLock.choose`).
+    time. It is never called for more than half a second: longer calls of others, such as the translation of a module, do
+    not count. What is chosen here `lock` may know better (`MachineLock.choose`).
     """
 
     def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:
@@ -35,7 +37,8 @@ class WallTime:
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now
-        ns = self._lock.choose("time", int((now - self._until) * 1e9) if now >= self._due else 0)
+        gone = min(int((now - self._until) * 1e9), _MOST_NS)
+        ns = self._lock.choose("time", gone if now >= self._due else 0)
         if not ns:
             return False
         pressed = now < self._lock.pressed + _PRESSED_S
