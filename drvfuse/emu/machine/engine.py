@@ -174,7 +174,7 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function of launches until it has no more to do, from the second time on with `then` in place of
+        """Call a native function of launches until it has no more to do, after the first time with `then` in place of
         its arguments.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))

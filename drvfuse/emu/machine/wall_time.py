@@ -19,8 +19,8 @@ class WallTime:
     time. It says whether anything came of that.
 
     If others have stood at the lock within the last half second, it is called so seldom that they have it most of the
-    time. It is never called for more than half a second: longer calls of others, such as the translation of a module, do
-    not count. What is chosen here `lock` may know better (`MachineLock.choose`).
+    time. It is never called for more than half a second: longer calls of others, such as the translation of a module,
+    do not count. What is chosen here `lock` may know better (`MachineLock.choose`).
     """
 
     def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:
