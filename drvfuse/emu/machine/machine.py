@@ -28,6 +28,7 @@ from .order import Recorder, Replayer
 from .process import Process
 from .progress import Progress
 from .threads import Threads
+from .waits import Waits
 from .work import Command, Dim, Launch
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class Machine:
         self.images: dict[str, EngineModule] = {}
         self.mappables = Mappables(self)
         self.progress = Progress(self, self.detector)
+        self.waits = Waits(self)
         self._engine: Engine | None = None
         self._process_numbers = itertools.count()
         self.own = Process(self, next(self._process_numbers), "0", self.window.table)

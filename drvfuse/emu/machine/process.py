@@ -354,5 +354,5 @@ class Process:
 
     def synchronise(self, context: Context) -> None:
         """Run until everything queued in a context is done; Failure with its error."""
-        self.machine.progress.wait(self.context_ops(context))
+        self.machine.waits.wait(self.context_ops(context))
         self.healthy(context)
