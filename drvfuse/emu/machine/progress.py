@@ -2,8 +2,9 @@
 """How queued work gets done: in the calls that wait, with all devices advancing together.
 
 Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` (`Waits`) until what it
-waits for has happened; every operation that is ready on any device is started, and all running kernels share the engine.
-The order of starts depends on the order of calls and on the seed alone, so the same program runs the same way each time.
+waits for has happened; every operation that is ready on any device is started, and all running kernels share the
+engine. The order of starts depends on the order of calls and on the seed alone, so the same program runs the same way
+each time.
 """
 
 from __future__ import annotations
