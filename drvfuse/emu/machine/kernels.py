@@ -47,6 +47,8 @@ class Kernels:
             max_resident=machine.resident_blocks(command),
             cluster=command.cluster,
             op=op,
+            access=command.context.process.table,
+            process=command.context.process.title,
         )
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
@@ -73,7 +75,8 @@ class Kernels:
         """Where all of them are, of which none can go on."""
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
-        active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
+        primaries = {context.device.index for p in machine.processes for context in p.contexts() if context.primary}
+        active = primaries | busy
         launches, crowded = [(*_named(op), op.launch) for op in self.running], map(_named, self.crowded)
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
         return reports.standstill(kind, headline, launches, crowded, idle)
@@ -91,6 +94,8 @@ class Kernels:
 
 
 def _named(op: Op) -> tuple[str, int]:
-    """A kernel and its device."""
+    """A kernel, with its process, and its device."""
     assert isinstance(op.command, Launch)
-    return op.command.function.name, op.command.context.device.index
+    name, context = op.command.function.name, op.command.context
+    process = context.process.title
+    return name if process is None else f"{name} of process {process}", context.device.index

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How queued work gets done: in the calls that wait, with all devices advancing together.
 
-Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` until what it waits for
-has happened; every operation that is ready on any device is started, and all running kernels share the engine. The
-order of starts depends on the order of calls and on the seed alone, so the same program runs the same way each time.
+Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` (`Waits`) until what it
+waits for has happened; every operation that is ready on any device is started, and all running kernels share the
+engine. The order of starts depends on the order of calls and on the seed alone, so the same program runs the same way
+each time.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..abi import Kind
 from ..bindings import R
 from ..findings import reports, timeline
 from ..space.window import WindowError
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 BUDGET_MS = 50
-GRACE_S = 1.0
-"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
-IDLE_QUERIES = 2000
-"""Queries in a row that find nothing able to move before they let virtual time pass."""
 
 _FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
 _CLUSTER = ("cluster_absent", "cluster_barrier")
@@ -58,8 +53,7 @@ class Progress:
         self._sequence = itertools.count(1)
         self._backlog = Backlog(machine.seed)
         self._kernels = Kernels(machine)
-        self._in_host_function = 0
-        self._idle_queries = (0, 0)
+        self.in_host_function = 0  # how many threads are
         self._pending = 0
         self._races: set[Any] = set()  # those reported, by their places
 
@@ -114,7 +108,7 @@ class Progress:
             priority = command.priority
         number = next(self._sequence)
         op = Op(command, (priority, self._backlog.draw(), number), number)
-        op.allocations = self.machine.memory.identify(command)
+        op.allocations = command.context.process.memory.identify(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
             self.detector.queue(op, after, primary, chain)
@@ -131,79 +125,6 @@ class Progress:
         self.machine.lock.changed()
         return op
 
-    # Waiting ---------------------------------------------------------------------------------------------------------
-
-    def wait(self, ops: Iterable[Op]) -> None:
-        """Run until these operations are done. What can never be done is ended as a deadlock."""
-        ops = list(ops)
-        waited = [op for op in ops if not op.done]
-
-        def done() -> bool:
-            while waited and waited[-1].done:
-                waited.pop()
-            return not waited
-
-        try:
-            self.run_until(done)
-        except KeyboardInterrupt:
-            self._interrupted()
-            raise
-        if self.detector is not None:
-            self.detector.host_learns(ops)
-
-    def _interrupted(self) -> None:
-        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
-        for op in list(self._kernels.running):
-            self._settle(op)
-        if self._kernels.running:
-            self._give_up("interrupted", "Ctrl-C ended what ran")
-
-    def run_until(self, done: Callable[[], bool]) -> None:
-        lock, threads = self.machine.lock, self.machine.threads
-        queued, since = -1, 0.0  # when nothing could move for the first time after so much had been queued
-        while not done():
-            interrupts.check()
-            if not self.step() and not done():
-                now = time.monotonic()
-                if queued != self.submitted:
-                    queued, since = self.submitted, now
-                if self._in_host_function:
-                    lock.wait(0.05)
-                elif threads.others() and (now < since + GRACE_S or now < since + self._host_wait()):
-                    with threads.waiting():
-                        lock.wait(0.02)
-                elif not self._advance_clock():
-                    self._deadlock()
-            lock.give_way()
-
-    def _host_wait(self) -> float:
-        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
-        polled = {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
-        found = [self.machine.window.find(address) for address in polled]
-        return self.machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
-
-    def _advance_clock(self) -> bool:
-        """Let virtual time pass; False if that changes nothing."""
-        if not self._kernels.running:
-            return False
-        with interrupts.taken():
-            return self.machine.engine.advance_clock()
-
-    def poll(self, ops: Iterable[Op]) -> bool:
-        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
-        waited = list(ops)
-        if not all(op.done for op in waited):
-            moved = self.step()
-            count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
-            if count == IDLE_QUERIES and self._advance_clock():
-                count -= 1  # and again at the next
-            self._idle_queries = (self.submitted, count)
-        if not all_done(waited):
-            return False
-        if self.detector is not None:
-            self.detector.host_learns(waited)
-        return True
-
     def kernels(self, context: Context) -> list[str]:
         """The kernels of a context that have not ended, in the order in which they were queued."""
         pending = {*self._kernels.running, *self._kernels.crowded, *self._backlog.all()}
@@ -215,10 +136,14 @@ class Progress:
         ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
         return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
-    def drain(self) -> None:
-        """Run until nothing can move without the host or the clock."""
-        while self.step():
-            self.machine.lock.give_way()
+    @property
+    def running(self) -> bool:
+        """True if any kernel runs."""
+        return bool(self._kernels.running)
+
+    def polled(self) -> set[int]:
+        """The addresses that kernels poll."""
+        return {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
@@ -280,7 +205,7 @@ class Progress:
         else:
             if isinstance(command, Record):
                 command.event.op = op
-            refusal = self.machine.memory.refusal(command, op.allocations)
+            refusal = command.context.process.memory.refusal(command, op.allocations)
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
@@ -301,9 +226,9 @@ class Progress:
         try:
             return self._kernels.place(op, command)
         except WindowError as error:
-            name, device = command.function.name, command.context.device.index
+            name, device, process = command.function.name, command.context.device.index, command.context.process
             message = f"no room for the shared and local memory of its resident blocks: {error}"
-            report = reports.Report("memory", message, name, device=device)
+            report = reports.Report("memory", message, name, device=device, process=process.title)
             self.machine.report(report)
             self._finish(op)
             self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, report)
@@ -343,21 +268,30 @@ class Progress:
             self.machine.note(op.command, op.launch)
         op.launch = None
         self._backlog.ended(op)
+        self.machine.lock.changed()
 
     def _call(self, command: HostCall) -> None:
         machine = self.machine
-        self._in_host_function += 1
+        self.in_host_function += 1
         try:
-            with machine.threads.host_function(), machine.lock.released():
-                command.function(command.argument)
+            with command.context.process.threads.host_function(), machine.lock.released():
+                command.context.process.call_host(command.function, command.argument)
         finally:
-            self._in_host_function -= 1
+            self.in_host_function -= 1
             machine.lock.changed()
 
-    def _deadlock(self) -> None:
+    def deadlock(self) -> None:
+        """Nothing can go on: end all running kernels."""
         if not self._kernels.running:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
+
+    def interrupted(self) -> None:
+        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
+        for op in list(self._kernels.running):
+            self._settle(op)
+        if self._kernels.running:
+            self._give_up("interrupted", "Ctrl-C ended what ran")
 
     def _give_up(self, kind: str, headline: str) -> None:
         """End all running kernels, with a report of where they are."""
