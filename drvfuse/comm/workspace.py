@@ -21,12 +21,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.stream import Stream
 from .transport import LocalTransport
 
-MAX_RANKS = 8
 MAX_BLOCKS = 256
 
 EPOCH_OFFSET = 0

@@ -119,7 +119,7 @@ public:
         refresh();
 #pragma unroll
         for (int first = 0; first < PACKS; first += BATCH) {
-            InPack packs[BATCH][SOURCES];
+            SourcePack packs[BATCH][SOURCES];
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
@@ -164,7 +164,7 @@ public:
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1
         for (int at = thread_; at < packs_; at += CLUSTER * blockDim.x) {
-            InPack packs[SOURCES];
+            SourcePack packs[SOURCES];
 #pragma unroll
             for (int source = 0; source < SOURCES; ++source) load(packs[source], source, at);
             float x[W];

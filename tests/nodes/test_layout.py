@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from drvfuse.comm.nodes import Nodes, find_nodes, find_order
+from drvfuse.nodes.layout import Nodes, find_nodes, find_order
 from drvfuse.errors import ArgumentError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ..errors import ArgumentError, require_integer
-from .workspace import MAX_RANKS
+from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
 FIXED_UP_TO = 4
