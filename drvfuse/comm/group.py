@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from ..runtime.driver import Driver, DriverLike
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream, StreamLike
+    from .transport import Transport
 
 MIN_WORKSPACE_BYTES = 4096
 
@@ -54,29 +54,35 @@ class Group(Owned, Owner):
     the only algorithm is "naive".
     """
 
-    def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+    def __init__(self, transport: Transport, workspace_bytes: int, max_blocks: int | None) -> None:
+        """Collective, as every step of `transport` is."""
         Owner.__init__(self)
+        self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
-        self.size = len(devices)
+        self.size = len(transport.members)
         self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
         self._stale = self._held = False
-        self._partial = PartialCalls(self.size)
-        self._history = History(self.size)
-        self.ranks = tuple(Rank(index, device, self) for index, device in enumerate(devices))
-        for rank in self.ranks:
-            rank.require_no_capture()
-        flush(self.driver)
-        with ExitStack() as undo:
-            self._budget = BlockBudget(devices, max_blocks)
-            undo.callback(self._budget.release)
-            self.alone = AloneLaunches(self.ranks, self._partial)
-            undo.callback(self.alone.release)
-            self.transport = LocalTransport(devices)
-            self.workspace = Workspace(self.transport, workspace_bytes)
-            self._multicast = MulticastMemory(self.ranks, self.workspace.payload_bytes)
-            self._owns(self.driver, _dispose, self.ranks, self.workspace, self._multicast, self._budget, self.alone)
-            undo.pop_all()
-        self.workspace.clear([rank.stream for rank in self.ranks])
+        self._partial = PartialCalls(transport.indices)
+        self._history = History(transport.indices)
+        self.ranks = tuple(Rank(i, device, self) for i, device in zip(transport.indices, devices, strict=True))
+        with Undo() as undo:
+            undo.append(transport.close)
+            with transport.step("reserve multiprocessors"):
+                for rank in self.ranks:
+                    rank.require_no_capture()
+                flush(self.driver)
+                self._budget = BlockBudget(transport.members, devices, max_blocks)
+                undo.append(self._budget.release)
+                self.alone = AloneLaunches(self.ranks, self._partial)
+                undo.append(self.alone.release)
+                transport.open()
+            self.workspace = Workspace(transport, workspace_bytes)
+            self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
+            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport
+            self._owns(self.driver, _dispose, *owned)
+            undo.commit()
+        with transport.step("clear the workspaces"):
+            self.workspace.clear([rank.stream for rank in self.ranks])
 
     @classmethod
     def local(
@@ -111,7 +117,8 @@ class Group(Owned, Owner):
         for index in ids:
             if not 0 <= index < present:
                 raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
-        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes, max_blocks)
+        transport = LocalTransport([open_device(index, driver=chosen) for index in ids])
+        return cls(transport, workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:
@@ -274,7 +281,7 @@ class Group(Owned, Owner):
             self.require_multicast()
             return self._multicast.allocate(nbytes)
         self._require_shared()
-        return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
+        return self.transport.symmetric(nbytes, multicast=False)
 
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
@@ -345,6 +352,7 @@ def _dispose(
     multicast: MulticastMemory,
     budget: BlockBudget,
     alone: AloneLaunches,
+    transport: Transport,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -359,11 +367,12 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget, transport))  # kernels of other ranks may still use it
         raise failure
     budget.release()
     alone.release()
     with Undo() as undo:
+        undo.append(transport.close)
         undo.append(workspace.close)
         undo.append(multicast.close)
 

@@ -23,9 +23,8 @@ import numpy as np
 
 from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
-from ..runtime.pinned import PinnedBuffer
 from ..runtime.stream import Stream
-from .transport import LocalTransport
+from .transport import Transport
 
 MAX_BLOCKS = 256
 
@@ -75,29 +74,33 @@ def defines() -> dict[str, int]:
 class Workspace:
     """The workspaces of all ranks of a group, and their report blocks.
 
-    `pointers[i]` is rank i's workspace, valid on rank i's device and, where the transport is shared, on every other.
-    `report_pointers[i]` is rank i's report block as its device sees it. Owned by the group; `close()` frees it.
+    All tables have an entry for each rank of the group. `pointers[i]` is rank i's workspace, valid on rank i's device
+    and, where the transport is shared, on every other. `report_pointers[i]` is rank i's report block as the devices of
+    this process see it, and `reports[i]` what it holds. A process fills and clears what belongs to its own ranks.
+    Owned by the group; `close()` frees it.
     """
 
-    def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
+    def __init__(self, transport: Transport, payload_bytes: int) -> None:
+        """Collective, as `Transport.allocate`."""
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
-        self._filled = 0  # bytes of each half of the slots that were 0xFF before the first call that uses them
-        self._devices = devices = transport.devices
+        self._own, self._devices = transport.indices, transport.devices
+        size = len(transport.members)
+        # Bytes of each half of the slots that were 0xFF before the first call that uses them. A rank of another process
+        # may store into them before this one knows of the call, so `clear` fills all of them then.
+        self._filled = 0 if len(self._own) == size else self.half_bytes
         self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
         self.pointers: tuple[int, ...] = self._memory.ptrs
         try:
-            driver = devices[0].driver
-            self._pinned = PinnedBuffer(driver, REPORT_STRIDE * len(devices))
+            self._host = transport.host_memory(REPORT_STRIDE * size)
         except BaseException:
             self._memory.close()
             raise
-        self.reports = self._pinned.view(REPORT_DTYPE)
+        self.reports = self._host.view(REPORT_DTYPE)
         self._magic = self.reports["magic"]
-        self._magic[:] = 0
         self._magics = self._magic.data  # quicker to read one by one than by numpy
-        self.report_pointers = tuple(self._pinned.ptr + REPORT_STRIDE * i for i in range(len(devices)))
+        self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
 
     def reported(self) -> bool:
         """Whether any rank has given up waiting. Reads host memory only."""
@@ -112,7 +115,7 @@ class Workspace:
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:
-        """Make sure that the first `nbytes` of both halves of every rank's slots may be used by calls from now on.
+        """Make sure that the first `nbytes` of both halves of the own ranks' slots may be used by calls from now on.
 
         Blocks where that is new, on streams of its own: legal during a capture, and while calls that use less run.
         """
@@ -127,18 +130,18 @@ class Workspace:
         self._filled = wanted
 
     def _fill_slots(self, streams: Sequence[Stream], begin: int, end: int) -> None:
-        for pointer, stream in zip(self.pointers, streams, strict=True):
+        for rank, stream in zip(self._own, streams, strict=True):
             for half in range(2):
-                stream.fill(pointer + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
+                stream.fill(self.pointers[rank] + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
 
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of every rank and empty its slots, on its stream; returns when that is done.
+        """Zero state, flags and reports of the own ranks and empty their slots, on their streams; returns when done.
 
-        No kernel of the group may be running.
+        No kernel of the group may be running on any rank, nor start on one before all ranks have returned.
         """
-        self.reports["magic"] = 0
-        for pointer, stream in zip(self.pointers, streams, strict=True):
-            stream.fill(pointer, 0, STATE_BYTES)
+        for rank, stream in zip(self._own, streams, strict=True):
+            self._magic[rank] = 0
+            stream.fill(self.pointers[rank], 0, STATE_BYTES)
         self._fill_slots(streams, 0, self._filled)
         for stream in streams:
             stream.synchronize()
@@ -146,4 +149,4 @@ class Workspace:
     def close(self) -> None:
         """Free everything. Idempotent; no kernel of the group may be running."""
         self._memory.close()
-        self._pinned.close()
+        self._host.close()

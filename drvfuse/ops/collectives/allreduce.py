@@ -215,8 +215,8 @@ class _Call:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        table = [inputs if self.multimem is None else []] * len(inputs)
-        ready = self._ready(table, inputs, outputs, 0, count)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(inputs), inputs, outputs, 0, count)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready

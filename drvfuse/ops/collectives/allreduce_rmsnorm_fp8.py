@@ -266,7 +266,8 @@ class _Call:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        ready = self._ready([inputs if self.multimem is None else []] * len(arrays), arrays, self.rows)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(arrays), arrays, self.rows)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready

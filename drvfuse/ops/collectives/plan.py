@@ -92,7 +92,7 @@ def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:
 
 def capability(group: Group) -> tuple[int, int]:
     """The lowest compute capability of the group's devices."""
-    return min(rank.device.capability for rank in group)
+    return min(member.capability for member in group.transport.members)
 
 
 def take(
@@ -135,17 +135,17 @@ def take(
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     """The kernel on every local rank, loaded there, with the rank's own parameters."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
-    for position, rank in enumerate(group.ranks):
+    for rank in group.ranks:
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
         early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
-        template.call = Call(report=workspace.report_pointers[position], rank=rank.index, early_trigger=int(early))
+        template.call = Call(report=workspace.report_pointers[rank.index], rank=rank.index, early_trigger=int(early))
         template.call.workspaces[: group.size] = list(workspace.pointers)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
             template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
         if plan.kernel.uses_staging:
             staging = group.multicast_staging()
-            template.multimem.staging, template.multimem.all_staging = staging.ptrs[position], staging.multicast_ptr
+            template.multimem.staging, template.multimem.all_staging = staging.ptrs[rank.index], staging.multicast_ptr
         planned = Planned(
             rank.device,
             specialisation,
@@ -181,8 +181,8 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
-    """Whether the kernels of every rank can read every rank's input where it lies."""
-    if not group.peers_readable:
+    """Whether the kernels of every rank can read every rank's input where it lies: never those of other processes."""
+    if not group.peers_readable or len(group) < group.size:
         return False
     return all(
         operand.array.pooled  # the group has opened the pools to all its devices
@@ -194,8 +194,19 @@ def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     )
 
 
+def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int]:
+    """The table of what a kernel sums, by rank: `inputs`, or nothing where it never reads them from there, as they lie
+    in multicast memory or in other processes."""
+    return [] if multimem or len(group) < group.size else inputs
+
+
 def require_peers(group: Group, algo: str) -> None:
-    """Raise Unsupported if `algo` needs peer access that the devices lack."""
+    """Raise Unsupported if `algo` needs peer access that the devices lack, or all ranks in one process."""
+    if algo == "naive" and len(group) < group.size:
+        raise Unsupported(
+            'algo="naive" orders the copies of all ranks by events, so it needs all of them in one process: use "auto" '
+            "or another algorithm"
+        )
     if algo != "naive" and not group.peers_readable:
         raise Unsupported(
             f'algo="{algo}" needs peer access between all devices, and these pairs (from, to) lack it: '
