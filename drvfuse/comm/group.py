@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,10 @@ from ..errors import (
     Unsupported,
     require_kind,
 )
+from ..nodes.engines import find_engine
+from ..nodes.exchange import Exchange, Member
+from ..nodes.layout import Nodes, find_nodes, find_order
+from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import Owner, forked, get_driver
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from .transport import Transport
 
 MIN_WORKSPACE_BYTES = 4096
+_CONNECT_SECONDS = 60.0
 
 _log = logging.getLogger("drvfuse.comm")
 
@@ -54,12 +59,22 @@ class Group(Owned, Owner):
     the only algorithm is "naive".
     """
 
-    def __init__(self, transport: Transport, workspace_bytes: int, max_blocks: int | None) -> None:
-        """Collective, as every step of `transport` is."""
+    def __init__(
+        self,
+        transport: Transport,
+        workspace_bytes: int,
+        max_blocks: int | None,
+        layout: Nodes | None = None,
+        connect: Callable[[Nodes, Sequence[Member]], NodeLink] | None = None,
+    ) -> None:
+        """Collective, as every step of `transport` is. `layout` are the nodes, by default one; `connect` makes the link
+        between several."""
         Owner.__init__(self)
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
+        self.layout = layout or Nodes((0,) * self.size)
+        self.link: NodeLink | None = None
         self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(transport.indices)
@@ -76,9 +91,16 @@ class Group(Owned, Owner):
                 self.alone = AloneLaunches(self.ranks, self._partial)
                 undo.append(self.alone.release)
                 transport.open()
-            self.workspace = Workspace(transport, workspace_bytes)
+            self.workspace = Workspace(transport, workspace_bytes, self.layout)
             self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
-            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport
+            if connect is not None and self.nodes > 1:
+                members = [
+                    Member(rank.index, rank.device, self.layout.of[rank.index], self.layout.place(rank.index))
+                    for rank in self.ranks
+                ]
+                self.link = connect(self.layout, members)
+                undo.append(self.link.close)
+            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
         with transport.step("clear the workspaces"):
@@ -92,6 +114,9 @@ class Group(Owned, Owner):
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
+        nodes: int = 1,
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group whose ranks are all driven by this process.
 
@@ -101,6 +126,10 @@ class Group(Owned, Owner):
         larger than it are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may fill on each
         device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
         launches may fill all multiprocessors while no other group is open on the devices.
+
+        `nodes` splits the ranks into so many nodes of consecutive ranks, as if they were on different hosts, to try or
+        test that (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four nodes;
+        `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of one's own.
 
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
@@ -117,13 +146,36 @@ class Group(Owned, Owner):
         for index in ids:
             if not 0 <= index < present:
                 raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
+        layout = find_nodes([0] * len(ids), nodes)
+        order = find_order(node_order, layout.count)
+        engine = find_engine(exchange, True, chosen.name == "emu") if layout.count > 1 else None
+
+        def connect(found: Nodes, members: Sequence[Member]) -> NodeLink:
+            assert engine is not None
+            return NodeLink(found, members, engine, order, lambda values: values, _CONNECT_SECONDS)
+
         transport = LocalTransport([open_device(index, driver=chosen) for index in ids])
-        return cls(transport, workspace_bytes, max_blocks)
+        return cls(transport, workspace_bytes, max_blocks, layout, connect)
 
     @property
     def peers_readable(self) -> bool:
         """Whether every rank can access every other rank's memory."""
         return self.transport.shared
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the group spans."""
+        return self.layout.count
+
+    @property
+    def node(self) -> int:
+        """The node of the first local rank."""
+        return self.layout.of[self.ranks[0].index]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The ranks of that node, in their order."""
+        return self.layout.ranks(self.node)
 
     @property
     def max_blocks(self) -> int:
@@ -177,6 +229,9 @@ class Group(Owned, Owner):
             self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call, word)
         if self._broken is not None:
             raise BarrierTimeout(*self._broken)
+        if self.link is not None and self.link.failure is not None:
+            self._stale = True
+            raise self.link.failure
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -190,6 +245,8 @@ class Group(Owned, Owner):
             rank.drain()
         self._forget_partial()
         self.workspace.clear([rank.stream for rank in self.ranks])
+        if self.link is not None:
+            self.link.reset()
         self._history.clear()
         self._broken = None
         self._stale = False
@@ -204,7 +261,7 @@ class Group(Owned, Owner):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported():
+        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
             self.check()
 
     @contextlib.contextmanager
@@ -286,6 +343,8 @@ class Group(Owned, Owner):
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
         self.require_open()
+        if self.nodes > 1:
+            raise Unsupported("multicast memory is that of one node, and the group has several")
         require_multicast([rank.device for rank in self.ranks])
         self._require_shared()
 
@@ -309,6 +368,8 @@ class Group(Owned, Owner):
         return self._multicast.staging(streams)
 
     def _require_shared(self) -> None:
+        if self.nodes > 1:
+            raise Unsupported("symmetric memory is that of one node, and the group has several")
         if not self.peers_readable:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "
@@ -353,6 +414,7 @@ def _dispose(
     budget: BlockBudget,
     alone: AloneLaunches,
     transport: Transport,
+    link: NodeLink | None,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -367,12 +429,16 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget, transport))  # kernels of other ranks may still use it
+        driver.abandoned.append(
+            (workspace, multicast, budget, transport, link)
+        )  # kernels of other ranks may still use it
         raise failure
     budget.release()
     alone.release()
     with Undo() as undo:
         undo.append(transport.close)
+        if link is not None:
+            undo.append(link.close)
         undo.append(workspace.close)
         undo.append(multicast.close)
 

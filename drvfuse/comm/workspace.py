@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..nodes.layout import Nodes
 from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
 from ..runtime.stream import Stream
@@ -80,8 +81,9 @@ class Workspace:
     Owned by the group; `close()` frees it.
     """
 
-    def __init__(self, transport: Transport, payload_bytes: int) -> None:
-        """Collective, as `Transport.allocate`."""
+    def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
+        """Collective, as `Transport.allocate`. Kernels know a rank by its number inside its node of `nodes`."""
+        self._nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
@@ -109,7 +111,12 @@ class Workspace:
     def first_report(self) -> dict[str, int]:
         """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that
         has waits for another. Of several that of the lowest rank."""
-        found = self.reports[np.flatnonzero(self._magic)]
+        ranks = np.flatnonzero(self._magic)
+        found = self.reports[ranks]
+        found["rank"] = ranks
+        found["peer"] = [
+            self._nodes.peer(int(rank), int(peer)) for rank, peer in zip(ranks, found["peer"], strict=True)
+        ]
         blamed = found[~np.isin(found["peer"], found["rank"])]
         report = (blamed if blamed.size else found)[0]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine must do that carries partial sums between the nodes of a group.
 
-An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves and adds float32 in the memory of
-GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1, and so on. How
-many of a group's ranks a process drives is the group's affair, so every method takes all local ranks at once.
+An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves and adds float32 in the
+memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1, and so
+on. How many of a group's ranks a process drives is the group's affair, so every method takes all local ranks at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from .layout import Nodes
 
 Gather = Callable[[Sequence[bytes]], Sequence[bytes]]
-"""Collective over the whole group: takes bytes of each local rank, returns those of each rank, within a bounded time."""
+"""Collective over the whole group: takes bytes of each local rank, and returns those of each rank in a bounded time."""
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Member:
     """A local rank: its number in the group, its device, its node, and its number inside that."""
 
     rank: int
@@ -29,12 +31,13 @@ class Member(NamedTuple):
     place: int
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """What the local rank `member` exchanges: `count` >= 1 float32 from each node, at `address` in its memory.
 
-    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves there those of every node
-    in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on `stream`, or
-    is complete when the method returns.
+    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves those of all nodes from
+    `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on
+    `stream`, or is complete when the method returns.
     """
 
     member: Member

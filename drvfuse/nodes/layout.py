@@ -37,6 +37,10 @@ class Nodes:
         """The ranks of a node, in their order."""
         return tuple(rank for rank, of in enumerate(self.of) if of == node)
 
+    def peer(self, rank: int, place: int) -> int:
+        """The rank with the number `place` inside the node of `rank`."""
+        return self.ranks(self.of[rank])[place]
+
     def place(self, rank: int) -> int:
         """The rank's number inside its node."""
         return self.ranks(self.of[rank]).index(rank)
@@ -55,7 +59,9 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
         sizes = [len(found.ranks(node)) for node in range(found.count)]
         if len(set(sizes)) > 1:
             shown = ", ".join(f"{count} on {host!r}" for host, count in zip(numbers, sizes, strict=True))
-            raise ArgumentError("nodes", f'"auto" for {shown}', "equally many ranks on every host, or a number of nodes")
+            raise ArgumentError(
+                "nodes", f'"auto" for {shown}', "equally many ranks on every host, or a number of nodes"
+            )
     else:
         expected = f'"auto", or a number of nodes that divides the {size} ranks'
         count = require_integer("nodes", nodes, expected, 1, size)
@@ -63,7 +69,9 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
             raise ArgumentError("nodes", count, expected)
         found = Nodes(tuple(rank // (size // count) for rank in range(size)))
     if found.inside > MAX_RANKS:
-        raise ArgumentError("nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do")
+        raise ArgumentError(
+            "nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do"
+        )
     for node in range(found.count):
         first, *others = found.ranks(node)
         for rank in others:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +29,7 @@ class NodeLink:
     """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
 
     `progress[i]` is the address of local rank i's `Progress`. `failure` is the error of an exchange that took too long,
-    until `reset`. Owned by the group.
+    until `reset`, and `bound` the `spin_timeout` setting at the last exchange. Owned by the group.
     """
 
     def __init__(
@@ -39,7 +39,9 @@ class NodeLink:
         self.nodes, self.members, self.engine, self.order = nodes, tuple(members), engine, order
         self.places = nodes.count if order == "fixed" else 1
         self.failure: ExchangeTimeout | None = None
-        self._gather, self._timeout, self._generation = gather, timeout, 0
+        self._gather, self._timeout = gather, timeout
+        self._admit = self._admitting()
+        self.bound = 0.0
         self._watchdog: _Watchdog | None = None
         self._pinned = PinnedBuffer(members[0].device.driver, PROGRESS_DTYPE.itemsize * len(members))
         try:
@@ -57,6 +59,7 @@ class NodeLink:
 
     def exchange(self, parts: Sequence[Part]) -> None:
         """Have the engine exchange `parts`, on their streams."""
+        self.bound = config.get("spin_timeout")
         if self.engine.watched and self._watchdog is None:
             self._watchdog = _Watchdog(self)
         parts = [part for part in parts if part.count]
@@ -65,16 +68,19 @@ class NodeLink:
 
     def captured(self, graph: Graph) -> None:
         """The graph holds an exchange: it cannot be launched any more when the engine has been connected anew."""
-        generation = self._generation
+        graph.before_launch(self._admit)
+
+    def _admitting(self) -> Callable[[Stream], None]:
+        """A function that raises once `reset` has been called; graphs keep it once."""
 
         def admit(stream: Stream) -> None:
-            if generation != self._generation:
+            if self._admit is not admit:
                 raise CaptureError(
                     f"the graph holds exchanges between nodes by connections of {self.engine.name} that group.reset() "
                     "has replaced; capture it again"
                 )
 
-        graph.before_launch(admit)
+        return admit
 
     def give_up(self, position: int, seconds: float) -> None:
         """Called by the watchdog: abort the engine's work, so that kernels behind it run, and keep the error."""
@@ -88,7 +94,7 @@ class NodeLink:
         """Connect the engine anew. Collective over the group; no work of the group may be queued."""
         self._stop()
         self.engine.close()
-        self._generation += 1
+        self._admit = self._admitting()
         self.words[:] = 0
         self.engine.open(self.nodes, self.members, self._gather, self._timeout)
         self.failure = None
@@ -122,9 +128,11 @@ class _Watchdog:
     def _watch(self) -> None:
         words = self._link.words
         since: dict[int, tuple[int, float]] = {}  # by position: the exchange that it is in, and when that was noticed
-        while not self._ended.wait(config.get("spin_timeout") / _POLLS_PER_TIMEOUT):
-            bound, now = config.get("spin_timeout"), time.monotonic()
-            for position, (ended, begun) in enumerate(zip(words["ended"].tolist(), words["begun"].tolist(), strict=True)):
+        while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
+            bound, now = self._link.bound, time.monotonic()
+            for position, (ended, begun) in enumerate(
+                zip(words["ended"].tolist(), words["begun"].tolist(), strict=True)
+            ):
                 if begun <= ended:
                     since.pop(position, None)
                 elif since.setdefault(position, (begun, now))[0] != begun:

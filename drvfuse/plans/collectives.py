@@ -113,8 +113,7 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
     row_bytes = row_packs * PACK_BYTES
     if work.algo == "two_stage":
         rows = ceil_div(rows, work.ranks)
-        # The scales of a chunk are rounded up to 16 bytes; 16 bytes a row is an upper bound.
-        result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize // 16 * 16 + 32
+        result = row_bytes if work.residual else result_bytes(row_packs * work.width * work.out_itemsize)
         each = work.ranks * row_bytes + result if work.staged else 2 * result
         if work.multimem:
             each = work.ranks * _multimem_slot(work, row_packs) * (1 if work.staged else 2)
@@ -123,6 +122,11 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
     else:
         return 1
     return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+
+
+def result_bytes(row_bytes: int) -> int:
+    """What a row of `row_bytes` of results and its scale take, at most: both are rounded up to 16 bytes in a chunk."""
+    return row_bytes // 16 * 16 + 32
 
 
 def _multimem_slot(work: Work, row_packs: int) -> int:

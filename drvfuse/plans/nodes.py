@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a call over several nodes shares out its work and the payload of the workspace.
 
-The tensor is taken in chunks of whole items: packs of the all-reduce, rows of the fused op. Of a chunk each rank of a node
-owns a part, as `cu/common/partition.cuh` divides it. Everything here is the same on the ranks that have the same number
-inside their nodes, so what these exchange is equally large.
+The tensor is taken in chunks of whole items: packs of the all-reduce, rows of the fused op. Of a chunk each rank of a
+node owns a part, as `cu/common/partition.cuh` divides it. Everything here is the same on the ranks that have the same
+number inside their nodes, so what these exchange is equally large.
 """
 
 from __future__ import annotations

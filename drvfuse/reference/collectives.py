@@ -100,8 +100,8 @@ def _sums(inputs: Sequence[NDArray], multimem: bool, nodes: int | Sequence[int])
 def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
 
-    n - 1 additions, in a row or as a tree, each with a relative error of at most u = 2**-24, are off by at most g sum|x| before the rounding
-    to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
+    n - 1 additions, in a row or as a tree, each with a relative error of at most u = 2**-24, are off by at most
+    g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
     """
     sum_ranks(inputs)  # that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
@@ -169,7 +169,7 @@ def allreduce_rmsnorm_fp8(
     Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
     rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
 
-    `multimem`, `nodes`: see `allreduce`; here too multimem's sums are rounded to the inputs' dtype before anything else.
+    `multimem`, `nodes`: see `allreduce`; here too sums by multimem are rounded to the inputs' dtype first.
 
     No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from drvfuse.nodes.layout import Nodes, find_nodes, find_order
 from drvfuse.errors import ArgumentError
+from drvfuse.nodes.layout import Nodes, find_nodes, find_order
 
 
 def test_auto_takes_the_ranks_of_a_host():

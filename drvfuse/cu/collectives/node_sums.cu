@@ -42,18 +42,17 @@ struct NodeSumsParams {
 
 // Pack `index` of the tensor.
 __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, const NodeSumsParams& p, i64 index) {
-    const char* from = static_cast<const char*>(tensor);
+    const char* from = static_cast<const char*>(tensor) + index * IN_BYTES;
     if constexpr (RAGGED) {
         const i64 row = index / p.row_packs;
         const i64 column = (index - row * p.row_packs) * W;
-        const i64 element = row * p.columns + column;
-        if (element % W != 0 || p.columns - column < W) {
-            load_elements(pack, from + element * i64(sizeof(In)), p.columns - column);
+        from = static_cast<const char*>(tensor) + (row * p.columns + column) * i64(sizeof(In));
+        if (reinterpret_cast<u64>(from) % 16 != 0 || p.columns - column < W) {
+            load_elements(pack, from, p.columns - column);
             return;
         }
-        index = element / W;
     }
-    load_pack(pack, from + index * IN_BYTES);
+    load_pack(pack, from);
 }
 
 __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace) {
@@ -82,8 +81,7 @@ __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace)
         count(p.call.rank), trace,
         [&](InPack& pack, int source, i64 j) {
             if constexpr (STAGED) {
-                load_pack(pack,
-                          payload(p.call.workspaces[source]) + p.staging + p.call.rank * area + j * IN_BYTES);
+                load_pack(pack, payload(p.call.workspaces[source]) + p.staging + p.call.rank * area + j * IN_BYTES);
             } else {
                 load_tensor(pack, p.call.sources[source], p, first + j);
             }

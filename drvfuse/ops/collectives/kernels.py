@@ -111,7 +111,9 @@ class CollectiveKernel:
         """What plans must know of it."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
         multimem = self.multimem, self.to_outputs
-        return Work(self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem, self.nodes)
+        return Work(
+            self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem, self.nodes
+        )
 
     @property
     def pushes(self) -> bool:

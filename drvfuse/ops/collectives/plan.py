@@ -138,11 +138,13 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     for rank in group.ranks:
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
         early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
-        template.call = Call(report=workspace.report_pointers[rank.index], rank=rank.index, early_trigger=int(early))
-        template.call.workspaces[: group.size] = list(workspace.pointers)
+        place, peers = group.layout.place(rank.index), group.layout.ranks(group.layout.of[rank.index])
+        pointers = [workspace.pointers[peer] for peer in peers]
+        template.call = Call(report=workspace.report_pointers[rank.index], rank=place, early_trigger=int(early))
+        template.call.workspaces[: len(peers)] = pointers
         if plan.kernel.pushes:
-            slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
-            template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
+            slots = [pointer + workspace.slots_offset for pointer in pointers]
+            template.push.slots[: len(peers)] = slots[place:] + slots[:place]
         if plan.kernel.uses_staging:
             staging = group.multicast_staging()
             template.multimem.staging, template.multimem.all_staging = staging.ptrs[rank.index], staging.multicast_ptr
