@@ -11,7 +11,7 @@ from ..errors import ArgumentError, Unsupported
 from .exchange import Exchange
 from .in_process import InProcess
 
-_METHODS = ("open", "all_gather", "all_reduce", "abort", "close")
+_MEMBERS = ("open", "check_captures", "all_gather", "all_reduce", "abort", "close", "name", "watched")
 
 
 def _nccl() -> Exchange:
@@ -61,7 +61,7 @@ def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
             make, package, remedy = _ENGINES[exchange]
             raise Unsupported(f'exchange="{exchange}" needs the package {package}: install {remedy}')
         return _ENGINES[exchange][0]()
-    missing = [name for name in (*_METHODS, "name", "capturable", "watched") if not hasattr(exchange, name)]
+    missing = [name for name in _MEMBERS if not hasattr(exchange, name)]
     if missing:
         raise ArgumentError(
             "exchange", f"{exchange!r} without {', '.join(missing)}", "an object as drvfuse.nodes.exchange says"

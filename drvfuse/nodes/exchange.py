@@ -49,12 +49,11 @@ class Part:
 class Exchange(Protocol):
     """An engine. One object serves one group; its methods are called by one thread at a time, but for `abort`.
 
-    `capturable`: whether its work may be captured into CUDA graphs. `watched`: whether its work on a stream may last
-    for ever, so that the group must watch it and call `abort` after the `spin_timeout` setting.
+    `name` is for messages. `watched`: whether its work on a stream may last for ever, so that the group must watch it
+    and call `abort` after the `spin_timeout` setting.
     """
 
     name: str
-    capturable: bool
     watched: bool
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
@@ -62,6 +61,10 @@ class Exchange(Protocol):
 
         `members` are the local ranks. Raises a `DrvfuseError` within about `timeout` seconds where a rank is missing.
         """
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        """Raise Unsupported if the local ranks' streams are in these captures (None: in none), and the engine's work
+        cannot be captured like this. Called before a call queues anything."""
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         """See `Part`. `parts` has every local rank with something to exchange, in local order."""

@@ -27,7 +27,6 @@ class InProcess:
     """
 
     name = "in process"
-    capturable = True
     watched = False
 
     def __init__(self) -> None:
@@ -39,6 +38,13 @@ class InProcess:
                 f"the exchange in process needs all {len(nodes.of)} ranks in this process, and has {len(members)}"
             )
         self._events = {member.rank: (Event(member.device), Event(member.device)) for member in members}
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        if len({*captures}) > 1:
+            raise Unsupported(
+                "the exchange in process orders ranks by events, so it can be captured only into one graph over the "
+                "streams of all ranks: Graph.capture(streams)"
+            )
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         for rail in _rails(parts):

@@ -101,7 +101,8 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
 
     n - 1 additions, in a row or as a tree, each with a relative error of at most u = 2**-24, are off by at most
-    g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
+    g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24.
+    The rounding is monotone.
     """
     sum_ranks(inputs)  # that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])

@@ -150,15 +150,14 @@ class AcrossNodes:
         ]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All local ranks together; in captures only if the engine's work can be captured."""
+        """All local ranks together; in captures only as the engine's work can be captured."""
         if alone and len(self.launches) > 1:
             raise Unsupported(
                 "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "
                 "once; call launch() without rank="
             )
         require_one_side(captures)
-        if captures[0] is not None and not self._link.engine.capturable:
-            raise Unsupported(f"exchanges between nodes by {self._link.engine.name} cannot be captured in a graph")
+        self._link.engine.check_captures(captures)
 
     def launch_one(self, position: int, stream: Stream) -> None:
         self.launch_all([stream])
