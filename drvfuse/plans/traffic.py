@@ -69,5 +69,5 @@ def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic
     exchange is counted as sending every node's sums to another node and back once.
     """
     own = 4 * elements
-    local, sent = nodes * (1 + places) * own, (nodes - 1) * (nodes if places > 1 else 2) * own
+    local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own
     return Traffic(nodes * inside.local + local, nodes * inside.remote + sent)

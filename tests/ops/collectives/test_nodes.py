@@ -309,3 +309,28 @@ def test_wrong_nodes_are_refused_by_the_constructor(machine, refused):
     refused(lambda: df.Group.local(4, driver=machine, nodes=2, exchange=object()), "exchange", "without open")
     with pytest.raises(Unsupported, match="real GPUs"):
         df.Group.local(4, driver=machine, nodes=2, exchange="nccl")
+
+
+@pytest.mark.parametrize("order", ["fixed", "engine"])
+@pytest.mark.parametrize("staged", [False, True])
+def test_bytes_of_the_kernels_are_what_prepared_says(machine, open_nodes, staged, order):
+    """Without the exchange, whose copies no kernel makes."""
+    group = open_nodes(4, 2, node_order=order)
+    elements = 24_000
+    xs, memory = [rank.zeros(elements, "bfloat16") for rank in group], []
+    if staged:
+        pairs = [private_array(rank.device, np.zeros(elements, xs[0].dtype.numpy)) for rank in group]
+        xs, memory = [array for array, _ in pairs], [kept for _, kept in pairs]
+    prepared = df.allreduce.prepare(group, xs)
+    group.synchronize()
+    ended = len(machine.launches)
+    prepared.launch()
+    group.synchronize()
+    totals = [record.counters.total for record in list(machine.launches)[ended:]]
+    local = sum(total.local_read + total.local_written for total in totals)
+    remote = sum(total.remote_read + total.remote_written for total in totals)
+    of_exchange = 2 * 4 * elements, 2 * 4 * elements  # sums that it writes, and that cross
+    expected = prepared.traffic[0] - (of_exchange[0] if order == "fixed" else 0), prepared.traffic[1] - of_exchange[1]
+    assert expected[0] <= local <= expected[0] + 30_000
+    assert expected[1] <= remote <= expected[1] + 2_000
+    del memory
