@@ -73,7 +73,7 @@ class Group(Owned, Owner):
                 flush(self.driver)
                 self._budget = BlockBudget(transport.members, devices, max_blocks)
                 undo.append(self._budget.release)
-                self.alone = AloneLaunches(self.ranks, self._partial)
+                self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
                 undo.append(self.alone.release)
                 transport.open()
             self.workspace = Workspace(transport, workspace_bytes)

@@ -73,7 +73,7 @@ def _form(devices: Sequence[Device], nbytes: int) -> SymmetricBuffer:
             ptr = map_object(multicast)
             set_access(multicast, devices, ptr)
         undo.commit()
-    return SymmetricBuffer.of(parts, multicast, ptr)
+    return SymmetricBuffer.of(parts, range(len(parts)), multicast, ptr)
 
 
 @contextlib.contextmanager

@@ -33,10 +33,21 @@ class Member(NamedTuple):
     name: str
     capability: tuple[int, int]
     sm_count: int
+    multicast: bool
 
     @classmethod
     def of(cls, device: Device) -> Member:
-        return cls(device.name, device.capability, device.sm_count)
+        multicast = bool(device.attribute("MULTICAST_SUPPORTED"))
+        return cls(device.name, device.capability, device.sm_count, multicast)
+
+
+class Identity(NamedTuple):
+    """Of a group with ranks in several processes: its number, which no other group has, how many ranks it has, and
+    whether no other group was open on any of their devices when it was opened."""
+
+    number: int
+    size: int
+    alone: bool
 
 
 class Memory(Protocol):
@@ -75,6 +86,8 @@ class Transport(Protocol):
     devices: tuple[Device, ...]
     shared: bool
     missing: tuple[tuple[int, int], ...]
+    identity: Identity | None
+    """None where all ranks are in this process."""
 
     @property
     def ended(self) -> Mapping[int, str]: ...
@@ -109,6 +122,7 @@ class LocalTransport:
     """
 
     ended = _NOBODY
+    identity: Identity | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)

@@ -162,18 +162,18 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     return found
 
 
-def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
+def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
     """How a launch of the plan changes when its group is alone, or no longer, if it does."""
-    wide = plan.alone
-    if wide is None and not early:
+    larger = plan.alone
+    if larger is None and not early:
         return None
 
-    def adapt(ready: Ready, alone: bool) -> None:
+    def adapt(ready: Ready, alone: bool, wide: bool) -> None:
         if early:
             ready.parameters.call.early_trigger = int(alone)
-        if wide is not None:
+        if larger is not None:
             push = plan.parameters.push
-            grid = wide if alone else Grid(plan.blocks, push.first_share, push.share)
+            grid = larger if wide else Grid(plan.blocks, push.first_share, push.share)
             ready.launch.resize(grid.blocks)
             ready.parameters.push.first_share, ready.parameters.push.share = grid.first_share, grid.share
 

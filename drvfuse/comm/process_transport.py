@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport of a group with one rank in this process and the others in other processes of the host.
+
+Memory passes from process to process by file descriptors. Who owns what:
+
+    descriptors    an exported one is the exporter's, a received one the receiver's. Each closes its own as soon as the
+                   exchange, or the import, is over, so none is open between the steps of a set-up.
+    memory         each process owns the memory of its rank, a handle of that of every other rank, and its mappings of
+                   all. The driver keeps memory until the last handle and mapping of any process is gone. So a process
+                   may close, or die, while kernels of its peers still use its memory.
+    report blocks  one memory without a name, made by rank 0, that all processes have mapped and registered with the
+                   driver. It goes when the last mapping of a process goes. Rank i's kernels write block i alone.
+    multicast      see `comm.multicast`.
+
+What all ranks do together is a `step`: each does its part, then they vote. Where one has failed all raise, and each
+takes back what it has made in this step and those before it, the last first; nothing that it takes back depends on
+another rank. If a rank's process has ended, or does not come within the time-out, the vote raises on all others, with
+the same consequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import DrvfuseError, Unsupported
+from ..runtime import shared_host
+from ..runtime.device import device as open_device
+from ..runtime.shared_host import SharedHostMemory
+from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, round_up
+from .transport import HostMemory, Memory
+
+if TYPE_CHECKING:
+    from ..bootstrap.board import Board
+    from ..bootstrap.descriptors import Descriptors
+    from ..runtime.device import Device
+    from .agreement import Agreement
+
+_PAGE = 4096
+
+
+class ProcessTransport:
+    """See the module. It owns `board` and `descriptors`, which `close` closes: the others see then that it has gone."""
+
+    shared = True
+    missing: tuple[tuple[int, int], ...] = ()
+
+    def __init__(self, board: Board, descriptors: Descriptors, device: Device, agreement: Agreement) -> None:
+        self._board, self._descriptors, self._agreement = board, descriptors, agreement
+        self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
+        self.identity = agreement.identity
+        self._device = device
+
+    @property
+    def board(self) -> Board:
+        """On which the ranks take their steps."""
+        return self._board
+
+    @property
+    def ended(self) -> Mapping[int, str]:
+        return self._board.ended
+
+    def open(self) -> None:
+        """Raise Unsupported for a device of another rank, visible here, that this one cannot access.
+
+        Of a device that this process does not see nobody can tell but by mapping its memory.
+        """
+        driver = self._device.driver
+        count = int(driver.cuDeviceGetCount())
+        visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
+        for rank, gpu in enumerate(self._agreement.gpus):
+            index = visible.get(gpu)
+            if index is not None and not self._device.can_access_peer(open_device(index, driver=driver)):
+                raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")
+
+    @contextlib.contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # an interrupt goes on at once; the others learn of it by the time-out
+            failure = error
+        try:
+            text = None if failure is None else f"{type(failure).__name__}: {failure}"
+            self._board.vote(what, text)
+        except DrvfuseError:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+
+    def allocate(self, nbytes: int) -> Memory:
+        return self.symmetric(nbytes, multicast=False)
+
+    def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        size = round_up(nbytes, self._agreement.unit)
+        with Undo() as undo:
+            with contextlib.ExitStack() as sent:
+                with self.step(f"allocate {size} bytes"):
+                    own = MappedMemory(self._device, size, self.devices)
+                    undo.append(own.close)
+                    assert isinstance(own.memory, PhysicalMemory)
+                    descriptor = own.memory.export()
+                    sent.callback(os.close, descriptor)
+                received = self._descriptors.share("pass the memory on", [descriptor])
+            parts: list[MappedMemory] = []
+            with self.step("map the memory of the other ranks"), _closing(received):
+                for rank, descriptors in enumerate(received):
+                    part = own
+                    if rank != self._board.rank:
+                        part = MappedMemory.imported(self._device, descriptors[0], size)
+                        undo.append(part.close)
+                    parts.append(part)
+            undo.commit()
+        return SymmetricBuffer.of(parts, self.indices)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        size = round_up(nbytes, _PAGE)
+        with contextlib.ExitStack() as sent:
+            made: list[int] = []
+            with self.step("make the report blocks"):
+                if self._board.rank == 0:
+                    made.append(shared_host.create(size))
+                    sent.callback(os.close, made[0])
+            received = self._descriptors.share("pass the report blocks on", made)
+        with Undo() as undo:
+            with self.step("map the report blocks"), _closing(received):
+                memory = SharedHostMemory(self._device, received[0][0], size)
+                undo.append(memory.close)
+            undo.commit()
+        return memory
+
+    def close(self) -> None:
+        self._descriptors.close()
+        self._board.close()
+
+
+@contextlib.contextmanager
+def _closing(received: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Close what was received, at the end."""
+    try:
+        yield
+    finally:
+        for descriptors in received:
+            for descriptor in descriptors:
+                os.close(descriptor)
