@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, config
+from ..bootstrap.host import host_identity
 from ..errors import ArgumentError, GroupMismatch, Unsupported, ranks_text
 from ..runtime.vmm import granularity
 from . import alone
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class Record:
     """What a rank says of itself.
 
-    `host` is one start of one kernel; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
+    `host` tells hosts apart; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
     becomes the group's. `alone`: no group is open on its device. `filling` are the numbers and sizes of the groups that
     fill it, as `comm.alone` says.
     """
@@ -57,7 +58,7 @@ class Record:
         """That of the rank of `device` in this process."""
         driver = device.driver
         return cls(
-            host=boot_id(),
+            host=host_identity(),
             gpu=bytes(driver.cuDeviceGetUuid(device.handle).bytes).hex(),
             device=device.name,
             capability=device.capability,
@@ -132,7 +133,7 @@ def agree(records: Sequence[Record]) -> Agreement:
         members=tuple(Member(r.device, r.capability, r.sm_count, r.multicast) for r in records),
         gpus=tuple(record.gpu for record in records),
         unit=max(record.unit for record in records),
-        identity=Identity(records[0].number, len(records), all(record.alone for record in records)),
+        identity=Identity(records[0].number, len(records), all(r.alone and r.max_blocks is None for r in records)),
         disturbed=_disturbed(records),
     )
 
@@ -160,11 +161,6 @@ def _disturbed(records: Sequence[Record]) -> tuple[int, ...]:
                 "max_blocks"
             )
     return tuple(number for number, _ in ranks)
-
-
-def boot_id() -> str:
-    """What tells one start of one kernel from all others."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def tuning_file() -> Path:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from ..errors import DriverError, MulticastError
 from ..runtime.lifetime import flush
 from ..runtime.multicast import NOT_READY, Multicast, explained
-from ..runtime.vmm import MappedMemory, SymmetricBuffer, Undo, granularity, round_up
+from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, granularity, round_up
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
@@ -145,6 +145,7 @@ def bind(multicast: Multicast, parts: Sequence[MappedMemory]) -> None:
     """Every rank's memory, at the beginning of the object."""
     for rank, part in enumerate(parts):
         with step_of(rank):
+            assert isinstance(part.memory, PhysicalMemory)
             multicast.bind_memory(part.device, part.memory)
 
 

@@ -30,7 +30,7 @@ from ..runtime import shared_host
 from ..runtime.device import device as open_device
 from ..runtime.shared_host import SharedHostMemory
 from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, round_up
-from .transport import HostMemory, Memory
+from .transport import HostMemory, Identity, Member, Memory
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
@@ -41,11 +41,32 @@ if TYPE_CHECKING:
 _PAGE = 4096
 
 
+@contextlib.contextmanager
+def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[None]:
+    """See `Transport.step`: the ranks of `board` vote at the end."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # an interrupt goes on at once; the others learn of it by the time-out
+        failure = error
+    try:
+        board.vote(what, None if failure is None else f"{type(failure).__name__}: {failure}", timeout)
+    except DrvfuseError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+
+
 class ProcessTransport:
     """See the module. It owns `board` and `descriptors`, which `close` closes: the others see then that it has gone."""
 
-    shared = True
+    members: tuple[Member, ...]
+    indices: tuple[int, ...]
+    devices: tuple[Device, ...]
+    shared: bool = True
     missing: tuple[tuple[int, int], ...] = ()
+    identity: Identity | None
 
     def __init__(self, board: Board, descriptors: Descriptors, device: Device, agreement: Agreement) -> None:
         self._board, self._descriptors, self._agreement = board, descriptors, agreement
@@ -75,21 +96,11 @@ class ProcessTransport:
             if index is not None and not self._device.can_access_peer(open_device(index, driver=driver)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")
 
-    @contextlib.contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        failure: Exception | None = None
-        try:
-            yield
-        except Exception as error:  # an interrupt goes on at once; the others learn of it by the time-out
-            failure = error
-        try:
-            text = None if failure is None else f"{type(failure).__name__}: {failure}"
-            self._board.vote(what, text)
-        except DrvfuseError:
-            if failure is None:
-                raise
-        if failure is not None:
-            raise failure
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return voted(self._board, what, self._board.timeout + longer)
+
+    def require_multicast(self) -> None:
+        """Raises Unsupported: TODO."""
 
     def allocate(self, nbytes: int) -> Memory:
         return self.symmetric(nbytes, multicast=False)

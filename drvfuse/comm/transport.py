@@ -14,6 +14,7 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..runtime.multicast_support import require_multicast
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import SymmetricBuffer
 from .multicast import set_up
@@ -43,7 +44,7 @@ class Member(NamedTuple):
 
 class Identity(NamedTuple):
     """Of a group with ranks in several processes: its number, which no other group has, how many ranks it has, and
-    whether no other group was open on any of their devices when it was opened."""
+    whether it was given no budget of blocks and no other group was open on any of its devices when it was opened."""
 
     number: int
     size: int
@@ -95,10 +96,11 @@ class Transport(Protocol):
     def open(self) -> None:
         """Let the devices of this process reach those of the other ranks, as far as they can."""
 
-    def step(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Around what every rank does: leaving it, all ranks have succeeded, or all raise.
 
-        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words.
+        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words; a rank may
+        take `longer` seconds more to come than the group's time-out says.
         """
 
     def allocate(self, nbytes: int) -> Memory:
@@ -106,6 +108,9 @@ class Transport(Protocol):
 
     def host_memory(self, nbytes: int) -> HostMemory:
         """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
+
+    def require_multicast(self) -> None:
+        """Raise Unsupported unless multicast is allowed, without a driver call where it is not, and all devices have it."""
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
@@ -140,7 +145,7 @@ class LocalTransport:
             readers = [p for p in self.devices if p is not device and (p.index, device.index) not in self.missing]
             device.allow_peers(readers)
 
-    def step(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def allocate(self, nbytes: int) -> Memory:
@@ -158,6 +163,9 @@ class LocalTransport:
 
     def host_memory(self, nbytes: int) -> HostMemory:
         return PinnedBuffer(self.devices[0].driver, nbytes)
+
+    def require_multicast(self) -> None:
+        require_multicast(self.devices)
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         return set_up(self.devices, nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)

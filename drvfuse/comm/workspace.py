@@ -6,6 +6,7 @@ The numbers here are the only copy: the kernels receive them as preprocessor def
     offset          what
     0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
+    OWNER_OFFSET    u64 number of the group | u64 rank, written once if ranks are in several processes
     PAYLOAD_OFFSET  payload, `payload_bytes` long: what the pull algorithms share
     slots_offset    slots, twice `half_bytes`: what the push algorithms store into each other's memory
 
@@ -21,9 +22,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import GroupMismatch
 from ..plans.push import half_bytes
+from ..runtime.array import view
 from ..runtime.stream import Stream
-from .transport import Transport
+from ..runtime.vmm import Undo
+from .transport import Identity, Transport
 
 MAX_RANKS = 8
 MAX_BLOCKS = 256
@@ -36,7 +40,8 @@ EPOCH_BITS = 18
 EPOCH_UNIT = 1 << EPOCH_BITS
 FLAGS_OFFSET = 128
 STATE_BYTES = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
-PAYLOAD_OFFSET = (STATE_BYTES + 4095) // 4096 * 4096
+PAYLOAD_OFFSET = (STATE_BYTES + 16 + 4095) // 4096 * 4096
+OWNER_OFFSET = PAYLOAD_OFFSET - 16
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
@@ -90,17 +95,32 @@ class Workspace:
         # Bytes of each half of the slots that were 0xFF before the first call that uses them. A rank of another process
         # may store into them before this one knows of the call, so `clear` fills all of them then.
         self._filled = 0 if len(self._own) == size else self.half_bytes
-        self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
-        self.pointers: tuple[int, ...] = self._memory.ptrs
-        try:
+        with Undo() as undo:
+            self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
+            undo.append(self._memory.close)
+            self.pointers: tuple[int, ...] = self._memory.ptrs
+            if transport.identity is not None:
+                self._compare_owners(transport, transport.identity)
             self._host = transport.host_memory(REPORT_STRIDE * size)
-        except BaseException:
-            self._memory.close()
-            raise
+            undo.commit()
         self.reports = self._host.view(REPORT_DTYPE)
         self._magic = self.reports["magic"]
         self._magics = self._magic.data  # quicker to read one by one than by numpy
         self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
+
+    def _compare_owners(self, transport: Transport, identity: Identity) -> None:
+        """Raise GroupMismatch unless the workspace of every rank is what this group has made for that rank."""
+        (own,), (device,) = self._own, self._devices
+        with transport.step("sign the workspaces"):
+            mine = view(self.pointers[own] + OWNER_OFFSET, 2, "uint64", device)
+            mine.copy_from(np.array([identity.number, own], np.uint64))
+            device.stream.synchronize()
+        with transport.step("compare the owners of the workspaces"):
+            for rank, pointer in enumerate(self.pointers):
+                number, of = view(pointer + OWNER_OFFSET, 2, "uint64", device).numpy().tolist()
+                if (number, of) != (identity.number, rank):
+                    values = {own: f"group {identity.number:x}, rank {rank}", rank: f"group {number:x}, rank {of}"}
+                    raise GroupMismatch("the owner of a workspace", values)
 
     def reported(self) -> bool:
         """Whether any rank has given up waiting. Reads host memory only."""
