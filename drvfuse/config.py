@@ -109,6 +109,9 @@ SETTINGS: Mapping[str, Setting] = {
     "multicast": Setting(
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
     ),
+    "store_port": Setting(
+        _whole(1, 65535), 29683, "a port, 1 to 65535", "where rank 0 listens to the ranks on other hosts (TCP)"
+    ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"

@@ -152,7 +152,7 @@ class Connection:
             try:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
-                self._lost = self._lost or f"the connection to it was lost ({error.strerror})"
+                self._lost = self._lost or handshake.loss(error)
                 self.sever()  # part of a frame may have gone; the thread tells whoever waits
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
@@ -175,12 +175,12 @@ class Connection:
         members = self._members.get(board)
         if members is None:
             return ClosedError("the board was closed")
-        if 0 in members:
-            return RankEnded(what, members.index(0), self._lost)
+        for rank, how in self._ended[board].items():  # the one that ended first
+            return RankEnded(what, rank, how)
         return RankEnded(what, None, f"of rank 0 of the first group, which serves the boards, {self._lost}")
 
     def _read(self) -> None:
-        lost = "its process has ended"
+        lost = handshake.PROCESS_ENDED
         try:
             received = b""
             while True:
@@ -189,12 +189,12 @@ class Connection:
                 if not (received := self._socket.recv(1 << 16)):
                     break
         except OSError as error:
-            lost = f"the connection to it was lost ({error.strerror})"
+            lost = handshake.loss(error)
         except (Malformed, KeyError, TypeError, ValueError):
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._lost or lost
-            for board, members in self._members.items():
+            for board, members in self._members.items():  # what the server's process was itself
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -13,6 +13,7 @@ empty one. `group` keeps groups and jobs apart that meet at one address: a serve
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -21,6 +22,7 @@ import socket
 import struct
 
 VERSION = 1
+PROCESS_ENDED = "its process has ended"
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -55,3 +57,9 @@ def same_user(connected: socket.socket) -> bool:
     """Whether this user is at the other end, as far as the kernel can tell: of a TCP connection it cannot."""
     known = credentials(connected)
     return known is None or known[1] == os.getuid()
+
+
+def loss(error: OSError) -> str:
+    """What a failed transfer says of the process at the other end."""
+    ended = error.errno in (errno.EPIPE, errno.ECONNRESET)
+    return PROCESS_ENDED if ended else f"the connection to it was lost ({error.strerror})"

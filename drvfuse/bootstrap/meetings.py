@@ -155,7 +155,7 @@ class Meetings:
 
     def _end_requests(self, board: _Board) -> None:
         for rank in list(board.requests):
-            first = min(board.gone)
+            first = next(iter(board.gone))
             how = {"rank": board.members.index(first), "how": board.gone[first]}
             self._answer(board, rank, {"outcome": "ended", **how})
 
@@ -170,7 +170,8 @@ class Meetings:
         else:
             data = b"".join(request.value for request in requests)
             lengths = [len(request.value) for request in requests]
-            for rank in board.members:
+            # Rank 0 last: its process serves the board, and what it does next may be to end.
+            for rank in sorted(board.members, reverse=True):
                 self._answer(board, rank, {"outcome": "values", "lengths": lengths}, data)
 
     def _split(self, board: _Board, choices: list[tuple[int | None, int]]) -> None:

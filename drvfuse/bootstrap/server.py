@@ -137,7 +137,7 @@ class Server:
         try:
             received = client.socket.recv(1 << 16)
             if not received:
-                self._drop(client, "its process has ended")
+                self._drop(client, handshake.PROCESS_ENDED)
             for message, data in client.frames.feed(received):
                 if client not in self._clients:
                     break
@@ -148,7 +148,7 @@ class Server:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._drop(client, f"its connection was lost ({error.strerror})")
+            self._drop(client, handshake.loss(error))
         except (Malformed, KeyError, TypeError, ValueError) as error:
             _log.debug("a malformed message from %s: %r", client.where, error)
             self._drop(client, "it sent what is no message of a board")
