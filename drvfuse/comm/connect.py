@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..bootstrap.descriptors import Descriptors
 from . import alone
 from .agreement import Record, agree
 from .process_transport import ProcessTransport, voted
@@ -36,7 +35,7 @@ def connect(board: Board, opened: Callable[[], tuple[Device, int, int | None]]) 
             record = Record.of(device, workspace_bytes, max_blocks)
         agreement = agree([Record.decode(data) for data in board.gather("agree on the group", record.encode())])
         alone.disturb(device, agreement.disturbed)
-        return ProcessTransport(board, Descriptors(board), device, agreement), record
+        return ProcessTransport(board, device, agreement), record
     except BaseException:
         board.close()
         raise

@@ -25,6 +25,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..bootstrap.descriptors import share
 from ..errors import DrvfuseError, Unsupported
 from ..runtime import shared_host
 from ..runtime.device import device as open_device
@@ -34,7 +35,6 @@ from .transport import HostMemory, Identity, Member, Memory
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
-    from ..bootstrap.descriptors import Descriptors
     from ..runtime.device import Device
     from .agreement import Agreement
 
@@ -59,7 +59,7 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
 
 
 class ProcessTransport:
-    """See the module. It owns `board` and `descriptors`, which `close` closes: the others see then that it has gone."""
+    """See the module. It owns `board`, which `close` closes: the others see then that this rank has gone."""
 
     members: tuple[Member, ...]
     indices: tuple[int, ...]
@@ -68,8 +68,8 @@ class ProcessTransport:
     missing: tuple[tuple[int, int], ...] = ()
     identity: Identity | None
 
-    def __init__(self, board: Board, descriptors: Descriptors, device: Device, agreement: Agreement) -> None:
-        self._board, self._descriptors, self._agreement = board, descriptors, agreement
+    def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
+        self._board, self._agreement = board, agreement
         self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
         self.identity = agreement.identity
         self._device = device
@@ -115,45 +115,40 @@ class ProcessTransport:
                     assert isinstance(own.memory, PhysicalMemory)
                     descriptor = own.memory.export()
                     sent.callback(os.close, descriptor)
-                received = self._descriptors.share("pass the memory on", [descriptor])
-            parts: list[MappedMemory] = []
-            with self.step("map the memory of the other ranks"), _closing(received):
-                for rank, descriptors in enumerate(received):
-                    part = own
-                    if rank != self._board.rank:
-                        part = MappedMemory.imported(self._device, descriptors[0], size)
-                        undo.append(part.close)
-                    parts.append(part)
+                received = share(self._board, [descriptor], "pass the memory on")
+            parts = {self._board.rank: own}
+            with self.step("map the memory of the other ranks"), closing(received):
+                for rank, (descriptor,) in received.items():
+                    parts[rank] = MappedMemory.imported(self._device, descriptor, size)
+                    undo.append(parts[rank].close)
             undo.commit()
-        return SymmetricBuffer.of(parts, self.indices)
+        return SymmetricBuffer.of([parts[rank] for rank in range(self._board.size)], self.indices)
 
     def host_memory(self, nbytes: int) -> HostMemory:
         size = round_up(nbytes, _PAGE)
-        with contextlib.ExitStack() as sent:
+        with contextlib.ExitStack() as opened, Undo() as undo:
             made: list[int] = []
             with self.step("make the report blocks"):
                 if self._board.rank == 0:
                     made.append(shared_host.create(size))
-                    sent.callback(os.close, made[0])
-            received = self._descriptors.share("pass the report blocks on", made)
-        with Undo() as undo:
-            with self.step("map the report blocks"), _closing(received):
-                memory = SharedHostMemory(self._device, received[0][0], size)
+                    opened.callback(os.close, made[0])
+            received = share(self._board, made, "pass the report blocks on")
+            with self.step("map the report blocks"), closing(received):
+                memory = SharedHostMemory(self._device, (made or received[0])[0], size)
                 undo.append(memory.close)
             undo.commit()
         return memory
 
     def close(self) -> None:
-        self._descriptors.close()
         self._board.close()
 
 
 @contextlib.contextmanager
-def _closing(received: Sequence[Sequence[int]]) -> Iterator[None]:
+def closing(received: Mapping[int, Sequence[int]]) -> Iterator[None]:
     """Close what was received, at the end."""
     try:
         yield
     finally:
-        for descriptors in received:
+        for descriptors in received.values():
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..runtime.multicast_support import require_multicast
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import SymmetricBuffer
-from .multicast import set_up
+from .multicast import LocalTeam, set_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,7 +110,7 @@ class Transport(Protocol):
         """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
 
     def require_multicast(self) -> None:
-        """Raise Unsupported unless multicast is allowed, without a driver call where it is not, and all devices have it."""
+        """Raise Unsupported unless all devices have multicast and the site allows it, which is looked at first."""
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
@@ -168,7 +168,7 @@ class LocalTransport:
         require_multicast(self.devices)
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        return set_up(self.devices, nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
+        return set_up(LocalTeam(self.devices), nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
 
     def close(self) -> None:
         pass

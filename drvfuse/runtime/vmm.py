@@ -129,7 +129,7 @@ class PhysicalMemory(Owned):
         Raises DriverError where the device has no such descriptors.
         """
         self._check_open()
-        return int(self.device.driver.cuMemExportToShareableHandle(self.handle, _descriptors(self.device.driver), 0))
+        return int(self.device.driver.cuMemExportToShareableHandle(self.handle, descriptors_of(self.device.driver), 0))
 
 
 class ImportedMemory(Owned):
@@ -140,11 +140,12 @@ class ImportedMemory(Owned):
 
     def __init__(self, device: Device, descriptor: int, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes
-        self.handle = device.driver.cuMemImportFromShareableHandle(descriptor, _descriptors(device.driver))
+        self.handle = device.driver.cuMemImportFromShareableHandle(descriptor, descriptors_of(device.driver))
         self._owns(device.driver, _release, self.handle)
 
 
-def _descriptors(driver: Driver) -> Any:
+def descriptors_of(driver: Driver) -> Any:
+    """The kind of handle that passes between processes as a file descriptor."""
     return driver.types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
