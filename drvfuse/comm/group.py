@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..bootstrap import rendezvous
 from ..bootstrap.place import find_place
+from ..bootstrap.rendezvous import connect as find_board
 from ..errors import (
     BarrierTimeout,
     CaptureError,
@@ -157,7 +157,7 @@ class Group(Owned, Owner):
             return arguments.own_device(device, place.local_rank, driver), payload, budget
 
         place = find_place(rank, size)
-        return cls._of_board(rendezvous.connect(place, timeout), opened)
+        return cls._of_board(find_board(place, timeout), opened)
 
     @classmethod
     def _of_board(cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> Group:
