@@ -226,8 +226,8 @@ def test_a_vote_has_one_answer_whoever_counts() -> None:
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
     """Each rank binds right behind its own add, before the devices of the others are there."""
 
-    def both(item: df.Multicast, devices: Sequence[Device]) -> None:
-        for rank, device in enumerate(devices):
+    def both(team: multicast.Team, item: df.Multicast) -> None:
+        for rank, device in team.places.items():
             with multicast.step_of(rank):
                 item.add(device)
                 item.bind_memory(device, objects.PhysicalMemory(device, item.nbytes))
