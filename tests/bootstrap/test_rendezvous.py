@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from drvfuse.bootstrap import handshake, rendezvous
+from drvfuse.bootstrap.address import Address
 from drvfuse.bootstrap.frames import pack
 from drvfuse.bootstrap.place import find_place
-from drvfuse.bootstrap.rendezvous import Address, connect, join
+from drvfuse.bootstrap.rendezvous import connect, join, meet
 from drvfuse.errors import ArgumentError, GroupError, GroupMismatch, GroupTimeout
 
 
@@ -245,7 +246,7 @@ def test_what_a_job_lacks_is_named_before_anything_is_opened(job, refused, monke
     refused(lambda: connect(several, 1), "environment variable DRVFUSE_SECRET", "of 5 characters")
     monkeypatch.setenv("DRVFUSE_SECRET", "0123456789abcdef")
     refused(lambda: connect(several, 1), "environment variable MASTER_ADDR", "not set")
-    refused(lambda: connect(job(0), timeout=-1), "timeout", "-1")
+    refused(lambda: meet(0, 3, timeout=-1), "timeout", "-1")
 
 
 def test_a_port_that_is_taken_is_named(job):
