@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..bootstrap.place import find_place
-from ..bootstrap.rendezvous import connect as find_board
+from ..bootstrap.rendezvous import meet
 from ..errors import (
     BarrierTimeout,
     CaptureError,
@@ -156,8 +155,8 @@ class Group(Owned, Owner):
             payload, budget = arguments.sizes(workspace_bytes, max_blocks)
             return arguments.own_device(device, place.local_rank, driver), payload, budget
 
-        place = find_place(rank, size)
-        return cls._of_board(find_board(place, timeout), opened)
+        place, board = meet(rank, size, store, timeout)
+        return cls._of_board(board, opened)
 
     @classmethod
     def _of_board(cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> Group:

@@ -3,8 +3,9 @@
 
     allocate      each rank: memory of the common size, at an address of its own
     create        one rank: the object
+    export        each process whose memory others must map: descriptors of it and of the object
     vote          who has failed has nothing to pass on
-    pass on       each rank's memory and the object, to the processes of the other ranks
+    pass on       the descriptors, to the processes of the other ranks
     import        each process: what it has got, the memory of each rank at an address
     add           each rank: its device
     vote          a bind would wait for ever for the device of a rank that has failed
@@ -56,12 +57,10 @@ class Team(Protocol):
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
         """What has become of the steps since the last vote, in all processes, where `own` has in this one."""
 
-    def pass_on(
-        self, parts: Mapping[int, MappedMemory], multicast: Multicast | None
-    ) -> tuple[Mapping[int, int], int | None]:
+    def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
         """Descriptors of the memory of ranks of other processes and, where rank 0 is in another one, of the object.
 
-        They are this process's. All processes call it. `parts` is the memory of the ranks of this one.
+        They are this process's. All processes call it with what they have exported, which stays theirs.
         """
 
 
@@ -75,9 +74,7 @@ class LocalTeam:
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
         return [own]
 
-    def pass_on(
-        self, parts: Mapping[int, MappedMemory], multicast: Multicast | None
-    ) -> tuple[Mapping[int, int], int | None]:
+    def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
         return {}, None
 
 
@@ -103,10 +100,12 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
 
 def _form(team: Team, nbytes: int) -> SymmetricBuffer:
     with Undo() as undo:
-        with vote(team):
-            parts = allocate(team, nbytes, undo)
-            made = create(team, _size(parts), undo)
-        descriptors, of_object = team.pass_on(parts, made)
+        with contextlib.ExitStack() as opened:
+            with vote(team):
+                parts = allocate(team, nbytes, undo)
+                made = create(team, _size(parts), undo)
+                exported = export(team, parts, made, opened)
+            descriptors, of_object = team.pass_on(exported)
         with vote(team), closing(*descriptors.values(), *([of_object] if of_object is not None else [])):
             parts |= import_parts(team, descriptors, _size(parts), undo)
             multicast = made if made is not None else import_object(team, of_object, _size(parts), undo)
@@ -196,6 +195,21 @@ def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
         multicast = Multicast(list(team.places.values()), nbytes, count=team.size)
         undo.append(multicast.close)
     return multicast
+
+
+def export(
+    team: Team, parts: Mapping[int, MappedMemory], made: Multicast | None, opened: contextlib.ExitStack
+) -> list[int]:
+    """Descriptors of the memory of the rank of this process, and of the object that it has made, closed by `opened`."""
+    exported: list[int] = []
+    if len(team.places) < team.size:
+        (rank,) = team.places
+        with step_of(rank):
+            for item in (parts[rank].memory, made):
+                if isinstance(item, PhysicalMemory | Multicast):
+                    exported.append(item.export())
+                    opened.callback(os.close, exported[-1])
+    return exported
 
 
 def import_parts(team: Team, descriptors: Mapping[int, int], nbytes: int, undo: Undo) -> dict[int, MappedMemory]:

@@ -10,7 +10,8 @@ Memory passes from process to process by file descriptors. Who owns what:
                    may close, or die, while kernels of its peers still use its memory.
     report blocks  one memory without a name, made by rank 0, that all processes have mapped and registered with the
                    driver. It goes when the last mapping of a process goes. Rank i's kernels write block i alone.
-    multicast      see `comm.multicast`.
+    multicast      each process owns a handle of the object, its binding and its mapping. The memory of a rank must not
+                   be unbound while kernels of another use the object: `MulticastMemory.close` sees to that.
 
 What all ranks do together is a `step`: each does its part, then they vote. Where one has failed all raise, and each
 takes back what it has made in this step and those before it, the last first; nothing that it takes back depends on
@@ -26,11 +27,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..bootstrap.descriptors import share
-from ..errors import DrvfuseError, Unsupported
+from ..errors import DrvfuseError, Unsupported, ranks_text
 from ..runtime import shared_host
 from ..runtime.device import device as open_device
+from ..runtime.multicast_support import require_multicast
 from ..runtime.shared_host import SharedHostMemory
 from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, round_up
+from .multicast import set_up
+from .process_team import ProcessTeam
 from .transport import HostMemory, Identity, Member, Memory
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from .agreement import Agreement
 
 _PAGE = 4096
+_MOMENT = 1.0  # seconds
 
 
 @contextlib.contextmanager
@@ -100,12 +105,17 @@ class ProcessTransport:
         return voted(self._board, what, self._board.timeout + longer)
 
     def require_multicast(self) -> None:
-        """Raises Unsupported: TODO."""
+        require_multicast(self.devices, len(self.members))
+        lacking = [rank for rank, member in enumerate(self.members) if not member.multicast]
+        if lacking:
+            raise Unsupported(f"the devices of {ranks_text(lacking)} have no multicast (attribute MULTICAST_SUPPORTED)")
 
     def allocate(self, nbytes: int) -> Memory:
         return self.symmetric(nbytes, multicast=False)
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        if multicast:
+            return set_up(ProcessTeam(self._board, self._device), nbytes)
         size = round_up(nbytes, self._agreement.unit)
         with Undo() as undo:
             with contextlib.ExitStack() as sent:
@@ -138,6 +148,13 @@ class ProcessTransport:
                 undo.append(memory.close)
             undo.commit()
         return memory
+
+    def all_ended(self) -> bool:
+        try:
+            self._board.gather("close the group, which has multicast memory", b"", _MOMENT)
+        except DrvfuseError:
+            return False
+        return True
 
     def close(self) -> None:
         self._board.close()

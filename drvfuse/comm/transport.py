@@ -115,6 +115,9 @@ class Transport(Protocol):
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
 
+    def all_ended(self) -> bool:
+        """Whether all ranks come here within a second, each when its kernels of the group have ended. Collective."""
+
     def close(self) -> None:
         """Give up what the transport itself holds. Not collective. Idempotent."""
 
@@ -169,6 +172,9 @@ class LocalTransport:
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         return set_up(LocalTeam(self.devices), nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
+
+    def all_ended(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ import drvfuse as df
 from drvfuse.comm import multicast
 from drvfuse.errors import ArgumentError, DriverError, MulticastError
 from drvfuse.runtime import multicast as objects
-from drvfuse.runtime.device import Device
 from drvfuse.runtime.lifetime import flush
 
 pytestmark = pytest.mark.emu
