@@ -68,8 +68,11 @@ class Run:
     """Descriptors that came with the call, to be closed after it."""
 
     def memory(self, content: bytes | int) -> int:
-        """The address of memory that holds these bytes, or so many zeros."""
-        made = ctypes.create_string_buffer(content, len(content) + 1 if isinstance(content, bytes) else content + 1)
+        """The address of memory that holds these bytes, or so many zeros; one byte more, so that it has an address."""
+        nbytes = content if isinstance(content, int) else len(content)
+        made = (ctypes.c_char * (nbytes + 1))()
+        if not isinstance(content, int):
+            ctypes.memmove(made, content, nbytes)
         self.keep.append(made)
         return ctypes.addressof(made)
 
