@@ -9,8 +9,8 @@ from typing import Any
 from ..bindings import R, T
 from ..machine import residency
 from ..machine.failure import Failure
-from ..machine.machine import Machine
 from ..machine.objects import Function
+from ..machine.process import Process
 from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
 from ..machine.work import Dim, Launch
 from ..wire.parameters import Layout, pack
@@ -89,7 +89,7 @@ def most_blocks(function: Function) -> int:
     return min(most, function.code.max_cluster or most)
 
 
-def cluster_of(m: Machine, function: Function, grid: Dim, asked: Dim | None) -> Dim | None:
+def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) -> Dim | None:
     """The shape of a launch's clusters: that of its attribute, or that which the kernel requires; None for none.
 
     CUDA_ERROR_INVALID_VALUE where the two differ, or the grid is not a multiple; CUDA_ERROR_INVALID_CLUSTER_SIZE where
@@ -103,7 +103,7 @@ def cluster_of(m: Machine, function: Function, grid: Dim, asked: Dim | None) -> 
         return None
     check(required in (None, shape))
     blocks = shape[0] * shape[1] * shape[2]
-    if m.capability < (9, 0):
+    if proc.machine.capability < (9, 0):
         check(blocks == 1, R.CUDA_ERROR_NOT_SUPPORTED)
         return None
     check(blocks <= most_blocks(function), R.CUDA_ERROR_INVALID_CLUSTER_SIZE)
@@ -114,21 +114,21 @@ def cluster_of(m: Machine, function: Function, grid: Dim, asked: Dim | None) -> 
 # Launching ----------------------------------------------------------------------------------------------------------
 
 
-def make(m: Machine, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: _Attributes) -> Launch:
+def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: _Attributes) -> Launch:
     """A checked launch of a function in its own context."""
     assert function.module is not None
     check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
     check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
-    cluster = cluster_of(m, function, grid, a.cluster)
+    cluster = cluster_of(proc, function, grid, a.cluster)
     launch = Launch(
         function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority, cluster
     )
     check(launch.threads <= (function.code.max_threads or 1024))
     check(not function.code.reqntid or tuple(function.code.reqntid) == block)
-    check(0 <= smem <= max_dynamic(m, function))
-    resident = m.resident_blocks(launch)
+    check(0 <= smem <= max_dynamic(proc, function))
+    resident = proc.machine.resident_blocks(launch)
     too_much = R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
-    if launch.cluster_blocks > 1 and residency.blocks_per_sm(m.limits, function, launch.threads, smem):
+    if launch.cluster_blocks > 1 and residency.blocks_per_sm(proc.machine.limits, function, launch.threads, smem):
         too_much = R.CUDA_ERROR_INVALID_CLUSTER_SIZE
     check(resident, too_much)
     check(not a.cooperative or launch.blocks <= resident, R.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
@@ -136,19 +136,19 @@ def make(m: Machine, function: Function, grid: Dim, block: Dim, smem: int, param
 
 
 def _launch(
-    m: Machine, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
+    proc: Process, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
 ) -> None:
-    stream = m.stream(hStream)
-    function = resolve(m, m.get(f, Function), stream.context)
+    stream = proc.stream(hStream)
+    function = resolve(proc, proc.get(f, Function), stream.context)
     assert function.module is not None
     check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
     params = present(pack(layout_of(function), kernelParams, extra))
-    m.enqueue(stream, make(m, function, grid, block, smem, params, a))
+    proc.enqueue(stream, make(proc, function, grid, block, smem, params, a))
 
 
 @entry()
 def cuLaunchKernel(
-    m: Machine,
+    proc: Process,
     f: Any,
     gridDimX: int,
     gridDimY: int,
@@ -162,12 +162,12 @@ def cuLaunchKernel(
     extra: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(m, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, _Attributes())
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, _Attributes())
 
 
 @entry()
 def cuLaunchCooperativeKernel(
-    m: Machine,
+    proc: Process,
     f: Any,
     gridDimX: int,
     gridDimY: int,
@@ -180,12 +180,12 @@ def cuLaunchCooperativeKernel(
     kernelParams: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(m, f, grid, block, sharedMemBytes, hStream, kernelParams, None, _Attributes(cooperative=True))
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, None, _Attributes(cooperative=True))
 
 
 @entry()
-def cuLaunchKernelEx(m: Machine, config: Any, f: Any, kernelParams: Any, extra: Any) -> None:
+def cuLaunchKernelEx(proc: Process, config: Any, f: Any, kernelParams: Any, extra: Any) -> None:
     check(config is not None)
     grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
     block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-    _launch(m, f, grid, block, config.sharedMemBytes, config.hStream, kernelParams, extra, attributes_of(config))
+    _launch(proc, f, grid, block, config.sharedMemBytes, config.hStream, kernelParams, extra, attributes_of(config))

@@ -171,7 +171,7 @@ class Free(Command):
     nbytes: int
 
     def run(self, machine: Machine) -> None:
-        machine.memory.pool_free(self.pool, self.address)
+        self.context.process.memory.pool_free(self.pool, self.address)
 
 
 @dataclass(frozen=True, eq=False)
