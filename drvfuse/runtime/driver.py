@@ -100,7 +100,7 @@ _GO_ON = {
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
 # Kinds of reports that cost no context.
-_HARMLESS = frozenset({"context", "module", "multicast", "out_of_memory", "race"})
+_HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
 _lock = threading.Lock()

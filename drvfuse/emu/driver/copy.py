@@ -58,6 +58,7 @@ def _copy(proc: Process, kind: str, dst: Any, src: Any, nbytes: int, hStream: An
     """
     target, keep = host_address(dst) if kind == "DtoH" else (number(dst), None)
     source, more = host_address(src) if kind == "HtoD" else (number(src), None)
+    target, source = proc.memory.on_device(target), proc.memory.on_device(source)
     context = proc.current()
     stream = None if hStream is _NOW else proc.stream(hStream)
     if nbytes:
@@ -148,7 +149,7 @@ def _copy_2d(proc: Process, p: Any, context: Context) -> Copy2D | None:
         base = host_address(host)[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
         check(pitch == 0 or pitch >= p.WidthInBytes + x)
         pitch = pitch or p.WidthInBytes + x
-        start = base + y * pitch + x
+        start = proc.memory.on_device(base + y * pitch + x)
         nbytes = pitch * (p.Height - 1) + p.WidthInBytes
         _range(proc, verb, start, nbytes, kind == kinds.CU_MEMORYTYPE_DEVICE, proc.current())
         return start, pitch

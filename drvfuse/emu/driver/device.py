@@ -21,6 +21,7 @@ _SUPPORTED = (
     *("STREAM_PRIORITIES_SUPPORTED", "GLOBAL_L1_CACHE_SUPPORTED", "LOCAL_L1_CACHE_SUPPORTED"),
     *("COMPUTE_PREEMPTION_SUPPORTED", "COOPERATIVE_LAUNCH", "HOST_REGISTER_SUPPORTED"),
     *("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
 )
 # The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
 _FIXED = {
@@ -60,6 +61,8 @@ def _attributes(proc: Process, index: int) -> dict[str, int]:
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": proc.machine.limits.shared_block,
         "PCI_BUS_ID": index + 1,
         "CLUSTER_LAUNCH": int(proc.machine.capability >= (9, 0)),
+        # as of an H200 without an IMEX channel, where allocations with such handles fail all the same
+        "HANDLE_TYPE_FABRIC_SUPPORTED": int(proc.machine.capability >= (9, 0)),
         "MULTICAST_SUPPORTED": int(multicast.supported(proc.machine, proc.machine.devices[index])),
     }
 

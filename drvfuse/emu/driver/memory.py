@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ..bindings import R, T
@@ -83,7 +84,7 @@ def cuMemFreeHost(proc: Process, p: Any) -> None:
     """Waits for all work of the memory's context first."""
     address, _ = host_address(p)
     allocation = present(proc.memory.at(address))
-    check(allocation.host_flags is not None and not allocation.registered)
+    check(allocation.host_flags is not None and not allocation.registered and allocation.host is None)
     _free_host(proc, allocation)
 
 
@@ -101,11 +102,12 @@ def _host(proc: Process, p: Any) -> Allocation:
 
 @entry(1)
 def cuMemHostGetDevicePointer(proc: Process, p: Any, Flags: int) -> Any:
-    """Memory from cuMemHostAlloc has the same address on a device; registered memory has none there."""
+    """Memory from cuMemHostAlloc has the same address on a device; registered memory has another one, or none."""
     proc.current()
     check(Flags == 0)
-    check(not _host(proc, p).registered, R.CUDA_ERROR_NOT_SUPPORTED)
-    return T.CUdeviceptr(host_address(p)[0])
+    found = _host(proc, p)
+    check(not found.registered or found.alias is not None, R.CUDA_ERROR_NOT_SUPPORTED)
+    return T.CUdeviceptr(proc.memory.on_device(host_address(p)[0]))
 
 
 @entry(1)
@@ -115,14 +117,21 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
-    """Pins memory for asynchronous copies. Emulated kernels cannot reach it: mapping it is not supported."""
+    """Pins memory for asynchronous copies. Emulated kernels reach shared memory of a file of which a descriptor is open
+    (`host_files`), at the address that cuMemHostGetDevicePointer tells; mapping any other memory is not supported.
+    """
     context = proc.current()
     address, _ = host_address(p)
     flags = int(Flags)
     check(address and bytesize > 0 and 0 <= flags <= _REGISTER_FLAGS)
-    check(not flags & _HOST_DEVICEMAP, R.CUDA_ERROR_NOT_SUPPORTED)
     check(not proc.memory.within(address, bytesize), R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-    proc.memory.add(Allocation(address, bytesize, None, context=context, host_flags=flags, registered=True))
+    file = proc.file_behind(address, bytesize)
+    check(file is not None or not flags & _HOST_DEVICEMAP, R.CUDA_ERROR_NOT_SUPPORTED)
+    try:
+        proc.memory.register(context, address, bytesize, flags, file)
+    finally:
+        if file is not None:
+            os.close(file.descriptor)
 
 
 @entry(unsafe=True)

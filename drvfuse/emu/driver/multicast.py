@@ -12,7 +12,7 @@ from ..machine.objects import Device, Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.members import PIECE
 from .entry import check, entry, is_enum, number, present
-from .vmm import memory_of
+from .vmm import exportable, memory_of
 
 RECOMMENDED = 2 * PIECE
 """More than the minimum, so that who mixes them up notices; what a GPU recommends is its driver's affair."""
@@ -25,12 +25,12 @@ def _object(proc: Process, value: Any) -> tuple[Handle, Multicast]:
     return handle, cast(Multicast, handle.item)
 
 
-def _properties(proc: Process, prop: Any) -> None:
-    """Check a CUmulticastObjectProp. Objects with shareable handles are not emulated."""
+def _properties(proc: Process, prop: Any) -> int:
+    """Check a CUmulticastObjectProp; its handle types."""
     check(any(multicast.supported(proc.machine, device) for device in proc.machine.devices), R.CUDA_ERROR_NOT_SUPPORTED)
     check(prop is not None)
     check(prop.flags == 0 and 0 < prop.numDevices <= len(proc.machine.devices))
-    check(int(prop.handleTypes) == 0, R.CUDA_ERROR_NOT_SUPPORTED)
+    return exportable(int(prop.handleTypes))
 
 
 @entry(1)
@@ -43,11 +43,10 @@ def cuMulticastGetGranularity(proc: Process, prop: Any, option: Any) -> int:
 
 @entry(1, unsafe=True)
 def cuMulticastCreate(proc: Process, prop: Any) -> Any:
-    _properties(proc, prop)
-    size = int(prop.size)
+    types, size = _properties(proc, prop), int(prop.size)
     check(size > 0 and multicast.aligned(size))
     check(size <= proc.machine.window.nbytes, R.CUDA_ERROR_OUT_OF_MEMORY)
-    return T.CUmemGenericAllocationHandle(multicast.create(proc, size, int(prop.numDevices), 0).handle)
+    return T.CUmemGenericAllocationHandle(multicast.create(proc, size, int(prop.numDevices), types).handle)
 
 
 @entry(unsafe=True)

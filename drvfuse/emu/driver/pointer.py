@@ -24,11 +24,11 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return int(T.CUmemorytype.CU_MEMORYTYPE_HOST if host else T.CUmemorytype.CU_MEMORYTYPE_DEVICE)
     if attribute == _P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        check(not a.registered)
-        return T.CUdeviceptr(address)
+        check(not a.registered or a.alias is not None)
+        return T.CUdeviceptr(proc.memory.on_device(address))
     if attribute == _P.CU_POINTER_ATTRIBUTE_HOST_POINTER:
         check(host)
-        return address
+        return address if a.host is None else a.host + address - a.base
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return T.CUmemoryPool(a.pool.handle if a.pool else 0)
     if attribute in (_P.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _P.CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR):
@@ -45,7 +45,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPED: True,
-        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: 0,
+        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.mapped.handle_types if a.mapped else 0,
         _P.CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: a.number,
     }
     check(attribute in plain, R.CUDA_ERROR_NOT_SUPPORTED)

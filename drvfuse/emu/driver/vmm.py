@@ -17,6 +17,8 @@ from .entry import check, entry, is_enum, number, present
 from .pool import access_list, located_device
 
 GRANULARITY = 2 << 20
+_T = T.CUmemAllocationHandleType
+_DESCRIPTOR = _T.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
@@ -26,13 +28,13 @@ def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
     return handle, cast(Memory, handle.item)
 
 
-def _device(proc: Process, prop: Any) -> Any:
-    """The device of a CUmemAllocationProp that can be emulated."""
-    check(prop is not None)
-    check(prop.type == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
-    none = T.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
-    check(prop.requestedHandleTypes == none, R.CUDA_ERROR_NOT_SUPPORTED)
-    return located_device(proc, prop.location)
+def exportable(types: int) -> int:
+    """The handle types that memory or a multicast object is asked to have: descriptors, or none. Fabric handles are not
+    permitted, as on a machine without an IMEX channel.
+    """
+    check(types != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
+    check(types in (_T.CU_MEM_HANDLE_TYPE_NONE, _DESCRIPTOR), R.CUDA_ERROR_NOT_SUPPORTED)
+    return types
 
 
 @entry(1)
@@ -45,7 +47,9 @@ def cuMemGetAllocationGranularity(proc: Process, prop: Any, option: Any) -> int:
 
 @entry(1, unsafe=True)
 def cuMemCreate(proc: Process, size: int, prop: Any, flags: int) -> Any:
-    device = _device(proc, prop)
+    check(prop is not None)
+    check(prop.type == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
+    types, device = exportable(int(prop.requestedHandleTypes)), located_device(proc, prop.location)
     check(flags == 0 and size > 0 and size % GRANULARITY == 0)
     proc.memory.charge(device, size)
     try:
@@ -53,7 +57,7 @@ def cuMemCreate(proc: Process, size: int, prop: Any, flags: int) -> Any:
     except WindowError as error:
         device.used -= size
         raise proc.memory.full(device, size, str(error)) from None
-    return T.CUmemGenericAllocationHandle(proc.open_handle(Memory(size, 0, device, physical)).handle)
+    return T.CUmemGenericAllocationHandle(proc.open_handle(Memory(size, types, device, physical)).handle)
 
 
 @entry(unsafe=True)
@@ -159,16 +163,31 @@ def cuMemGetAllocationPropertiesFromHandle(proc: Process, handle: Any) -> Any:
     prop = T.CUmemAllocationProp()
     prop.type = T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = T.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    prop.location.id = memory_of(proc, handle)[1].device.index
+    memory = memory_of(proc, handle)[1]
+    prop.location.id = memory.device.index
+    prop.requestedHandleTypes = _T(memory.handle_types)
     return prop
 
 
 @entry(1)
-def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> Any:
-    proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> int:
+    """A new descriptor of this process of the operating system, which the caller closes. It holds the memory."""
+    is_enum(handleType, _T, "handleType")
+    item = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE).item
+    check(flags == 0)
+    check(handleType == _DESCRIPTOR and item.handle_types == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
+    return proc.machine.mappables.descriptors.export(item)
 
 
 @entry(1)
 def cuMemImportFromShareableHandle(proc: Process, osHandle: Any, shHandleType: Any) -> Any:
-    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+    """A new handle of what any process of the machine has exported. The descriptor stays the caller's."""
+    is_enum(shHandleType, _T, "shHandleType")
+    check(shHandleType != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
+    check(shHandleType == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
+    descriptor = number(osHandle)
+    item = proc.machine.mappables.descriptors.find(descriptor)
+    if item is None:
+        text = f"{descriptor} is not a descriptor of memory or of a multicast object that was exported on this machine"
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("descriptor", text))
+    return T.CUmemGenericAllocationHandle(proc.open_handle(item).handle)

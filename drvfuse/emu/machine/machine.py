@@ -205,6 +205,7 @@ class Machine:
                 for process in self.processes:
                     process.handles.clear()
                 if self.pid == os.getpid():
+                    self.mappables.descriptors.close()
                     self.window.close()
 
     def __enter__(self) -> Machine:
@@ -228,6 +229,7 @@ class Machine:
         `reservations`. What was released and is still mapped or bound counts.
         """
         with self.lock:
+            self.mappables.descriptors.sweep()
             multicasts = self.mappables.multicasts()
             found = {
                 "device_bytes": sum(device.used for device in self.devices),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .descriptors import Descriptors
 from .objects import Bind, Mappable, Memory, Multicast
 
 if TYPE_CHECKING:
@@ -12,13 +13,14 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """What there is of both in a machine. One lives until its last holder lets go: a handle with references, a mapping
-    or, of memory, a bind. A multicast object's binds go with it.
+    """What there is of both in a machine. One lives until its last holder lets go: a handle with references, a mapping,
+    a descriptor or, of memory, a bind. A multicast object's binds go with it.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._live: dict[Mappable, None] = {}
+        self.descriptors = Descriptors(self)
 
     def memories(self) -> list[Memory]:
         return [item for item in self._live if isinstance(item, Memory)]

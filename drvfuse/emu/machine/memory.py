@@ -21,6 +21,7 @@ from ..bindings import R
 from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
+from .host_files import FilePart
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Allocation:
     handle: Handle | None = None
     host_flags: int | None = None
     registered: bool = False
+    alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
+    host: int | None = None  # of such addresses: where the host has the memory
     freed: bool = False  # a pool free is queued
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
@@ -93,7 +96,7 @@ class ProcessMemory:
 
     def owned(self, context: Context) -> list[Allocation]:
         """What goes when the context goes."""
-        return [a for a in self._live.values() if a.context is context]
+        return [a for a in self._live.values() if a.context is context and a.host is None]
 
     def uncovered(self, address: int, nbytes: int) -> int | None:
         """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
@@ -153,7 +156,7 @@ class ProcessMemory:
         """How much of each kind there is of what has an address."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
-            "allocations": len(self._live) - mappings,
+            "allocations": sum(a.mapped is None and a.host is None for a in self._live.values()),
             "mappings": mappings,
             "reservations": len(self._reserved),
         }
@@ -171,6 +174,7 @@ class ProcessMemory:
 
     def charge(self, device: Device, nbytes: int) -> None:
         """Count device memory; Failure if the device has not so much left."""
+        self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
@@ -192,7 +196,7 @@ class ProcessMemory:
         for process in machine.processes:
             whose = f" in {process.label}" if process.label else ""
             for a in process.memory._live.values():
-                if a.mapped is None and a.device is device and not a.registered:
+                if a.mapped is None and a.device is device and not a.registered and a.host is None:
                     maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
@@ -286,7 +290,7 @@ class ProcessMemory:
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)
-            else:
+            elif allocation.host is None:
                 self.free(allocation)
         for address, nbytes in list(self._reserved.items()):
             self.free_reservation(address, nbytes)
@@ -303,10 +307,30 @@ class ProcessMemory:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
 
+    def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
+        """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""
+        memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
+        if file is not None:
+            try:
+                base = self._window.map_host(nbytes, *file, self._process.table)
+            except WindowError as error:
+                raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+            memory.alias = Allocation(base, nbytes, None, context=context, host_flags=flags, host=address)
+            self.add(memory.alias)
+        self.add(memory)
+
+    def on_device(self, address: int) -> int:
+        """By which address the devices know a byte: another one for registered memory that they reach."""
+        found = self.find(address)
+        return address if found is None or found.alias is None else found.alias.base + address - found.base
+
     def free(self, allocation: Allocation) -> None:
         """Drop an allocation and its memory; later accesses fault."""
         self.drop(allocation)
         if allocation.registered:
+            if allocation.alias is not None:
+                self.drop(allocation.alias)
+                self._window.unmap_host(allocation.alias.base)
             return
         self._window.free(allocation.base)
         if allocation.device is not None:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar
 
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.access import AccessTable
-from . import api, interrupts
+from . import api, host_files, interrupts
 from .capture import Capture
 from .failure import Failure, Injected
+from .host_files import FilePart
 from .memory import ProcessMemory
 from .objects import Context, Device, Event, Function, Handle, Mappable, Object, Pool, Stream, Tenancy
 from .threads import Threads
@@ -39,6 +41,9 @@ class Process:
     `driver` is its driver API. It may be given wherever drvfuse takes a driver: `df.device(0, driver=process)`. Its
     threads are those that call its driver; one thread may call the drivers of several processes.
     `close()`, or the end of a `with` block, is the death of the process.
+
+    `file_behind(address, nbytes)` finds the file of shared memory of the process, as `host_files.behind` does where its
+    memory is in this process of the operating system.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -53,6 +58,7 @@ class Process:
         self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
+        self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
             pool = self.add(Pool(device, is_default=True))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import logging
+import mmap
 import os
 import weakref
 from collections import OrderedDict
@@ -219,6 +220,43 @@ class Window:
     def host_alloc(self, nbytes: int, table: AccessTable | None = None) -> int:
         """Pinned host memory that every device of its process may access; it counts as initialised."""
         return self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True, table=table)
+
+    def map_host(self, nbytes: int, file: int, offset: int, table: AccessTable | None = None) -> int:
+        """An address of part of an open file that the host has mapped too: pinned memory that every device of its
+        process may access, and that counts as initialised.
+        """
+        inset = offset % mmap.PAGESIZE
+        span = round_up(inset + nbytes, GRANULE)
+        start = self._addresses.take(span + GRANULE, GRANULE)
+        if start is None:
+            raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        address, end = start + inset, start + inset + nbytes
+        pages.map_file(start, round_up(inset + nbytes, mmap.PAGESIZE), file, offset - inset)
+        self._describe(start, span, None, Kind.HOST | KIND_INITIALISED)
+        first, last = round_up(address, GRANULE), end & ~(GRANULE - 1)
+        if first < last:
+            self._describe(first, last - first, None, Kind.HOST | KIND_INITIALISED | KIND_FULL)
+        for at, until in ((address, min(first, end)), (max(last, first), end)):
+            if at < until:
+                ctypes.memset(at + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, until - at)
+        table = table or self.table
+        table.permit(start, span, 0xFF, 0xFF)
+        self._live[address] = Allocation(address, nbytes, None, Kind.HOST, table=table)
+        bisect.insort(self._starts, address)
+        return address
+
+    def unmap_host(self, address: int) -> None:
+        """Give back what `map_host` returned; the file stays as it is."""
+        gone = self._live.pop(address)
+        self._starts.pop(bisect.bisect_left(self._starts, address))
+        start = address & ~(GRANULE - 1)
+        span = round_up(address + gone.nbytes - start, GRANULE)
+        self.forget(start, span)
+        for area in (start, start + abi.SHADOW_OFFSET):
+            pages.map_empty(area, span)
+        self._describe(start, span, None, Kind.FREED)
+        self._remember(gone)
+        self._addresses.give(start, span + GRANULE)
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
         """Memory that the engine hands out itself in pieces (shared, local, parameters), to kernels of all processes:
