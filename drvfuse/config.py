@@ -110,6 +110,12 @@ SETTINGS: Mapping[str, Setting] = {
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
     ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
+    "emu_machine": Setting(
+        _text,
+        "",
+        'an address such as "unix:@NAME" or "unix:/PATH"',
+        "the emulated machine of another process (`drvfuse emu serve`) that this one uses in place of its own",
+    ),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
     ),

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import mmap
 import os
 import pickle
 import socket
@@ -12,18 +15,17 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsInt
 
-from ...errors import ArgumentError, ClosedError, DriverUnavailable, DrvfuseError
+from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
-from ..machine import interrupts
+from ..machine import host_files, interrupts
 from ..space import pages
+from ..wire.arguments import host_address
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout
-from ..wire.signatures import SIGNATURES
 from . import address as addresses
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
-from .mapped import shared_file
-from .server import greeting
+from .hello import greeting
 
 if TYPE_CHECKING:
     from ..findings.counters import Summary
@@ -38,20 +40,24 @@ class _Line:
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.connection, self.number = connection, number
 
+    def __del__(self) -> None:
+        self.connection.close()  # the thread has ended, or the machine is not used any more
+
 
 class _Local(threading.local):
     """What belongs to the calling thread."""
 
     line: _Line | None = None
     in_host_function = False
+    offered: Any = None
 
 
 class AttachedMachine:
     """The machine that is served at `address`, as one of the processes that use it.
 
-    `driver` is its driver API, for this process. `df.device(0, driver=machine)` and `Group.connect(driver=machine)` take
-    it as they take a `Machine`. `close()` is what the end of this process would be. Raises DriverUnavailable where the
-    machine cannot be reached or used, which says why.
+    `driver` is its driver API, for this process. `df.device(0, driver=machine)` and `Group.connect(driver=machine)`
+    take it as they take a `Machine`. `close()` is what the end of this process would be. Raises DriverUnavailable where
+    the machine cannot be reached or used, which says why.
     """
 
     def __init__(self, address: str, argument: str = "address") -> None:
@@ -62,7 +68,8 @@ class AttachedMachine:
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
-        self._registered: dict[int, int] = {}
+        self._registered: dict[int, int] = {}  # address -> bytes, of memory whose file the machine has
+        self._pinned: dict[int, int] = {}  # address -> bytes
         self._lock = threading.Lock()
         self._host_line: socket.socket | None = None
         self._known: list[Report] = []
@@ -79,11 +86,11 @@ class AttachedMachine:
         except OSError:
             self._life.close()
             raise DriverUnavailable(
-                f"the machine at {address} needs the addresses 0x{self._base:x} to 0x{self._end:x} of this process, where "
-                "its pinned memory is to lie, and something is there already: a machine of this process's own, perhaps, "
-                "or one that it is attached to"
+                f"the machine at {address} needs the addresses 0x{self._base:x} to 0x{self._end:x} of this process for "
+                "its pinned memory, and something is there already: a machine of this process's own, perhaps, or "
+                "another one that it is attached to"
             ) from None
-        self._release = weakref.finalize(self, pages.unmap_range, self._base, facts["nbytes"])
+        self._release = weakref.finalize(self, pages.give_up, self._base, facts["nbytes"])
         self._release.atexit = False
         _attached.add(self)
 
@@ -96,10 +103,15 @@ class AttachedMachine:
                 return
             self.closed = True
         if self.pid == os.getpid():
-            for connection in (self._life, self._host_line, self._local.line and self._local.line.connection):
-                if connection is not None:
-                    connection.close()
+            self._disconnect()
             self._release()
+
+    def _disconnect(self) -> None:
+        """Close the connections of this process, but for those that other threads use now."""
+        self._life.close()
+        if self._host_line is not None:
+            self._host_line.close()
+        self._local.line = None
 
     def __enter__(self) -> AttachedMachine:
         return self
@@ -116,7 +128,7 @@ class AttachedMachine:
         try:
             send(connection, Tag.HELLO, packed(greeting(kind, **more)))
             tag, incoming = receive(connection)
-            found = unpacked(incoming) if incoming.content else None
+            found: Any = unpacked(incoming) if incoming.content else None
         except (Ended, OSError):
             connection.close()
             raise DriverUnavailable(f"the process that serves the machine at {self.address} has ended") from None
@@ -137,7 +149,7 @@ class AttachedMachine:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def driver(self) -> Any:
         """The driver API of the machine for this process, with cuda.bindings.driver's names."""
         from .remote import AttachedDriver
@@ -198,15 +210,19 @@ class AttachedMachine:
         line = self._line()
         connection = line.connection
         with interrupts.held(lambda: self._interrupt(line)):
-            send(connection, tag, out)
-            while True:
-                got, incoming = receive(connection)
-                if got != Tag.CALLBACK:
-                    return got, incoming
-                function, argument = incoming.word(), incoming.word()
-                answer = Outgoing()
-                answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
-                send(connection, Tag.RESULT, answer)
+            try:
+                send(connection, tag, out)
+                while True:
+                    got, incoming = receive(connection)
+                    if got != Tag.CALLBACK:
+                        return got, incoming
+                    function, argument = incoming.word(), incoming.word()
+                    answer = Outgoing()
+                    answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
+                    send(connection, Tag.RESULT, answer)
+            except BaseException:  # the answer, if it comes, must not be taken for that of the next call
+                self._local.line = None
+                raise
 
     def _interrupt(self, line: _Line) -> None:
         """Ctrl-C: the machine ends the wait of the call that is under way, which then answers."""
@@ -244,7 +260,7 @@ class AttachedMachine:
     # What a call asks of the caller's end (`wire.calls.Caller`) -------------------------------------------------------
 
     def shared(self, address: int) -> int | None:
-        if self._base <= address < self._end:
+        if self._base <= address < self._end or any(a <= address < a + n for a, n in self._registered.items()):
             return address
         return None
 
@@ -257,17 +273,30 @@ class AttachedMachine:
         return found
 
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
+        span = pages.round_up(nbytes, mmap.PAGESIZE)
         try:
-            pages.map_file(address, pages.round_up(nbytes, pages.PAGE), descriptor, 0)
+            pages.map_file(address, span, descriptor, 0)
         finally:
             os.close(descriptor)
+        self._pinned[address] = span
+
+    def unmap_pinned(self, address: int) -> None:
+        """It was freed."""
+        span = self._pinned.pop(address, None)
+        if span is not None and not self.closed:
+            pages.keep_free_again(address, span)
 
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        return shared_file(address, nbytes)
+        found = self._local.offered = host_files.behind(address, nbytes)
+        return found
 
-    def _unpinned(self, address: int) -> None:
-        """Pinned memory was freed."""
-        pages.keep_free_again(address)
+    def registered(self, address: int, nbytes: int) -> None:
+        """It was registered. The machine knows it by its address if it has its file."""
+        if self._local.offered is not None:
+            self._registered[address] = nbytes
+
+    def unregistered(self, address: int) -> None:
+        self._registered.pop(address, None)
 
     # What else a program asks of its machine -------------------------------------------------------------------------
 
@@ -275,10 +304,8 @@ class AttachedMachine:
     def reports(self) -> list[Report]:
         """What the machine has found, in all processes that use it; those known so far once it is gone."""
         if not self.closed:
-            try:
+            with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))
-            except ClosedError:
-                pass
         return self._known
 
     @property
@@ -315,9 +342,7 @@ class AttachedMachine:
             raise ArgumentError("memory", repr(memory), "an array or an address") from None
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
-    def inject(
-        self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
-    ) -> None:
+    def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
         """`Process.inject`, for calls of this process; `clear_injected` takes all back."""
         self._ask("inject", function, code, device, after, times)
 
@@ -331,10 +356,7 @@ _attached: weakref.WeakSet[AttachedMachine] = weakref.WeakSet()
 def _after_fork() -> None:
     """The child must not hold the parent's connections open: the machine would not notice the parent's death."""
     for machine in list(_attached):
-        machine.closed = False
-        for connection in (machine._life, machine._host_line, machine._local.line and machine._local.line.connection):
-            if connection is not None:
-                connection.close()
+        machine._disconnect()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -355,5 +377,9 @@ def _run_host_functions(
         pass  # the machine is gone, or this process has left it
 
 
-_AFTER: dict[str, Callable[[AttachedMachine, Any], None]] = {}
-"""What is left to do here when a call has succeeded."""
+_AFTER: dict[str, Callable[[AttachedMachine, Any], None]] = {
+    "cuMemFreeHost": lambda machine, values: machine.unmap_pinned(host_address(values[0])[0]),
+    "cuMemHostRegister": lambda machine, values: machine.registered(host_address(values[0])[0], int(values[1])),
+    "cuMemHostUnregister": lambda machine, values: machine.unregistered(host_address(values[0])[0]),
+}
+"""What is left to do in the client when a call has succeeded."""

@@ -13,12 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ... import __version__
-from ...errors import DriverUnavailable
+from ...errors import ArgumentError, DriverUnavailable
 from ..wire.message import Outgoing
-from ..wire.signatures import DIGEST
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
+from .hello import refusal_of
 from .session import Line, Session
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ class Server:
         self._numbers = itertools.count(1)
         self._clients = itertools.count(1)
         self._closed = False
-        machine.window.share_host_memory()
+        if not machine.window.shares_host:
+            raise ArgumentError("machine", repr(machine), "one that was made with served=True")
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._listening = addresses.listen(self.address)
         self._start("accept", self._accept)
@@ -92,7 +92,7 @@ class Server:
             tag, incoming = receive(connection)
             hello = unpacked(incoming) if tag == Tag.HELLO else {}
             connection.settimeout(None)
-            refusal = _refusal(hello)
+            refusal = refusal_of(hello)
             if refusal:
                 send(connection, Tag.RAISED, packed(DriverUnavailable(refusal)))
                 connection.close()
@@ -147,18 +147,3 @@ class Server:
             raise Ended
         send(connection, Tag.RESULT, packed(line.number))
         line.run()
-
-
-def greeting(kind: str, **more: Any) -> dict[str, Any]:
-    """The first message of a connection."""
-    return {"version": __version__, "table": DIGEST, "kind": kind, **more}
-
-
-def _refusal(hello: dict[str, Any]) -> str:
-    """Why a client cannot be served; nothing if it can."""
-    theirs, table = hello.get("version"), hello.get("table")
-    if theirs != __version__:
-        return f"the machine is served by drvfuse {__version__}, and this process has drvfuse {theirs}"
-    if table != DIGEST:
-        return f"the machine is served by another build of drvfuse {__version__}, whose driver calls differ"
-    return ""

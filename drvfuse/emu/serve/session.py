@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import socket
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..driver import ENTRIES, invoke
 from ..driver.launch import layout_of
 from ..machine import interrupts
+from ..machine.host_files import FilePart
 from ..machine.objects import Function
 from ..wire.coder import numbered
 from ..wire.message import Incoming, Outgoing
@@ -39,7 +41,17 @@ class Session:
         self._host: socket.socket | None = None
         self._host_turn = threading.Lock()
         self.ended = False
+        self._local = threading.local()
         process.call_host = self.call_host
+        process.file_behind = self._file_behind
+
+    def offer_file(self, file: tuple[int, int] | None) -> None:
+        """The file that the calling thread's next call registers memory of."""
+        self._local.file = file
+
+    def _file_behind(self, address: int, nbytes: int) -> FilePart | None:
+        file = getattr(self._local, "file", None)
+        return None if file is None else FilePart(os.dup(file[0]), file[1])
 
     def watch(self) -> None:
         """Wait for the client's end, and pass its Ctrl-C on. Runs in a thread of its own."""
@@ -150,6 +162,7 @@ class Line:
         process = self.session.process
         run = coder.read_call(incoming, self)
         done = False
+        self.session.offer_file(run.file)
         try:
             code, *results = invoke(process, ENTRIES[coder.signature.name], tuple(run.values), {})
             done = not code

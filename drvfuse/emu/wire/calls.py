@@ -66,6 +66,8 @@ class Run:
     keep: list[Any] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     """Descriptors that came with the call, to be closed after it."""
+    file: tuple[int, int] | None = None
+    """(descriptor, offset) of the file of memory that the call registers."""
 
     def memory(self, content: bytes | int) -> int:
         """The address of memory that holds these bytes, or so many zeros; one byte more, so that it has an address."""

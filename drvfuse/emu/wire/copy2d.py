@@ -49,7 +49,7 @@ class Copy2D(Struct):
         out.data((ctypes.c_char * source.nbytes).from_address(source.start) if local[0] else None)
         out.word(target.nbytes if local[1] else NONE)
         if local[1]:
-            call.lent.append(_scatter(target, p.WidthInBytes))  # type: ignore[attr-defined]
+            call.lent.append(_scatter(target, p.WidthInBytes))
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         content = incoming.data()

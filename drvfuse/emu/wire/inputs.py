@@ -161,8 +161,10 @@ class Registered(Input):
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         address, offset = incoming.word(), incoming.word()
-        if offset != NONE:
-            run.keep.append((incoming.descriptor(), offset))
+        descriptor = None if offset == NONE else incoming.descriptor()
+        if descriptor is not None:
+            run.received.append(descriptor)
+            run.file = descriptor, offset
         return address
 
 

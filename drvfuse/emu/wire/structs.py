@@ -55,8 +55,10 @@ CUlaunchConfig = _struct(
     *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ")),
     *(("sharedMemBytes", _u32), ("hStream", _pointer), ("attrs", _pointer), ("numAttrs", _u32)),
 )
-_END = ("XInBytes", _size), ("Y", _size), ("MemoryType", _int), ("Host", _pointer), ("Device", _u64)
-_END += ("Array", _pointer), ("Pitch", _size)
+_END: tuple[tuple[str, Any], ...] = (
+    *(("XInBytes", _size), ("Y", _size), ("MemoryType", _int), ("Host", _pointer), ("Device", _u64)),
+    *(("Array", _pointer), ("Pitch", _size)),
+)
 CUDA_MEMCPY2D = _struct(
     "CUDA_MEMCPY2D",
     *((end + name, kind) for end in ("src", "dst") for name, kind in _END),
@@ -97,7 +99,7 @@ class Structure:
         return value
 
 
-_ATTRIBUTES = CUlaunchConfig.attrs.offset  # type: ignore[attr-defined]
+_ATTRIBUTES = CUlaunchConfig.attrs.offset
 _ATTRIBUTE_SIZE = ctypes.sizeof(CUlaunchAttribute)
 
 
@@ -111,10 +113,10 @@ class LaunchConfig(Structure):
     def bytes_of(self, value: Any, argument: str) -> bytes:
         content = super().bytes_of(value, argument)
         plain = CUlaunchConfig.from_buffer_copy(content)
-        count = plain.numAttrs  # type: ignore[attr-defined]
+        count = plain.numAttrs
         if count:
             count = min(count, len(value.attrs or []))
-        attributes = ctypes.string_at(plain.attrs, count * _ATTRIBUTE_SIZE) if count else b""  # type: ignore[attr-defined]
+        attributes = ctypes.string_at(plain.attrs, count * _ATTRIBUTE_SIZE) if count else b""
         return content + attributes
 
     def made_of(self, content: bytes) -> Any:
@@ -123,5 +125,5 @@ class LaunchConfig(Structure):
         ctypes.memmove(int(value.getPtr()), content, _ATTRIBUTES)
         rest, size = content[self.size :], _ATTRIBUTE_SIZE
         value.attrs = [self._attribute.made_of(rest[i : i + size]) for i in range(0, len(rest), size)]
-        value.numAttrs = plain.numAttrs  # type: ignore[attr-defined]
+        value.numAttrs = plain.numAttrs
         return value
