@@ -81,18 +81,22 @@ class AttachedMachine:
         self.device_count, self.arch, self.seed = facts["devices"], facts["arch"], facts["seed"]
         self.sm_count: int = facts["sm_count"]
         self._base, self._end = facts["base"], facts["base"] + facts["nbytes"]
+        self._reserve(facts["nbytes"])
+        _attached.add(self)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Keep the addresses of the machine's memory free."""
         try:
-            pages.keep_free(self._base, facts["nbytes"])
+            pages.keep_free(self._base, nbytes)
         except OSError:
             self._life.close()
             raise DriverUnavailable(
-                f"the machine at {address} needs the addresses 0x{self._base:x} to 0x{self._end:x} of this process for "
-                "its pinned memory, and something is there already: a machine of this process's own, perhaps, or "
+                f"the machine at {self.address} needs the addresses 0x{self._base:x} to 0x{self._end:x} of this process "
+                "for its pinned memory, and something is there already: a machine of this process's own, perhaps, or "
                 "another one that it is attached to"
             ) from None
-        self._release = weakref.finalize(self, pages.give_up, self._base, facts["nbytes"])
+        self._release = weakref.finalize(self, pages.give_up, self._base, nbytes)
         self._release.atexit = False
-        _attached.add(self)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
