@@ -10,7 +10,7 @@ from ..machine.capture import Capture, Node
 from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
-from ..machine.work import HostCall, host_function
+from ..machine.work import HostCall
 from .entry import check, entry, host_address, is_enum, number, present
 
 _STATUS = T.CUstreamCaptureStatus
@@ -135,7 +135,7 @@ def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> Non
     address = number(fn)
     check(address)
     argument, keep = host_address(userData)
-    proc.enqueue(stream, HostCall(stream.context, host_function(address), argument, (keep, fn)))
+    proc.enqueue(stream, HostCall(stream.context, address, argument, (keep, fn)))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------

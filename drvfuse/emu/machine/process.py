@@ -25,7 +25,7 @@ from .host_files import FilePart
 from .memory import ProcessMemory
 from .objects import Context, Device, Event, Function, Handle, Mappable, Object, Pool, Stream, Tenancy
 from .threads import Threads
-from .work import Command, Op
+from .work import Command, Op, call_host
 
 if TYPE_CHECKING:
     from ..findings.counters import Summary
@@ -42,6 +42,7 @@ class Process:
     threads are those that call its driver; one thread may call the drivers of several processes.
     `close()`, or the end of a `with` block, is the death of the process.
 
+    `call_host(address, argument)` runs a host function where its program is.
     `file_behind(address, nbytes)` finds the file of shared memory of the process, as `host_files.behind` does where its
     memory is in this process of the operating system.
     """
@@ -58,6 +59,7 @@ class Process:
         self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
+        self.call_host: Callable[[int, int], None] = call_host
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:

@@ -354,7 +354,7 @@ class Progress:
         self._in_host_function += 1
         try:
             with command.context.process.threads.host_function(), machine.lock.released():
-                command.function(command.argument)
+                command.context.process.call_host(command.address, command.argument)
         finally:
             self._in_host_function -= 1
             machine.lock.changed()
