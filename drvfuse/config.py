@@ -106,6 +106,9 @@ SETTINGS: Mapping[str, Setting] = {
     "spin_timeout": Setting(
         _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
     ),
+    "check_calls": Setting(
+        _boolean, False, "0 or 1", "1: new groups compare each call on all ranks before it moves data"
+    ),
     "multicast": Setting(
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
     ),

@@ -48,6 +48,7 @@ class Record:
     workspace_bytes: int
     max_blocks: int | None
     spin_timeout: float
+    check_calls: bool
     tuning: str
     number: int
     alone: bool
@@ -70,6 +71,7 @@ class Record:
             workspace_bytes=workspace_bytes,
             max_blocks=max_blocks,
             spin_timeout=config.get("spin_timeout"),
+            check_calls=config.get("check_calls"),
             tuning=_tuning(),
             number=secrets.randbits(63) | 1,
             alone=alone.is_free(device),
@@ -95,6 +97,7 @@ _EQUAL = {
     "workspace_bytes": "workspace_bytes",
     "max_blocks": "max_blocks",
     "spin_timeout": "the setting spin_timeout",
+    "check_calls": "the setting check_calls",
     "tuning": "the constants of `drvfuse tune` (setting tuning)",
 }
 """What must be the same on all ranks, and what it is called. The version comes first: of others nothing is known."""

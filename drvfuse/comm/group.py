@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from .. import config
 from ..bootstrap.rendezvous import meet
 from ..errors import (
-    BarrierTimeout,
     CaptureError,
     ClosedError,
     DriverError,
@@ -36,8 +35,9 @@ from .partial import PartialCalls
 from .process_transport import ProcessTransport
 from .rank import Rank
 from .rank_graphs import RankGraphs
+from .reports import error_of
 from .transport import LocalTransport
-from .workspace import LEGS, Workspace
+from .workspace import Workspace
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
@@ -64,7 +64,7 @@ class Group(Owned, Owner):
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
         self._payload_bytes, self._max_blocks = workspace_bytes, max_blocks
-        self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
+        self._broken: Callable[[], DrvfuseError] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(transport.indices)
         self._history = History(transport.indices)
@@ -81,6 +81,7 @@ class Group(Owned, Owner):
                 undo.append(self.alone.release)
                 transport.open()
             self.workspace = Workspace(transport, workspace_bytes)
+            self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
             self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
             owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport
             self._owns(self.driver, _dispose, *owned)
@@ -251,24 +252,18 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if it has found
+        that a peer's call differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
         """
         self.require_open()
         if self._broken is None and self.workspace.reported():
-            report = self.workspace.first_report()
-            rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
-            leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
-            if word is None:
-                phase = "start" if ordinal == 1 else f"phase {ordinal}"
-            else:
-                phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
-            call = self._history.find(rank, peer, expected - ordinal)
-            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call, word)
+            found = self.workspace.first_report()
+            self._broken = error_of(found, self._history, self.calls, self.transport.ended)
         if self._broken is not None:
-            raise BarrierTimeout(*self._broken, ended=dict(self.transport.ended))
+            raise self._broken()
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.

@@ -94,6 +94,7 @@ def record(**values: Any) -> Record:
         "workspace_bytes": 4096,
         "max_blocks": None,
         "spin_timeout": 10.0,
+        "check_calls": False,
         "tuning": "built in",
         "number": 1,
         "alone": True,
@@ -133,6 +134,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
         ("workspace_bytes", 8192),
         ("max_blocks", 7),
         ("spin_timeout", 1.0),
+        ("check_calls", True),
         ("tuning", "abcd"),
     ],
 )

@@ -132,14 +132,22 @@ def take(
     return ready
 
 
+def of_rank(group: Group, position: int) -> Call:
+    """What every collective's kernel on a local rank gets alike."""
+    workspace, rank = group.workspace, group.ranks[position].index
+    call = Call(report=workspace.report_pointers[rank], rank=rank)
+    call.workspaces[: group.size] = list(workspace.pointers)
+    return call
+
+
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     """The kernel on every local rank, loaded there, with the rank's own parameters."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
-    for rank in group.ranks:
+    early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
+    for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
-        template.call = Call(report=workspace.report_pointers[rank.index], rank=rank.index, early_trigger=int(early))
-        template.call.workspaces[: group.size] = list(workspace.pointers)
+        template.call = of_rank(group, position)
+        template.call.early_trigger = int(early)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
             template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
