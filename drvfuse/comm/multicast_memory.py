@@ -57,16 +57,26 @@ class MulticastMemory:
     def staging(self, streams: Sequence[Stream]) -> SymmetricBuffer:
         """See `Group.multicast_staging`."""
         if self._staging is None:
-            for stream in streams:
-                if stream.capture_id() is not None:
-                    raise CaptureError(
-                        f"the group's multicast staging cannot be made while {stream!r} is being captured: make one "
-                        "call with use_multimem=True before the capture"
-                    )
+            with self._transport.step("make the multicast staging"):
+                for stream in streams:
+                    if stream.capture_id() is not None:
+                        raise CaptureError(
+                            f"the group's multicast staging cannot be made while {stream!r} is being captured: make "
+                            "one call with use_multimem=True before the capture"
+                        )
             self._staging = self.allocate(self._staging_bytes)
         return self._staging
 
     def close(self) -> None:
-        """Free the staging. No kernel of the group may be running. Idempotent."""
-        if self._staging is not None:
-            self._staging.close()
+        """Free the staging. No kernel of the group may be running in this process. Idempotent.
+
+        Kernels of other ranks access this rank's memory by the object until it is unbound, so it is kept, as long as
+        the driver lives, where they do not come to say within a moment that theirs have ended too.
+        """
+        staging, self._staging = self._staging, None
+        if staging is None:
+            return
+        if self._transport.all_ended():
+            staging.close()
+        else:
+            staging.devices[0].driver.abandoned.append(staging)

@@ -14,9 +14,10 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..runtime.multicast_support import require_multicast
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import SymmetricBuffer
-from .multicast import set_up
+from .multicast import LocalTeam, set_up
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,10 +34,21 @@ class Member(NamedTuple):
     name: str
     capability: tuple[int, int]
     sm_count: int
+    multicast: bool
 
     @classmethod
     def of(cls, device: Device) -> Member:
-        return cls(device.name, device.capability, device.sm_count)
+        multicast = bool(device.attribute("MULTICAST_SUPPORTED"))
+        return cls(device.name, device.capability, device.sm_count, multicast)
+
+
+class Identity(NamedTuple):
+    """Of a group with ranks in several processes: its number, which no other group has, how many ranks it has, and
+    whether it was given no budget of blocks and no other group was open on any of its devices when it was opened."""
+
+    number: int
+    size: int
+    alone: bool
 
 
 class Memory(Protocol):
@@ -75,6 +87,8 @@ class Transport(Protocol):
     devices: tuple[Device, ...]
     shared: bool
     missing: tuple[tuple[int, int], ...]
+    identity: Identity | None
+    """None where all ranks are in this process."""
 
     @property
     def ended(self) -> Mapping[int, str]: ...
@@ -82,10 +96,11 @@ class Transport(Protocol):
     def open(self) -> None:
         """Let the devices of this process reach those of the other ranks, as far as they can."""
 
-    def step(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """Around what every rank does: leaving it, all ranks have succeeded, or all raise.
 
-        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words.
+        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words; a rank may
+        take `longer` seconds more to come than the group's time-out says.
         """
 
     def allocate(self, nbytes: int) -> Memory:
@@ -94,8 +109,14 @@ class Transport(Protocol):
     def host_memory(self, nbytes: int) -> HostMemory:
         """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
 
+    def require_multicast(self) -> None:
+        """Raise Unsupported unless all devices have multicast and the site allows it, which is looked at first."""
+
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
+
+    def all_ended(self) -> bool:
+        """Whether all ranks come here within a second, each when its kernels of the group have ended. Collective."""
 
     def close(self) -> None:
         """Give up what the transport itself holds. Not collective. Idempotent."""
@@ -109,6 +130,7 @@ class LocalTransport:
     """
 
     ended = _NOBODY
+    identity: Identity | None = None
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
@@ -126,7 +148,7 @@ class LocalTransport:
             readers = [p for p in self.devices if p is not device and (p.index, device.index) not in self.missing]
             device.allow_peers(readers)
 
-    def step(self, what: str) -> contextlib.AbstractContextManager[None]:
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def allocate(self, nbytes: int) -> Memory:
@@ -145,8 +167,14 @@ class LocalTransport:
     def host_memory(self, nbytes: int) -> HostMemory:
         return PinnedBuffer(self.devices[0].driver, nbytes)
 
+    def require_multicast(self) -> None:
+        require_multicast(self.devices)
+
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        return set_up(self.devices, nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
+        return set_up(LocalTeam(self.devices), nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
+
+    def all_ended(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -142,7 +142,7 @@ def test_what_nccl_does_later_is_waited_for(stand):
 
 
 def test_a_rank_that_never_connects_is_an_error_within_the_time_out(stand, monkeypatch):
-    monkeypatch.setattr("drvfuse.comm.group._CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("drvfuse.comm.group._LOCAL_SECONDS", 0.1)
     stand.answers = [7] * 100_000
     with pytest.raises(
         errors.ExchangeError, match=r"rank 0: .* by NCCL did not connect within 0.1 s; a rank of another"

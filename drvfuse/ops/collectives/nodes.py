@@ -75,7 +75,9 @@ def sums(
     """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i."""
     layout, staged = group.layout, chunk.share.staged
     table: list[Sequence[int]] = [[]] * len(inputs)
-    if len(group) == group.size:
+    if layout.inside == 1:
+        table = [[own] for own in inputs]
+    elif group.together:
         table = [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
     level = PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
     key = ("node_sums", tensor.dtype.name, tensor.columns, tensor.row_packs, chunk.items, chunk.share, blocks)

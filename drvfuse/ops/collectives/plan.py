@@ -132,19 +132,25 @@ def take(
     return ready
 
 
+def of_rank(group: Group, position: int) -> Call:
+    """What every collective's kernel on a local rank gets alike. It knows the ranks of its node, by their places."""
+    workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
+    call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
+    call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
+    return call
+
+
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     """The kernel on every local rank, loaded there, with the rank's own parameters."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
-    for rank in group.ranks:
+    early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
+    for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
-        place, peers = group.layout.place(rank.index), group.layout.ranks(group.layout.of[rank.index])
-        pointers = [workspace.pointers[peer] for peer in peers]
-        template.call = Call(report=workspace.report_pointers[rank.index], rank=place, early_trigger=int(early))
-        template.call.workspaces[: len(peers)] = pointers
+        template.call = of_rank(group, position)
+        template.call.early_trigger = int(early)
         if plan.kernel.pushes:
-            slots = [pointer + workspace.slots_offset for pointer in pointers]
-            template.push.slots[: len(peers)] = slots[place:] + slots[:place]
+            slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
+            template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
         if plan.kernel.uses_staging:
             staging = group.multicast_staging()
             template.multimem.staging, template.multimem.all_staging = staging.ptrs[rank.index], staging.multicast_ptr
@@ -158,24 +164,25 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
+            compares=not plan.kernel.nodes,
             adapts=_adapting(plan, early and not plan.kernel.local),
         )
         found.append(planned)
     return found
 
 
-def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
+def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
     """How a launch of the plan changes when its group is alone, or no longer, if it does."""
-    wide = plan.alone
-    if wide is None and not early:
+    larger = plan.alone
+    if larger is None and not early:
         return None
 
-    def adapt(ready: Ready, alone: bool) -> None:
+    def adapt(ready: Ready, alone: bool, wide: bool) -> None:
         if early:
             ready.parameters.call.early_trigger = int(alone)
-        if wide is not None:
+        if larger is not None:
             push = plan.parameters.push
-            grid = wide if alone else Grid(plan.blocks, push.first_share, push.share)
+            grid = larger if wide else Grid(plan.blocks, push.first_share, push.share)
             ready.launch.resize(grid.blocks)
             ready.parameters.push.first_share, ready.parameters.push.share = grid.first_share, grid.share
 
@@ -184,6 +191,8 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies: never those of other processes."""
+    if group.layout.inside == 1 and group.nodes > 1:  # the own input alone
+        return True
     if not group.peers_readable or len(group) < group.size:
         return False
     return all(
