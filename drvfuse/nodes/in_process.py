@@ -48,18 +48,21 @@ class InProcess:
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         for rail in _rails(parts):
-            for part in rail:
-                self._events[part.member.rank][0].record(part.stream)
+            self._meet(rail, 0)
             for part in rail:
                 for other in rail:
                     if other is not part:
-                        part.stream.wait(self._events[other.member.rank][0])
                         _copy(part, other)
-                self._events[part.member.rank][1].record(part.stream)
-            for part in rail:  # nobody writes a place that others still copy
-                for other in rail:
-                    if other is not part:
-                        part.stream.wait(self._events[other.member.rank][1])
+            self._meet(rail, 1)  # nobody writes a place that others still copy
+
+    def _meet(self, rail: Sequence[Part], which: int) -> None:
+        """What follows on each stream follows what has been queued on all."""
+        events = [self._events[part.member.rank][which] for part in rail]
+        for event, part in zip(events, rail, strict=True):
+            event.record(part.stream)
+        for part in rail:
+            for event in events:
+                part.stream.wait(event)
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         if any(part.stream.capture_id() is not None for part in parts):

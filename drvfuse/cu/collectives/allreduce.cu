@@ -174,7 +174,8 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
                 store_output(p.output, begin + j, p.count, pack);
                 trace.lap(TraceRole::store);
             });
-        if (!FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
+        const bool unordered = FAULT("flag-before-data") || (NODES && FAULT("node-results-before-barrier"));
+        if (!unordered && !barrier.arrive_and_wait(true)) return;
         gather(p, part, results, done);
         trace.lap(TraceRole::gather);
         if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace)
     const auto begin = [&](int owner) { return part.start(owner) * p.item_packs; };
     const auto count = [&](int owner) { return part.in_chunk(owner, 0, p.items) * p.item_packs; };
     Barrier<RANKS> barrier(p.call, trace);
-    if (!FAULT("no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+    if (!FAULT("node-sums-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
     if constexpr (STAGED) {
         char* const own = payload(p.call.workspaces[p.call.rank]) + p.staging;
 #pragma unroll 1
@@ -74,7 +74,7 @@ __device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace)
             }
         }
         trace.lap(TraceRole::stage);
-        if (!barrier.arrive_and_wait(true)) return;
+        if (!barrier.arrive_and_wait(!FAULT("node-sums-staging-unpublished"))) return;
     }
     const i64 first = begin(p.call.rank);
     reduce_range(
