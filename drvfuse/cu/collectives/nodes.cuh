@@ -28,7 +28,7 @@ struct NodeCall {
 
 using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
-constexpr int NODES_AT_ONCE = 4;  // loads in flight
+constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight, beside those whose sums are in registers
 
 // total = +0.0f + node 0 + node 1 + ... of pack `index` of the own part.
 __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {

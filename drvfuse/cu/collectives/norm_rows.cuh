@@ -23,8 +23,9 @@ using Scratch = RowScratch;
 #endif
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
-// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
-constexpr int WISHED = SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
+// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left. With
+// NODES a source has that many itself (nodes.cuh).
+constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {

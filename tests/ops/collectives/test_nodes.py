@@ -81,6 +81,22 @@ def test_other_dtypes_are_exact(open_nodes, rng, dtype):
         check(group, inputs(rng, 4, count, dtype))
 
 
+@pytest.mark.parametrize("model", [{"race": "strict"}, {"delay_stores": True}])
+def test_the_orders_that_the_ptx_model_gives_are_enough(rng, model):
+    """Call after call, without what hardware orders beyond the model, or with stores that arrive late."""
+    with (
+        df.emu.Machine(devices=4, **model) as machine,
+        df.Group.local(4, driver=machine, nodes=2, max_blocks=3, workspace_bytes=1 << 14) as group,
+    ):
+        hosts, gamma, residual = inputs(rng, 4, (8, 264)), gamma_of(rng, 264), inputs(rng, 1, (8, 264))[0]
+        for _ in range(2):
+            check(group, hosts)
+            check_fused(group, hosts, gamma)
+            check_fused(group, hosts, gamma, residual)
+        group.synchronize()
+        assert not machine.reports
+
+
 def test_the_order_of_nodes_is_told_from_that_of_ranks(open_nodes):
     group = open_nodes(4, 2)
     hosts = [np.full(100, v, np.float32) for v in (2.0**24, 1, 1, -(2.0**24))]
