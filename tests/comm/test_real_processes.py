@@ -170,7 +170,9 @@ def idle_in_a_call(rank: int, size: int) -> str:
             with pytest.raises(BarrierTimeout) as caught:
                 group.synchronize()
         else:
-            time.sleep(1.0)
+            until = time.monotonic() + 20
+            while not group.workspace.reported() and time.monotonic() < until:
+                time.sleep(0.01)
             with pytest.raises(BarrierTimeout) as caught:
                 df.allreduce(group, x)
         assert caught.value.peer == 1
@@ -270,7 +272,7 @@ def test_sums_in_the_switch(pool):
 @sizes(3)
 def test_a_rank_that_never_comes_is_named(run, n):
     for rank, text in enumerate(run(n, left_out, 1)):
-        assert rank == 1 or ("rank 1 did not come within 1 s" in text and "has not connected" in text)
+        assert rank == 1 or ("rank 1 did not come within " in text and "has not connected" in text)
     assert "rank 0 did not come" in run(n, left_out, 0)[2]
 
 
