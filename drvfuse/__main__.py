@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver,
-130 interrupted."""
+130 interrupted; of `drvfuse run` that of the first process that failed."""
 
 from __future__ import annotations
 
@@ -137,6 +137,16 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+
+    run = commands.add_parser("run", help="start processes of a program, one for each rank of a group")
+    run.add_argument("-n", type=_positive, required=True, metavar="RANKS", help="processes, one for each device")
+    run.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    run.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module in place of a script"
+    )
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a Python script and its arguments"
+    )
 
     tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
