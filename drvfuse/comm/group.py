@@ -305,8 +305,8 @@ class Group(Owned, Owner):
         elif self.workspace.reported():
             self.check()
         elif self.transport.ended:
-            rank = min(self.transport.ended)
-            raise RankEnded("a call of the group", rank, self.transport.ended[rank])
+            rank, how = next(iter(self.transport.ended.items()))  # the first one
+            raise RankEnded("a call of the group", rank, how)
 
     def _refuse(self) -> None:
         self.check()
