@@ -73,11 +73,11 @@ class _Worker:
 
 class Job:
     """Ranks that run. `kill(rank)` sends a signal; `outcomes()` waits for all and gives, by rank, what the function
-    returned, the exception that it raised (with its traceback as a note), or `Died`.
+    returned, the exception that it raised (with its traceback as a note), or `Died`. `environments` are theirs.
     """
 
     def __init__(self, workers: list[_Worker], message: tuple[Any, ...], environments: list[dict[str, str]]) -> None:
-        self.workers = workers
+        self.workers, self.environments = workers, environments
         self.finished = [False] * len(workers)
         for worker, environment in zip(workers, environments, strict=True):
             worker.pipe.send((*message, environment))
@@ -202,7 +202,7 @@ def serve_pool(fd: int) -> None:
     while True:
         try:
             module, name, args, size, environment = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         before = dict(os.environ)
         os.environ.update(environment)

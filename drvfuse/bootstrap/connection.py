@@ -40,6 +40,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
     OSError if the server has gone or does not answer within `seconds`.
     """
     connected.settimeout(seconds)
+    handshake.notice_loss(connected)
     frames = Unpacker()
 
     def received() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from .. import config
 from ..bootstrap.rendezvous import meet
@@ -58,9 +58,10 @@ _log = logging.getLogger("drvfuse.comm")
 class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
-    Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
-    are ordered by events. `peers_readable` says whether every rank can access every other rank's memory: without it
-    the only algorithm is "naive".
+    Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `ranks`, iteration
+    and `len` are those of this process. A group serves one call at a time and is driven by one thread; calls on
+    different streams are ordered by events. `peers_readable` says whether every rank can access every other rank's
+    memory: without it the only algorithm is "naive".
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Group(Owned, Owner):
         size: int | None = None,
         *,
         device: int | Device | None = None,
-        store: Any = None,
+        store: object = None,
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
@@ -236,9 +237,34 @@ class Group(Owned, Owner):
         """Whether this process drives all ranks."""
         return len(self.ranks) == self.size
 
+    @overload
     def split(
-        self, color: Any, key: Any = 0, *, workspace_bytes: int | None = None, max_blocks: int | None = None
-    ) -> Any:
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None: ...
+
+    @overload
+    def split(
+        self,
+        color: Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> list[Group | None]: ...
+
+    def split(
+        self,
+        color: int | None | Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None | list[Group | None]:
         """A new group of the ranks that give the same `color`, in the order of `key` and then of their ranks here.
 
         `color` is an integer of at least 0, or None for a rank that is to be in no new group, which gets None. With
@@ -397,8 +423,8 @@ class Group(Owned, Owner):
         elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
             self.check()
         elif self.transport.ended:
-            rank = min(self.transport.ended)
-            raise RankEnded("a call of the group", rank, self.transport.ended[rank])
+            rank, how = next(iter(self.transport.ended.items()))  # the first one
+            raise RankEnded("a call of the group", rank, how)
 
     def _refuse(self) -> None:
         self.check()

@@ -229,7 +229,8 @@ def of_race(
     chosen = of_blocks(records, identities, [(s.device, s.block) for s in sides])
     events = decode(chosen, identities)
     text = render(events, sides, names=names, last=last)
-    who = f"{other.kernel} on device {other.device}"
+    process = "" if other.process is None else f" of process {other.process}"
+    who = f"{other.kernel}{process} on device {other.device}"
     if other.block is not None and other.thread is not None:
         who += f" block {index_text(other.block)} {_place_of(other)}{called_at(other.callers)}"
     called = called_at(report.callers).removeprefix(", ")

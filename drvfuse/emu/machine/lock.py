@@ -17,6 +17,8 @@ class MachineLock:
         self._condition = threading.Condition(threading.RLock())
         self._count = threading.Lock()
         self._contenders = 0
+        self._waiting = 0
+        self.changes = self._told = 0  # how often `changed` was called, and had been when way was last given
 
     def __enter__(self) -> None:
         if not self._condition.acquire(blocking=False):
@@ -34,15 +36,21 @@ class MachineLock:
 
     def changed(self) -> None:
         """Something was queued or ended: wake those that wait."""
+        self.changes += 1
         self._condition.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Let others in until something changes, or for so long."""
-        self._condition.wait(seconds)
+        self._waiting += 1
+        try:
+            self._condition.wait(seconds)
+        finally:
+            self._waiting -= 1
 
     def give_way(self) -> None:
-        """Let a thread in that stands at the lock."""
-        if self._contenders:
+        """Let a thread in that stands at the lock, or that waits for what may have changed."""
+        if self._contenders or (self._waiting and self._told != self.changes):
+            self._told = self.changes
             self._condition.wait(0.0005)
 
     @contextlib.contextmanager

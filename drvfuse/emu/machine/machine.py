@@ -163,6 +163,8 @@ class Machine:
             self._engine = Engine(
                 self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores
             )
+            if self.several:
+                self._engine.count_resumes()
         return self._engine
 
     def _require_open(self) -> None:
@@ -200,7 +202,9 @@ class Machine:
             if any(process.name == name for process in self.processes):
                 raise ArgumentError("name", repr(name), "a name that no other live process of the machine has")
             self.several = True
-            self.window.table.name = self.own.label
+            if self._engine is not None:
+                self._engine.count_resumes()
+            self.window.table.name = f"process {self.own.name}"
             process = Process(self, number, name, self.window.open_table(f"process {name}"))
             self.processes.append(process)
             return process

@@ -91,9 +91,9 @@ class AttachedMachine:
         except OSError:
             self._life.close()
             raise DriverUnavailable(
-                f"the machine at {self.address} needs the addresses 0x{self._base:x} to 0x{self._end:x} of this process "
-                "for its pinned memory, and something is there already: a machine of this process's own, perhaps, or "
-                "another one that it is attached to"
+                f"the machine at {self.address} needs the addresses 0x{self._base:x} to 0x{self._end:x} here for its "
+                "pinned memory, and something is there already: a machine of this process's own, perhaps, or another "
+                "one that it is attached to"
             ) from None
         self._release = weakref.finalize(self, pages.give_up, self._base, nbytes)
         self._release.atexit = False

@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("drvfuse.emu")
 
-_HELLO_S = 10.0
+_HELLO_S = _END_S = 10.0
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter from another one: a call waits for it where a kernel is being set up."""
 
@@ -41,6 +42,7 @@ class Server:
         self.address = addresses.fresh() if address is None else address
         self.sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._numbers = itertools.count(1)
         self._clients = itertools.count(1)
         self._closed = False
@@ -51,7 +53,9 @@ class Server:
         self._start("accept", self._accept)
 
     def close(self) -> None:
-        """Every client's calls answer CUDA_ERROR_DEINITIALIZED from now on. The machine stays open. Idempotent."""
+        """Every client's calls answer CUDA_ERROR_DEINITIALIZED from now on, those that wait too. The machine stays
+        open, and nothing of the server uses it any more when this returns. Idempotent.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -60,6 +64,9 @@ class Server:
         addresses.close(self._listening, self.address)
         for session in sessions:
             session.end()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(_END_S)
 
     def __enter__(self) -> Server:
         return self
@@ -71,7 +78,9 @@ class Server:
         return f"<Server of {self.machine!r} at {self.address}{', closed' if self._closed else ''}>"
 
     def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> None:
-        threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True).start()
+        thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _accept(self) -> None:
         while not self._closed:

@@ -37,7 +37,7 @@ class Session:
         self.key, self.process, self._life = key, process, life
         self.lines: dict[int, Line] = {}
         self.kept: deque[Any] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), threading.Lock()
         self._host: socket.socket | None = None
         self._host_turn = threading.Lock()
         self.ended = False
@@ -67,16 +67,19 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The client is dead: so is its process on the machine."""
-        with self._lock:
+        """The client is dead: so is its process on the machine, when this returns."""
+        with self._ending:
             if self.ended:
                 return
-            self.ended = True
-            lines = list(self.lines.values())
-        self.process.close()
-        for connection in (self._life, self._host, *(line.connection for line in lines)):
-            if connection is not None:
-                _shut(connection)
+            with self._lock:
+                self.ended = True
+                lines = list(self.lines.values())
+            self.process.close()
+            for connection in (self._life, self._host, *(line.connection for line in lines)):
+                if connection is not None:
+                    _shut(connection)
+            if self._host is not None:
+                self._host.close()
 
     def join(self, line: Line) -> bool:
         """Add a line; False if the client is dead."""
