@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import config
 from ..errors import ExchangeError, Unsupported
 from ..runtime.pinned import PinnedBuffer
 from .exchange import Gather, Member, Part
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _FLOAT = 4
 _POLL_SECONDS = 0.0001
+_abandoned: list[tuple[Any, PinnedBuffer | None]] = []
+"""Requests that were given up: MPI may still write to their memory, as long as the process lives."""
 
 
 class Mpi:
@@ -43,13 +46,11 @@ class Mpi:
         self._world: Any = MPI.COMM_WORLD if communicator is None else communicator
         self._rail: Any = None
         self._buffer: PinnedBuffer | None = None
-        self._timeout = 0.0
 
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         if len(members) != 1:
             raise Unsupported(f"the exchange by MPI needs one rank in each process; here are {len(members)}")
         (member,) = members
-        self._timeout = timeout
         found = [int(value) for value in gather([str(self._world.Get_rank()).encode()])]
         peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]
         if len({*found}) != len(found):
@@ -96,10 +97,13 @@ class Mpi:
         stream.synchronize()
 
     def _wait(self, part: Part, request: Any) -> None:
-        deadline = time.monotonic() + self._timeout
+        bound = config.get("spin_timeout")
+        deadline = time.monotonic() + bound
         while not request.Test():
             if time.monotonic() > deadline:
-                problem = f"did not end within {self._timeout:g} s; a rank of another node is missing"
+                _abandoned.append((request, self._buffer))
+                self._buffer = None
+                problem = f"did not end within {bound:g} s; a rank of another node is missing"
                 raise ExchangeError(part.member.rank, self.name, problem)
             time.sleep(_POLL_SECONDS)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse import errors
+from drvfuse import config, errors
 from drvfuse.emu.serve.server import Server
 from drvfuse.nodes.exchange import Member
 from drvfuse.nodes.layout import Nodes
@@ -65,7 +65,7 @@ RANK = textwrap.dedent("""
         group.reset()
         df.allreduce(group, x)
         group.synchronize()
-    print("rank", rank.index, "is done")
+    print("done", rank.index)
 """)
 
 
@@ -90,7 +90,7 @@ def mpiexec(size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("size,nodes,order", [(4, 2, "fixed"), (6, 3, "fixed"), (4, 2, "engine")])
 def test_processes_of_mpiexec_have_the_bits_of_the_reference(size, nodes, order):
     result = mpiexec(size, nodes, order)
-    assert sorted(result.stdout.splitlines()) == [f"rank {rank} is done" for rank in range(size)], result.stderr
+    assert result.returncode == 0 and result.stdout.count("done") == size, result.stderr  # lines may be mixed
 
 
 class Stand:
@@ -127,11 +127,10 @@ def member():
 def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
     from drvfuse.nodes.exchange import Part
 
-    engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 0.05)
+    engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     memory = member.device.array(np.zeros(16, np.float32))
-    with pytest.raises(
-        errors.ExchangeError, match="rank 0: the exchange between nodes by MPI did not end within 0.05 s"
-    ):
+    text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"
+    with config.override(spin_timeout=0.05), pytest.raises(errors.ExchangeError, match=text):
         getattr(engine, method)([Part(member, memory.ptr, 8, member.device.stream)])
     engine.close()
 

@@ -43,7 +43,12 @@ class Schedule(Protocol):
 
 
 class Direct:
-    """One kernel per rank; the kernels meet on the device, in any order of launch."""
+    """One kernel per rank; the kernels meet on the device, in any order of launch.
+
+    `repeatable`: nothing but its launches' parameters has addresses of the call's arrays (`repeat`).
+    """
+
+    repeatable = True
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]

@@ -144,6 +144,8 @@ class Step:
 class AcrossNodes:
     """The schedule of a call over several nodes."""
 
+    repeatable = True
+
     def __init__(self, group: Group, steps: Sequence[Step]) -> None:
         self._link, self._steps = link(group), steps
         self.launches = [
@@ -177,6 +179,6 @@ class AcrossNodes:
             for launch, stream in zip(step.after, streams, strict=True):
                 launch(stream)
         for stream in streams:
-            graph = capturing(stream) if stream.capture_id() is not None else None
+            graph = capturing(stream)
             if graph is not None:
                 self._link.captured(graph)

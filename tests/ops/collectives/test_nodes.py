@@ -213,6 +213,31 @@ def test_a_prepared_call_is_launched_many_times_on_new_contents(open_nodes, rng)
         assert_bits(call.launch(), reference.allreduce(hosts, nodes=2))
 
 
+def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
+    group = open_nodes(4, 2)
+    gamma = replicate(group, gamma_of(rng, 64))
+    for number in range(4):
+        if number == 2:  # from the second call on nothing is checked and planned
+            monkeypatch.setattr("drvfuse.ops.collectives.nodes.sums", None)
+        hosts = inputs(rng, 4, (6, 64))
+        xs = place(group, hosts)
+        assert_bits(df.allreduce(group, xs), reference.allreduce(hosts, nodes=2))
+        result = df.allreduce_rmsnorm_fp8(group, xs, gamma, epsilon=1e-5)
+        expected = reference.allreduce_rmsnorm_fp8(hosts, gamma[0].numpy(), 1e-5, nodes=2)
+        assert_bits(result.output, expected.output)
+        assert_bits(result.scales, expected.scales)
+
+
+def test_a_trace_holds_both_kernels(open_nodes, rng):
+    group = open_nodes(4, 2)
+    trace = df.Trace(group)
+    hosts = inputs(rng, 4, (16, 256))
+    assert_bits(df.allreduce(group, place(group, hosts), trace=trace), reference.allreduce(hosts, nodes=2))
+    records = trace.records()
+    assert {str(name) for name in records["kernel"]} == {"node_sums", "allreduce_two_stage"}
+    assert set(records["rank"].tolist()) == {0, 1, 2, 3}
+
+
 def test_inputs_are_free_when_the_call_of_their_rank_is_complete(open_nodes, rng):
     group = open_nodes(4, 2)
     hosts = inputs(rng, 4, (4, 2048))
