@@ -118,6 +118,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
 
 
 def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None:
+    gc.collect()  # of other tests
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())

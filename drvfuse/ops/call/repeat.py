@@ -27,7 +27,7 @@ from .faults import planted
 from .options import PDLLevel
 from .order import Route
 from .planned import POINTER_BYTES, PlanCache, Ready
-from .prepared import Direct, Prepared, submit
+from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
