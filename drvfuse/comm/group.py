@@ -461,6 +461,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self._forget_partial()
         super().close()
+        self.transport.close()  # also where the driver is gone, and nothing was left to be freed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -501,7 +502,8 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget, transport))  # kernels of other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
+        transport.close()
         raise failure
     budget.release()
     alone.release()
