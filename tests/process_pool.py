@@ -172,6 +172,7 @@ class ProcessPool:
                     self._idle.append(worker)
                 else:
                     worker.end()
+            server.wait_for_clients()
 
     def run(
         self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 60, **options: Any

@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,13 @@ class Server:
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(_END_S)
+
+    def wait_for_clients(self, timeout: float = 10.0) -> bool:
+        """Wait until no client is left, and all that they had is gone from the machine; False if that takes longer."""
+        deadline = time.monotonic() + timeout
+        while self.sessions and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return not self.sessions
 
     def __enter__(self) -> Server:
         return self

@@ -18,6 +18,15 @@ class Caller(Protocol):
     def shared(self, address: int) -> int | None:
         """The address by which the machine knows the host memory at `address`; None if it does not know it."""
 
+    def known(self, address: int) -> int:
+        """The same, of memory that was only registered too; any other address is its own."""
+
+    def back(self, address: int) -> int:
+        """The inverse of `known`."""
+
+    def register(self, address: int) -> int:
+        """By which address the machine shall know memory that is registered now."""
+
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
 

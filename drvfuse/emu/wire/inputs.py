@@ -139,12 +139,10 @@ def _store(address: int, content: bytes) -> None:
 
 
 class Address(Input):
-    """An address of host memory, which the caller knows."""
+    """An address, which is neither read nor written."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        address = host_address(value)[0]
-        known = call.caller.shared(address)
-        out.word(address if known is None else known)
+        out.word(call.caller.known(host_address(value)[0]))
 
 
 class Registered(Input):
@@ -153,7 +151,7 @@ class Registered(Input):
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         address = host_address(value)[0]
         nbytes = whole(call.value(self.parameter.extent), 0, NONE, "size_t")
-        out.word(address)
+        out.word(call.caller.register(address))
         found = call.caller.registration(address, nbytes) if address and nbytes else None
         out.word(NONE if found is None else found[1])
         if found is not None:
