@@ -98,7 +98,7 @@ class Source(Input):
         call.keep.append(keep)
 
     def take(self, incoming: Incoming, run: Run) -> int:
-        address, content = incoming.word(), incoming.data()
+        address, content = incoming.word(), incoming.view()
         return address if content is None else run.memory(content)
 
 
@@ -134,8 +134,9 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
     out.data((ctypes.c_char * nbytes).from_address(address) if unknown and nbytes else b"" if unknown else None)
 
 
-def _store(address: int, content: bytes) -> None:
-    ctypes.memmove(address, content, len(content))
+def _store(address: int, content: Any) -> None:
+    if content:
+        memoryview((ctypes.c_char * len(content)).from_address(address)).cast("B")[:] = content
 
 
 class Address(Input):
