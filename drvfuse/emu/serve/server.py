@@ -24,6 +24,7 @@ from .session import Line, Session
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine
+    from ..machine.process import Process
 
 log = logging.getLogger("drvfuse.emu")
 
@@ -45,7 +46,6 @@ class Server:
         self._lock = threading.Lock()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._numbers = itertools.count(1)
-        self._clients = itertools.count(1)
         self._closed = False
         if not machine.window.shares_host:
             raise ArgumentError("machine", repr(machine), "one that was made with served=True")
@@ -100,7 +100,7 @@ class Server:
 
     def _greet(self, connection: socket.socket) -> None:
         """Serve a connection from its first message to its end."""
-        pid, uid = addresses.peer(connection)
+        _, uid = addresses.peer(connection)
         try:
             if uid != os.getuid():
                 connection.close()  # not a word to strangers
@@ -115,24 +115,22 @@ class Server:
                 connection.close()
                 return
             if hello["kind"] == "life":
-                self._open(connection, pid, hello)
+                self._open(connection, hello)
             else:
                 self._attach(connection, hello)
         except (Ended, OSError):
             connection.close()
 
-    def _open(self, connection: socket.socket, pid: int, hello: dict[str, Any]) -> None:
+    def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
         with self._lock:
             if self._closed or machine.closed:
                 raise Ended
-            number = next(self._clients)
-            name = hello.get("name") or f"{number} (pid {pid})"
-            session = Session(secrets.token_hex(8), machine.process(name), connection)
+            session = Session(secrets.token_hex(8), self._process(hello.get("name")), connection)
             self.sessions[session.key] = session
         facts = {
             "key": session.key,
-            "name": name,
+            "name": session.process.name,
             "pid": os.getpid(),
             "machine": repr(machine),
             "devices": len(machine.devices),
@@ -150,6 +148,14 @@ class Server:
             with self._lock:
                 self.sessions.pop(session.key, None)
             connection.close()
+
+    def _process(self, name: str | None) -> Process:
+        """A process of the name that the client wishes, with a number behind it if another one has that."""
+        taken = {process.name for process in self.machine.processes}
+        more = (f"{name} ({number})" for number in itertools.count(2))
+        while name is not None and name in taken:
+            name = next(more)
+        return self.machine.process(name)
 
     def _attach(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         session = self.sessions.get(hello["session"])
