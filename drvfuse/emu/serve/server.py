@@ -152,10 +152,8 @@ class Server:
     def _process(self, name: str | None) -> Process:
         """A process of the name that the client wishes, with a number behind it if another one has that."""
         taken = {process.name for process in self.machine.processes}
-        more = (f"{name} ({number})" for number in itertools.count(2))
-        while name is not None and name in taken:
-            name = next(more)
-        return self.machine.process(name)
+        names = (f"{name} ({number})" if number > 1 else name for number in itertools.count(1))
+        return self.machine.process(None if name is None else next(n for n in names if n not in taken))
 
     def _attach(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         session = self.sessions.get(hello["session"])
