@@ -61,7 +61,7 @@ class Progress:
         self._kernels = Kernels(machine)
         self._in_host_function = 0
         self._idle_queries = (0, 0)
-        self._wall_time = WallTime(lambda ns: machine.engine.pass_time(ns))
+        self._wall_time = WallTime(machine.lock, lambda ns: machine.engine.pass_time(ns))
         self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
         self._pending = 0
         self._races: set[Any] = set()  # those reported, by their places
@@ -181,8 +181,11 @@ class Progress:
 
     def _try_step(self) -> bool:
         """`step`, unless another thread has found just now that nothing can move."""
-        if self.machine.several and self._rest == self.machine.lock.changes and time.monotonic() < self._rest_until:
-            return False
+        lock = self.machine.lock
+        if self.machine.several:
+            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
+            if lock.choose("rest", resting):
+                return False
         return self.step()
 
     def polled(self) -> set[int]:
