@@ -106,6 +106,9 @@ SETTINGS: Mapping[str, Setting] = {
     "spin_timeout": Setting(
         _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
     ),
+    "check_calls": Setting(
+        _boolean, False, "0 or 1", "1: new groups compare each call on all ranks before it moves data"
+    ),
     "multicast": Setting(
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
     ),
@@ -113,6 +116,12 @@ SETTINGS: Mapping[str, Setting] = {
         _whole(1, 65535), 29683, "a port, 1 to 65535", "where rank 0 listens to the ranks on other hosts (TCP)"
     ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
+    "emu_machine": Setting(
+        _text,
+        "",
+        'an address such as "unix:@NAME" or "unix:/PATH"',
+        "the emulated machine of another process (`drvfuse emu serve`) that this one uses in place of its own",
+    ),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
     ),

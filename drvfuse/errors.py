@@ -133,7 +133,9 @@ class BarrierTimeout(DrvfuseError):
     which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`, which the first
-    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead).
+    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead). With
+    ranks in several processes all of them call it. `ended` says of each rank whose process has ended how it did; such a
+    group cannot be reset.
     """
 
     def __init__(
@@ -146,17 +148,21 @@ class BarrierTimeout(DrvfuseError):
         seen: int,
         call: str = "",
         word: int | None = None,
+        ended: Mapping[int, str] | None = None,
     ) -> None:
         self.rank, self.peer, self.block, self.phase = rank, peer, block, phase
         self.expected, self.seen, self.call, self.word = expected, seen, call, word
+        self.ended = dict(ended or {})
         where = f" in {call}" if call else ""
         if word is None:
             what = f"{phase} barrier: flag must reach {expected}, stood at {seen}"
         else:
             what = f"{phase}: word {word} of its slots has not come"
+        gone = "".join(f" Rank {number} has ended: {how}." for number, how in sorted(self.ended.items()))
+        then = "" if gone else "; group.reset() makes the group usable again"
         super().__init__(
-            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}). All results since that call "
-            f"are undefined on every rank; group.reset() makes the group usable again."
+            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}).{gone} All results since that "
+            f"call are undefined on every rank{then}."
         )
 
 

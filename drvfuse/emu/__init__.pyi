@@ -5,3 +5,4 @@ from . import driver as driver
 from .findings.reports import Report as Report
 from .machine.machine import Machine as Machine
 from .machine.machine import default_machine as default_machine
+from .machine.process import Process as Process

@@ -26,10 +26,10 @@ from . import calls
 from .calls import last_calls as last_calls
 
 if TYPE_CHECKING:
-    from ..emu import Machine
+    from ..emu import Machine, Process
     from .device import Device
 
-DriverLike: TypeAlias = "Driver | Machine | str | None"
+DriverLike: TypeAlias = "Driver | Machine | Process | str | None"
 """What `get_driver` takes for a driver."""
 
 # In 12.x bindings the suffixed name has the signature that 13.x gives the plain name; 13.x dropped the suffix.
@@ -100,7 +100,7 @@ _GO_ON = {
     "emu": "the context is lost: go on with a fresh drvfuse.emu.Machine, or with Device.close() and a new df.device()",
 }
 # Kinds of reports that cost no context.
-_HARMLESS = frozenset({"context", "module", "multicast", "out_of_memory", "race"})
+_HARMLESS = frozenset({"context", "descriptor", "module", "multicast", "out_of_memory", "race"})
 
 _forked = False
 _lock = threading.Lock()
@@ -137,12 +137,13 @@ class Owner:
 
 
 class Driver(Owner):
-    """One driver: `name` is "cuda" or "emu", `machine` the emulated machine or None, `types` the bindings' enums.
+    """One driver: `name` is "cuda" or "emu", `types` the bindings' enums, `machine` the emulated machine or the one of
+    its processes that this is the driver of, or None.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
 
-    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | None = None) -> None:
+    def __init__(self, name: str, functions: Any, types: Any, machine: Machine | Process | None = None) -> None:
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
@@ -417,7 +418,7 @@ def _open_cuda() -> Driver:
     return Driver("cuda", bindings, bindings)
 
 
-def _open_machine(machine: Machine) -> Driver:
+def _open_machine(machine: Machine | Process) -> Driver:
     global _machines_opened
     found: Driver | None = machine.gate
     if found is None:
@@ -443,8 +444,11 @@ def _default_machine() -> Machine:
     return emu.driver.default_machine()
 
 
+_DRIVERS = '"cuda", "emu", a drvfuse.emu.Machine, one of its processes, or a Driver'
+
+
 def get_driver(spec: DriverLike = None) -> Driver:
-    """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine, or a Driver.
+    """The driver for `spec`: "cuda", "emu" (one process-wide machine), an emulated machine or process, or a Driver.
 
     None takes the `driver` setting. The same object comes back each time. Raises DriverUnavailable, which says what to
     install or set; the emulated driver is never chosen unless it is asked for. The setting `trace_driver` is read when
@@ -458,12 +462,12 @@ def get_driver(spec: DriverLike = None) -> Driver:
         raise ClosedError(FORKED)
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
-            raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
+            raise ArgumentError("driver", repr(spec), _DRIVERS)
         _check_emulator()
         with _lock:
             return _open_machine(spec)
     if spec not in ("cuda", "emu"):
-        raise ArgumentError("driver", repr(spec), '"cuda", "emu", a drvfuse.emu.Machine or a Driver')
+        raise ArgumentError("driver", repr(spec), _DRIVERS)
     with _lock:
         if spec not in _drivers or _drivers[spec].closed:
             _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_default_machine())

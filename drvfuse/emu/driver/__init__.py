@@ -8,18 +8,18 @@ with one changed import:
     cuda.cuInit(0)
     error, count = cuda.cuDeviceGetCount()
 
-`EmulatedDriver(machine)` is the same namespace for a machine of one's own. Enums and structs are cuda.bindings' own.
-A function of the driver that is not emulated raises `Unsupported` when it is called.
+`EmulatedDriver(process)` is the same namespace for a process of a machine of one's own. Enums and structs are
+cuda.bindings' own. A function of the driver that is not emulated raises `Unsupported` when it is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ...errors import Unsupported
 from ..bindings import T
-from ..machine.machine import Machine, default_machine
+from ..machine.machine import default_machine
+from ..machine.process import Process
 from . import (  # noqa: F401
     context,
     copy,
@@ -42,14 +42,13 @@ from .entry import ENTRIES, invoke
 
 
 class EmulatedDriver:
-    """The functions of one machine as attributes; everything else is cuda.bindings.driver's."""
+    """The functions of one process as attributes; everything else is cuda.bindings.driver's."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, process: Process) -> None:
+        self.process = process
 
     def __getattr__(self, name: str) -> Any:
-        machine = self.machine
-        value = _lookup(name, lambda: machine)
+        value = _lookup(name, self.process)
         setattr(self, name, value)
         return value
 
@@ -57,19 +56,17 @@ class EmulatedDriver:
         return sorted({*super().__dir__(), *dir(T), *ENTRIES})
 
     def __repr__(self) -> str:
-        return f"<EmulatedDriver of {self.machine!r}>"
+        return f"<EmulatedDriver of {self.process!r}>"
 
 
-def _lookup(name: str, machine: Callable[[], Machine]) -> Any:
+def _lookup(name: str, process: Process | None) -> Any:
     entry = ENTRIES.get(name)
-    if entry is not None:
+    if entry is not None and process is not None:
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            return invoke(machine(), entry, args, kwargs)
+            return invoke(process, entry, args, kwargs)
 
-        call.__name__ = call.__qualname__ = name
-        call.__doc__ = entry.function.__doc__
-        return call
+        return _named(call, name)
     value = getattr(T, name)
     if name.startswith("cu") and callable(value) and not isinstance(value, type):
 
@@ -80,10 +77,24 @@ def _lookup(name: str, machine: Callable[[], Machine]) -> Any:
     return value
 
 
+def _of_default_machine(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        result: tuple[Any, ...] = getattr(default_machine().driver, name)(*args, **kwargs)
+        return result
+
+    return _named(call, name)
+
+
+def _named(call: Any, name: str) -> Any:
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = ENTRIES[name].function.__doc__
+    return call
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    value = _lookup(name, default_machine)
+    value = _of_default_machine(name) if name in ENTRIES else _lookup(name, None)
     globals()[name] = value
     return value
 

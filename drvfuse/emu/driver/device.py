@@ -8,8 +8,8 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine import multicast
-from ..machine.machine import Machine
 from ..machine.objects import Context, Pool
+from ..machine.process import Process
 from . import context as contexts
 from .entry import check, entry, is_enum, number, present, text
 
@@ -21,6 +21,7 @@ _SUPPORTED = (
     *("STREAM_PRIORITIES_SUPPORTED", "GLOBAL_L1_CACHE_SUPPORTED", "LOCAL_L1_CACHE_SUPPORTED"),
     *("COMPUTE_PREEMPTION_SUPPORTED", "COOPERATIVE_LAUNCH", "HOST_REGISTER_SUPPORTED"),
     *("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
+    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
 )
 # The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
 _FIXED = {
@@ -49,93 +50,95 @@ _FIXED = {
 }
 
 
-def _attributes(m: Machine, index: int) -> dict[str, int]:
+def _attributes(proc: Process, index: int) -> dict[str, int]:
     return {
-        "COMPUTE_CAPABILITY_MAJOR": m.capability[0],
-        "COMPUTE_CAPABILITY_MINOR": m.capability[1],
-        "MULTIPROCESSOR_COUNT": m.sm_count,
-        "MAX_THREADS_PER_MULTIPROCESSOR": m.limits.threads,
-        "MAX_BLOCKS_PER_MULTIPROCESSOR": m.limits.blocks,
-        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": m.limits.shared,
-        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": m.limits.shared_block,
+        "COMPUTE_CAPABILITY_MAJOR": proc.machine.capability[0],
+        "COMPUTE_CAPABILITY_MINOR": proc.machine.capability[1],
+        "MULTIPROCESSOR_COUNT": proc.machine.sm_count,
+        "MAX_THREADS_PER_MULTIPROCESSOR": proc.machine.limits.threads,
+        "MAX_BLOCKS_PER_MULTIPROCESSOR": proc.machine.limits.blocks,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": proc.machine.limits.shared,
+        "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": proc.machine.limits.shared_block,
         "PCI_BUS_ID": index + 1,
-        "CLUSTER_LAUNCH": int(m.capability >= (9, 0)),
-        "MULTICAST_SUPPORTED": int(multicast.supported(m, m.devices[index])),
+        "CLUSTER_LAUNCH": int(proc.machine.capability >= (9, 0)),
+        # as of an H200 without an IMEX channel, where allocations with such handles fail all the same
+        "HANDLE_TYPE_FABRIC_SUPPORTED": int(proc.machine.capability >= (9, 0)),
+        "MULTICAST_SUPPORTED": int(multicast.supported(proc.machine, proc.machine.devices[index])),
     }
 
 
 @entry(1)
-def cuDeviceGet(m: Machine, ordinal: int) -> Any:
-    return T.CUdevice(m.device(ordinal).index)
+def cuDeviceGet(proc: Process, ordinal: int) -> Any:
+    return T.CUdevice(proc.device(ordinal).index)
 
 
 @entry(1)
-def cuDeviceGetCount(m: Machine) -> int:
-    return len(m.devices)
+def cuDeviceGetCount(proc: Process) -> int:
+    return len(proc.machine.devices)
 
 
 @entry(1)
-def cuDeviceGetName(m: Machine, length: int, dev: Any) -> bytes:
-    m.device(dev)
+def cuDeviceGetName(proc: Process, length: int, dev: Any) -> bytes:
+    proc.device(dev)
     check(length > 0)
-    name = f"drvfuse emulated {m.arch}".encode()[: length - 1]
+    name = f"drvfuse emulated {proc.machine.arch}".encode()[: length - 1]
     return name.ljust(length, b"\0")
 
 
 @entry(1, bindings=12, name="cuDeviceGetUuid_v2")
 @entry(1)
-def cuDeviceGetUuid(m: Machine, dev: Any) -> Any:
+def cuDeviceGetUuid(proc: Process, dev: Any) -> Any:
     uuid = T.CUuuid()
-    ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([m.device(dev).index]), 16)
+    ctypes.memmove(uuid.getPtr(), b"drvfuse-emu-gpu" + bytes([proc.device(dev).index]), 16)
     return uuid
 
 
 @entry(1)
-def cuDeviceGetAttribute(m: Machine, attrib: Any, dev: Any) -> int:
+def cuDeviceGetAttribute(proc: Process, attrib: Any, dev: Any) -> int:
     """Every attribute of the enum has a value; what the emulated device does not have is 0."""
     is_enum(attrib, _A, "attrib")
-    index = m.device(dev).index
+    index = proc.device(dev).index
     name = attrib.name.removeprefix(_PREFIX)
     check(name != "MAX")
-    return _attributes(m, index).get(name, _FIXED.get(name, 0))
+    return _attributes(proc, index).get(name, _FIXED.get(name, 0))
 
 
 @entry(1)
-def cuDeviceTotalMem(m: Machine, dev: Any) -> int:
-    return m.device(dev).total
+def cuDeviceTotalMem(proc: Process, dev: Any) -> int:
+    return proc.device(dev).total
 
 
 @entry(2)
-def cuDeviceComputeCapability(m: Machine, dev: Any) -> tuple[int, int]:
-    m.device(dev)
-    return m.capability
+def cuDeviceComputeCapability(proc: Process, dev: Any) -> tuple[int, int]:
+    proc.device(dev)
+    return proc.machine.capability
 
 
 @entry(1)
-def cuDeviceCanAccessPeer(m: Machine, dev: Any, peerDev: Any) -> int:
-    return int(m.can_reach(m.device(dev), m.device(peerDev)))
+def cuDeviceCanAccessPeer(proc: Process, dev: Any, peerDev: Any) -> int:
+    return int(proc.machine.can_reach(proc.device(dev), proc.device(peerDev)))
 
 
 @entry(1)
-def cuDeviceGetP2PAttribute(m: Machine, attrib: Any, srcDevice: Any, dstDevice: Any) -> int:
+def cuDeviceGetP2PAttribute(proc: Process, attrib: Any, srcDevice: Any, dstDevice: Any) -> int:
     is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
-    source, target = m.device(srcDevice), m.device(dstDevice)
+    source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     kind = T.CUdevice_P2PAttribute
     access = kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-    return int(attrib in access and m.can_reach(source, target))
+    return int(attrib in access and proc.machine.can_reach(source, target))
 
 
 @entry(1)
-def cuDeviceGetPCIBusId(m: Machine, length: int, dev: Any) -> bytes:
+def cuDeviceGetPCIBusId(proc: Process, length: int, dev: Any) -> bytes:
     check(length > 0)
-    return _bus_id(m.device(dev).index).encode()[: length - 1].ljust(length, b"\0")
+    return _bus_id(proc.device(dev).index).encode()[: length - 1].ljust(length, b"\0")
 
 
 @entry(1)
-def cuDeviceGetByPCIBusId(m: Machine, pciBusId: bytes) -> Any:
+def cuDeviceGetByPCIBusId(proc: Process, pciBusId: bytes) -> Any:
     asked = text(pciBusId).rstrip("\0").lower()
-    names = [_bus_id(device.index).lower() for device in m.devices]
+    names = [_bus_id(device.index).lower() for device in proc.machine.devices]
     return T.CUdevice(present(next((i for i, full in enumerate(names) if asked in (full, full[5:])), None)))
 
 
@@ -147,62 +150,62 @@ def _bus_id(index: int) -> str:
 
 
 @entry(1)
-def cuDeviceGetDefaultMemPool(m: Machine, dev: Any) -> Any:
-    return T.CUmemoryPool(present(m.device(dev).default_pool).handle)
+def cuDeviceGetDefaultMemPool(proc: Process, dev: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(proc.device(dev)).default_pool.handle)
 
 
 @entry(1)
-def cuDeviceGetMemPool(m: Machine, dev: Any) -> Any:
-    return T.CUmemoryPool(present(m.device(dev).pool).handle)
+def cuDeviceGetMemPool(proc: Process, dev: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(proc.device(dev)).pool.handle)
 
 
 @entry()
-def cuDeviceSetMemPool(m: Machine, dev: Any, pool: Any) -> None:
-    device = m.device(dev)
-    found = m.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
+def cuDeviceSetMemPool(proc: Process, dev: Any, pool: Any) -> None:
+    device = proc.device(dev)
+    found = proc.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
     check(found.device is device)
-    device.pool = found
+    proc.tenancy(device).pool = found
 
 
 # Primary contexts ----------------------------------------------------------------------------------------------------
 
 
 @entry(1)
-def cuDevicePrimaryCtxRetain(m: Machine, dev: Any) -> Any:
-    device = m.device(dev)
-    if device.primary is None:
-        device.primary = m.add(Context(device, device.primary_flags, primary=True))
-    device.primary_references += 1
-    return T.CUcontext(device.primary.handle)
+def cuDevicePrimaryCtxRetain(proc: Process, dev: Any) -> Any:
+    had = proc.tenancy(proc.device(dev))
+    if had.primary is None:
+        had.primary = proc.add(Context(proc, had.device, had.primary_flags, primary=True))
+    had.primary_references += 1
+    return T.CUcontext(had.primary.handle)
 
 
 @entry()
-def cuDevicePrimaryCtxRelease(m: Machine, dev: Any) -> None:
-    device = m.device(dev)
-    primary = present(device.primary, R.CUDA_ERROR_INVALID_CONTEXT)
-    device.primary_references -= 1
-    if device.primary_references == 0:
-        contexts.destroy(m, primary)
-        device.primary = None
+def cuDevicePrimaryCtxRelease(proc: Process, dev: Any) -> None:
+    had = proc.tenancy(proc.device(dev))
+    primary = present(had.primary, R.CUDA_ERROR_INVALID_CONTEXT)
+    had.primary_references -= 1
+    if had.primary_references == 0:
+        contexts.destroy(proc, primary)
+        had.primary = None
 
 
 @entry()
-def cuDevicePrimaryCtxReset(m: Machine, dev: Any) -> None:
-    device = m.device(dev)
-    if device.primary is not None:
-        contexts.report_unfinished(m, device.primary)
-        contexts.destroy(m, device.primary)
-        device.primary, device.primary_references = None, 0
+def cuDevicePrimaryCtxReset(proc: Process, dev: Any) -> None:
+    had = proc.tenancy(proc.device(dev))
+    if had.primary is not None:
+        contexts.report_unfinished(proc, had.primary)
+        contexts.destroy(proc, had.primary)
+        had.primary, had.primary_references = None, 0
 
 
 @entry(2)
-def cuDevicePrimaryCtxGetState(m: Machine, dev: Any) -> tuple[int, int]:
-    device = m.device(dev)
-    return device.primary_flags, int(device.primary is not None)
+def cuDevicePrimaryCtxGetState(proc: Process, dev: Any) -> tuple[int, int]:
+    had = proc.tenancy(proc.device(dev))
+    return had.primary_flags, int(had.primary is not None)
 
 
 @entry()
-def cuDevicePrimaryCtxSetFlags(m: Machine, dev: Any, flags: int) -> None:
-    device = m.device(dev)
+def cuDevicePrimaryCtxSetFlags(proc: Process, dev: Any, flags: int) -> None:
+    had = proc.tenancy(proc.device(dev))
     check(0 <= number(flags) < 0x100)
-    device.primary_flags = number(flags)
+    had.primary_flags = number(flags)

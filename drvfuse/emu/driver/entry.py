@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every function of the emulated driver shares: its registration, its result tuple and the reading of arguments.
 
-A function is written as `name(machine, arguments...)`; it returns its outputs and raises `Failure` for anything but
+A function is written as `name(process, arguments...)`; it returns its outputs and raises `Failure` for anything but
 success. `@entry` registers it under its own name, and `invoke` turns both into cuda.bindings' `(CUresult, outputs...)`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 from collections.abc import Callable
@@ -19,10 +18,14 @@ import numpy as np
 from ..bindings import MAJOR, R, T
 from ..machine import interrupts
 from ..machine.failure import Failure
-from ..machine.objects import Memory
+from ..machine.objects import Handle, Memory
+from ..wire.arguments import host_address as host_address
+from ..wire.arguments import is_enum as is_enum
+from ..wire.arguments import number as number
+from ..wire.arguments import text as text
 
 if TYPE_CHECKING:
-    from ..machine.machine import Machine
+    from ..machine.process import Process
 
 Value = TypeVar("Value")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -68,14 +71,15 @@ def entry(
     return register
 
 
-def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Call an entry and give the result the shape that cuda.bindings gives it."""
-    machine.refusal = None
-    if machine.closed and not e.without_machine:
+def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
+    machine = process.machine
+    process.refusal = None
+    if process.closed and not e.without_machine:
         return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
-    if machine.pid != os.getpid() or not (machine.initialised or e.before_init):
+    if machine.pid != os.getpid() or not (process.initialised or e.before_init):
         return (R.CUDA_ERROR_NOT_INITIALIZED, *(None,) * e.outputs)
-    if machine.threads.in_host_function:
+    if process.threads.in_host_function:
         return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)
     for a in args:
         if isinstance(a, np.integer):
@@ -84,12 +88,14 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     with interrupts.held(), machine.lock:
         try:
             if e.unsafe:
-                machine.refuse_in_capture()
-            if machine.injected:
-                inject(machine, e, args, kwargs)
-            value = e.function(machine, *args, **kwargs)
+                process.refuse_in_capture()
+            if process.injected:
+                inject(process, e, args, kwargs)
+            value = e.function(process, *args, **kwargs)
         except Failure as failure:
-            machine.refusal = failure.report
+            if process.closed:  # by another thread, while this call waited
+                return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
+            process.refusal = failure.report
             if failure.report is not None:
                 machine.report(failure.report)
             return (failure.code, *(None,) * e.outputs)
@@ -98,17 +104,17 @@ def invoke(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)
 
 
-def inject(machine: Machine, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Failure if this call was chosen to fail (`Machine.inject`)."""
-    rules = [rule for rule in machine.injected if rule.function == e.name]
+def inject(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Failure if this call was chosen to fail (`Process.inject`)."""
+    rules = [rule for rule in process.injected if rule.function == e.name]
     if rules:
-        devices = _devices(machine, inspect.signature(e.function).bind(machine, *args, **kwargs).arguments)
+        devices = _devices(process, inspect.signature(e.function).bind(process, *args, **kwargs).arguments)
         for rule in rules:
             if rule.hits(devices):
                 raise Failure(rule.code)
 
 
-def _devices(machine: Machine, arguments: dict[str, Any]) -> set[int]:
+def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
     """The devices that a call is about: those its arguments name, or whose memory they name, else the current one."""
     found: set[int] = set()
     for name, value in arguments.items():
@@ -119,23 +125,16 @@ def _devices(machine: Machine, arguments: dict[str, Any]) -> set[int]:
         elif name == "desc":
             found.update(d.location.id for d in value or ())
         elif name in ("memHandle", "handle"):
-            memory = machine.handles.get(number(value))
+            handle = process.handles.get(number(value))
+            memory = handle.item if isinstance(handle, Handle) else None
             found.update({memory.device.index} if isinstance(memory, Memory) else ())
         elif name in ("ptr", "memptr", "dptr"):
-            allocation = machine.memory.find(number(value))
+            allocation = process.memory.find(number(value))
             found.update({allocation.device.index} if allocation and allocation.device else ())
-    stack = machine.threads.contexts
+    stack = process.threads.contexts
     if not found and stack and stack[-1] is not None:
         found.add(stack[-1].device.index)
     return found
-
-
-# Reading arguments --------------------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> int:
-    """An int, or a cuda.bindings handle or pointer; None is 0. Raises TypeError as the bindings do."""
-    return 0 if value is None else int(value)
 
 
 def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
@@ -148,46 +147,3 @@ def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Valu
     """The value; fail with `code` if it is None."""
     check(value is not None, code)
     return cast(Value, value)
-
-
-def is_enum(value: Any, kind: Any, argument: str) -> None:
-    """Raise TypeError, as the bindings do, for anything but a member of the enum."""
-    if not isinstance(value, kind):
-        raise TypeError(
-            f"Argument {argument!r} has incorrect type (expected {kind.__name__}, got {type(value).__name__})"
-        )
-
-
-def text(value: Any) -> str:
-    """A C string argument, which the bindings take as bytes."""
-    if not isinstance(value, bytes | bytearray):
-        raise TypeError(f"expected bytes, {type(value).__name__} found")
-    return bytes(value).decode()
-
-
-def host_address(value: Any) -> tuple[int, Any]:
-    """(address, what keeps it alive) of a host pointer argument: an int, None, or any contiguous buffer."""
-    if value is None:
-        return 0, None
-    if isinstance(value, int):
-        return value, None
-    if isinstance(value, np.ndarray):
-        if not (value.flags.c_contiguous or value.flags.f_contiguous):
-            raise RuntimeError("Failed to retrieve buffer through Buffer Protocol")
-        return int(value.ctypes.data), value
-    try:
-        view = memoryview(value)
-    except TypeError:
-        try:
-            return int(value), None
-        except TypeError:
-            raise TypeError(
-                f"Provided argument is of type {type(value)} but expected Type None, int or object with Buffer Protocol"
-            ) from None
-    array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    return int(array.ctypes.data), array
-
-
-def pointers(address: int, count: int) -> list[int]:
-    """`count` pointers of a C array at `address`."""
-    return [int(p or 0) for p in (ctypes.c_void_p * count).from_address(address)] if count else []

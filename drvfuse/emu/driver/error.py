@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import MAJOR, R
-from ..machine.machine import Machine
+from ..machine.process import Process
 from .entry import check, entry, is_enum
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
@@ -61,25 +61,25 @@ TEXTS = {
 
 
 @entry(before_init=True)
-def cuInit(m: Machine, Flags: int) -> None:
+def cuInit(proc: Process, Flags: int) -> None:
     check(Flags == 0)
-    m.initialised = True
+    proc.initialised = True
 
 
 @entry(1, without_machine=True)
-def cuDriverGetVersion(m: Machine) -> int:
+def cuDriverGetVersion(proc: Process) -> int:
     return DRIVER_VERSION
 
 
 @entry(1, without_machine=True)
-def cuGetErrorName(m: Machine, error: Any) -> bytes:
+def cuGetErrorName(proc: Process, error: Any) -> bytes:
     is_enum(error, R, "error")
     name: str = error.name
     return name.encode()
 
 
 @entry(1, without_machine=True)
-def cuGetErrorString(m: Machine, error: Any) -> bytes:
+def cuGetErrorString(proc: Process, error: Any) -> bytes:
     is_enum(error, R, "error")
     fallback = error.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
     return TEXTS.get(error.name, fallback).encode()
@@ -87,5 +87,5 @@ def cuGetErrorString(m: Machine, error: Any) -> bytes:
 
 @entry(name="cuProfilerStop")
 @entry()
-def cuProfilerStart(m: Machine) -> None:
-    m.current()
+def cuProfilerStart(proc: Process) -> None:
+    proc.current()

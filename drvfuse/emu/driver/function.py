@@ -7,8 +7,8 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine import residency
-from ..machine.machine import Machine
 from ..machine.objects import Function
+from ..machine.process import Process
 from ..machine.work import Dim
 from .entry import check, entry, is_enum
 from .module import function_of
@@ -22,7 +22,7 @@ _REQUIRED_CLUSTER = (
 )
 
 
-def max_dynamic(m: Machine, function: Function) -> int:
+def max_dynamic(proc: Process, function: Function) -> int:
     """Dynamic shared memory that a launch may ask for."""
     key = int(_F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
     return function.attributes.get(key, max(0, residency.SHARED_DEFAULT - function.code.shared_static))
@@ -37,17 +37,17 @@ def required_cluster(function: Function) -> Dim | None:
     return (x, y, z) if x and y and z else None
 
 
-def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int]) -> int:
+def _attribute(proc: Process, function: Function, attrib: Any, own: dict[int, int]) -> int:
     is_enum(attrib, _F, "attrib")
     check(attrib != _F.CU_FUNC_ATTRIBUTE_MAX)
     code = function.code
-    version = m.capability[0] * 10 + m.capability[1]
+    version = proc.machine.capability[0] * 10 + proc.machine.capability[1]
     values = {
         _F.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: residency.max_threads(function),
         _F.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: code.shared_static,
         _F.CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES: sum(v.size for v in function.image.globals if v.space == "const"),
         _F.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: code.local_bytes,
-        _F.CU_FUNC_ATTRIBUTE_NUM_REGS: residency.registers(m.limits, function),
+        _F.CU_FUNC_ATTRIBUTE_NUM_REGS: residency.registers(proc.machine.limits, function),
         _F.CU_FUNC_ATTRIBUTE_PTX_VERSION: version,
         _F.CU_FUNC_ATTRIBUTE_BINARY_VERSION: version,
         _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: max(0, residency.SHARED_DEFAULT - code.shared_static),
@@ -58,10 +58,10 @@ def _attribute(m: Machine, function: Function, attrib: Any, own: dict[int, int])
     return own.get(int(attrib), values.get(attrib, 0))
 
 
-def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own: dict[int, int]) -> None:
+def _set_attribute(proc: Process, function: Function, attrib: Any, value: int, own: dict[int, int]) -> None:
     is_enum(attrib, _F, "attrib")
     if attrib == _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-        check(0 <= value <= m.limits.shared_block - function.code.shared_static)
+        check(0 <= value <= proc.machine.limits.shared_block - function.code.shared_static)
     elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
         check(-1 <= value <= 100)
     elif attrib in _REQUIRED_CLUSTER:
@@ -75,56 +75,56 @@ def _set_attribute(m: Machine, function: Function, attrib: Any, value: int, own:
 
 
 @entry(1)
-def cuFuncGetAttribute(m: Machine, attrib: Any, hfunc: Any) -> int:
-    function = function_of(m, hfunc)
-    return _attribute(m, function, attrib, function.attributes)
+def cuFuncGetAttribute(proc: Process, attrib: Any, hfunc: Any) -> int:
+    function = function_of(proc, hfunc)
+    return _attribute(proc, function, attrib, function.attributes)
 
 
 @entry()
-def cuFuncSetAttribute(m: Machine, hfunc: Any, attrib: Any, value: int) -> None:
-    function = function_of(m, hfunc)
-    _set_attribute(m, function, attrib, value, function.attributes)
+def cuFuncSetAttribute(proc: Process, hfunc: Any, attrib: Any, value: int) -> None:
+    function = function_of(proc, hfunc)
+    _set_attribute(proc, function, attrib, value, function.attributes)
 
 
 @entry()
-def cuFuncSetCacheConfig(m: Machine, hfunc: Any, config: Any) -> None:
+def cuFuncSetCacheConfig(proc: Process, hfunc: Any, config: Any) -> None:
     """A hint without effect here."""
     is_enum(config, T.CUfunc_cache, "config")
-    function_of(m, hfunc)
+    function_of(proc, hfunc)
 
 
 @entry(1)
-def cuFuncGetName(m: Machine, hfunc: Any) -> bytes:
-    return function_of(m, hfunc).name.encode()
+def cuFuncGetName(proc: Process, hfunc: Any) -> bytes:
+    return function_of(proc, hfunc).name.encode()
 
 
 @entry(1)
-def cuFuncGetModule(m: Machine, hfunc: Any) -> Any:
-    module = function_of(m, hfunc).module
+def cuFuncGetModule(proc: Process, hfunc: Any) -> Any:
+    module = function_of(proc, hfunc).module
     assert module is not None
     return T.CUmodule(module.handle)
 
 
 @entry()
-def cuFuncLoad(m: Machine, function: Any) -> None:
+def cuFuncLoad(proc: Process, function: Any) -> None:
     """Loading is eager, so there is nothing left to do."""
-    function_of(m, function)
+    function_of(proc, function)
 
 
 @entry(1)
-def cuFuncIsLoaded(m: Machine, function: Any) -> Any:
-    function_of(m, function)
+def cuFuncIsLoaded(proc: Process, function: Any) -> Any:
+    function_of(proc, function)
     return T.CUfunctionLoadingState.CU_FUNCTION_LOADING_STATE_LOADED
 
 
 @entry(2)
-def cuFuncGetParamInfo(m: Machine, func: Any, paramIndex: int) -> tuple[int, int]:
-    return _param(function_of(m, func), paramIndex)
+def cuFuncGetParamInfo(proc: Process, func: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(function_of(proc, func), paramIndex)
 
 
 @entry(1, bindings=13)
-def cuFuncGetParamCount(m: Machine, func: Any) -> int:
-    return len(function_of(m, func).code.params)
+def cuFuncGetParamCount(proc: Process, func: Any) -> int:
+    return len(function_of(proc, func).code.params)
 
 
 def _param(function: Function, index: int) -> tuple[int, int]:
@@ -134,17 +134,17 @@ def _param(function: Function, index: int) -> tuple[int, int]:
 
 
 @entry(2)
-def cuKernelGetParamInfo(m: Machine, kernel: Any, paramIndex: int) -> tuple[int, int]:
-    return _param(m.get(kernel, Function), paramIndex)
+def cuKernelGetParamInfo(proc: Process, kernel: Any, paramIndex: int) -> tuple[int, int]:
+    return _param(proc.get(kernel, Function), paramIndex)
 
 
 @entry(1)
-def cuKernelGetAttribute(m: Machine, attrib: Any, kernel: Any, dev: Any) -> int:
-    found, device = m.get(kernel, Function), m.device(dev)
-    return _attribute(m, found, attrib, found.on_device.get(device.index, {}))
+def cuKernelGetAttribute(proc: Process, attrib: Any, kernel: Any, dev: Any) -> int:
+    found, device = proc.get(kernel, Function), proc.device(dev)
+    return _attribute(proc, found, attrib, found.on_device.get(device.index, {}))
 
 
 @entry()
-def cuKernelSetAttribute(m: Machine, attrib: Any, val: int, kernel: Any, dev: Any) -> None:
-    found, device = m.get(kernel, Function), m.device(dev)
-    _set_attribute(m, found, attrib, val, found.on_device.setdefault(device.index, {}))
+def cuKernelSetAttribute(proc: Process, attrib: Any, val: int, kernel: Any, dev: Any) -> None:
+    found, device = proc.get(kernel, Function), proc.device(dev)
+    _set_attribute(proc, found, attrib, val, found.on_device.setdefault(device.index, {}))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.capture import Graph, GraphExec, Node, edges
-from ..machine.machine import Machine
+from ..machine.process import Process
 from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
 from .entry import check, entry
 
@@ -23,8 +23,8 @@ _TYPES = {
 _INSTANTIATE_FLAGS = 1 | 2 | 8  # auto free, upload, node priority; launching from the device is not emulated
 
 
-def _graph(m: Machine, value: Any) -> Graph:
-    return m.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
+def _graph(proc: Process, value: Any) -> Graph:
+    return proc.get(value, Graph, R.CUDA_ERROR_INVALID_VALUE)
 
 
 def _list(nodes: list[Any], count: int) -> tuple[list[Any], int]:
@@ -36,26 +36,26 @@ def _list(nodes: list[Any], count: int) -> tuple[list[Any], int]:
 
 
 @entry(1)
-def cuGraphCreate(m: Machine, flags: int) -> Any:
+def cuGraphCreate(proc: Process, flags: int) -> Any:
     check(flags == 0)
-    return T.CUgraph(m.add(Graph()).handle)
+    return T.CUgraph(proc.add(Graph()).handle)
 
 
 @entry()
-def cuGraphDestroy(m: Machine, hGraph: Any) -> None:
-    graph = _graph(m, hGraph)
+def cuGraphDestroy(proc: Process, hGraph: Any) -> None:
+    graph = _graph(proc, hGraph)
     for item in (graph, *graph.nodes):
-        m.remove(item)
+        proc.remove(item)
 
 
 @entry(2)
-def cuGraphGetNodes(m: Machine, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
-    return _list([T.CUgraphNode(node.handle) for node in _graph(m, hGraph).nodes], numNodes)
+def cuGraphGetNodes(proc: Process, hGraph: Any, numNodes: int = 0) -> tuple[list[Any], int]:
+    return _list([T.CUgraphNode(node.handle) for node in _graph(proc, hGraph).nodes], numNodes)
 
 
 @entry(2)
-def cuGraphGetRootNodes(m: Machine, hGraph: Any, numRootNodes: int = 0) -> tuple[list[Any], int]:
-    return _list([T.CUgraphNode(node.handle) for node in _graph(m, hGraph).roots()], numRootNodes)
+def cuGraphGetRootNodes(proc: Process, hGraph: Any, numRootNodes: int = 0) -> tuple[list[Any], int]:
+    return _list([T.CUgraphNode(node.handle) for node in _graph(proc, hGraph).roots()], numRootNodes)
 
 
 def _edge(programmatic: bool) -> Any:
@@ -68,8 +68,8 @@ def _edge(programmatic: bool) -> Any:
 
 @entry(4, bindings=12, name="cuGraphGetEdges_v2")
 @entry(4, bindings=13, name="cuGraphGetEdges")
-def _edges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], list[Any], int]:
-    found = edges(_graph(m, hGraph).nodes)
+def _edges(proc: Process, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], list[Any], int]:
+    found = edges(_graph(proc, hGraph).nodes)
     if numEdges == 0:
         return [], [], [], len(found)
     check(numEdges >= len(found))
@@ -83,68 +83,68 @@ def _edges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[
 
 @entry(3, bindings=12, name="cuGraphNodeGetDependencies_v2")
 @entry(3, bindings=13, name="cuGraphNodeGetDependencies")
-def _dependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], list[Any], int]:
-    node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+def _dependencies(proc: Process, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], list[Any], int]:
+    node = proc.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
     nodes, number = _list([T.CUgraphNode(d.handle) for d in node.dependencies], numDependencies)
     return nodes, [_edge(node.programmatic) for _ in nodes], number
 
 
 @entry(3, bindings=12)
-def cuGraphGetEdges(m: Machine, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], int]:
-    check(not any(p for _, _, p in edges(_graph(m, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
-    a, b, _, number = _edges(m, hGraph, numEdges)
+def cuGraphGetEdges(proc: Process, hGraph: Any, numEdges: int = 0) -> tuple[list[Any], list[Any], int]:
+    check(not any(p for _, _, p in edges(_graph(proc, hGraph).nodes)), R.CUDA_ERROR_LOSSY_QUERY)
+    a, b, _, number = _edges(proc, hGraph, numEdges)
     return a, b, number
 
 
 @entry(2, bindings=12)
-def cuGraphNodeGetDependencies(m: Machine, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], int]:
-    nodes, _, number = _dependencies(m, hNode, numDependencies)
+def cuGraphNodeGetDependencies(proc: Process, hNode: Any, numDependencies: int = 0) -> tuple[list[Any], int]:
+    nodes, _, number = _dependencies(proc, hNode, numDependencies)
     return nodes, number
 
 
 @entry(1)
-def cuGraphNodeGetType(m: Machine, hNode: Any) -> Any:
-    node = m.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
+def cuGraphNodeGetType(proc: Process, hNode: Any) -> Any:
+    node = proc.get(hNode, Node, R.CUDA_ERROR_INVALID_VALUE)
     return _TYPES.get(type(node.command), _N.CU_GRAPH_NODE_TYPE_EMPTY)
 
 
 @entry(1)
-def cuGraphInstantiateWithParams(m: Machine, hGraph: Any, instantiateParams: Any) -> Any:
+def cuGraphInstantiateWithParams(proc: Process, hGraph: Any, instantiateParams: Any) -> Any:
     check(instantiateParams is not None)
-    return cuGraphInstantiate(m, hGraph, instantiateParams.flags)
+    return cuGraphInstantiate(proc, hGraph, instantiateParams.flags)
 
 
 @entry(1)
-def cuGraphInstantiate(m: Machine, hGraph: Any, flags: int) -> Any:
-    graph, flags = _graph(m, hGraph), int(flags)
+def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
+    graph, flags = _graph(proc, hGraph), int(flags)
     check(not flags & ~_INSTANTIATE_FLAGS, R.CUDA_ERROR_NOT_SUPPORTED)
-    return T.CUgraphExec(m.add(GraphExec(tuple(graph.nodes), flags)).handle)
+    return T.CUgraphExec(proc.add(GraphExec(tuple(graph.nodes), flags)).handle)
 
 
-def _exec(m: Machine, value: Any) -> GraphExec:
-    return m.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
+def _exec(proc: Process, value: Any) -> GraphExec:
+    return proc.get(value, GraphExec, R.CUDA_ERROR_INVALID_VALUE)
 
 
 @entry()
-def cuGraphLaunch(m: Machine, hGraphExec: Any, hStream: Any) -> None:
+def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
     """Every launch replays the nodes with the parameters that they were captured with."""
-    found, stream = _exec(m, hGraphExec), m.stream(hStream)
+    found, stream = _exec(proc, hGraphExec), proc.stream(hStream)
     stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
-    found.launch(m, stream)
+    found.launch(proc, stream)
 
 
 @entry()
-def cuGraphUpload(m: Machine, hGraphExec: Any, hStream: Any) -> None:
-    _exec(m, hGraphExec)
-    m.stream(hStream)
+def cuGraphUpload(proc: Process, hGraphExec: Any, hStream: Any) -> None:
+    _exec(proc, hGraphExec)
+    proc.stream(hStream)
 
 
 @entry(1)
-def cuGraphExecGetFlags(m: Machine, hGraphExec: Any) -> Any:
-    return T.cuuint64_t(_exec(m, hGraphExec).flags)
+def cuGraphExecGetFlags(proc: Process, hGraphExec: Any) -> Any:
+    return T.cuuint64_t(_exec(proc, hGraphExec).flags)
 
 
 @entry()
-def cuGraphExecDestroy(m: Machine, hGraphExec: Any) -> None:
+def cuGraphExecDestroy(proc: Process, hGraphExec: Any) -> None:
     """A launch that is still queued runs."""
-    m.remove(_exec(m, hGraphExec))
+    proc.remove(_exec(proc, hGraphExec))

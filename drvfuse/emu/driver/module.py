@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -18,30 +17,22 @@ from ..findings.reports import Report
 from ..machine import interrupts, residency
 from ..machine.engine import EngineModule
 from ..machine.failure import Failure
-from ..machine.machine import Machine
 from ..machine.objects import Context, Function, Library, Module
+from ..machine.process import Process
+from ..wire.arguments import image_bytes
 from .entry import check, entry, is_enum, present, text
 from .error import NEWEST_PTX
 
 _ELF = b"\x7fELF"
-_ELF_HEADER = 64
 _EM_CUDA = 190
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 
 # Loading ------------------------------------------------------------------------------------------------------------
 
 
-def _ptx(m: Machine, image: Any) -> str:
+def _ptx(proc: Process, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
-    if isinstance(image, int):
-        check(image != 0)
-        binary = ctypes.string_at(image, 4) in (_ELF, *_FATBIN)
-        data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
-    elif isinstance(image, bytes | bytearray):
-        data = bytes(image)
-    else:
-        check(image is not None)
-        data = bytes(np.asarray(memoryview(image)).view(np.uint8))
+    data = present(image_bytes(image))
     if data[:4] in (_ELF, *_FATBIN):
         raise _binary(data)
     data = data.split(b"\0", 1)[0]
@@ -73,10 +64,10 @@ def _refused(code: Any, message: str) -> Failure:
     return Failure(code, Report("module", message))
 
 
-def _load(m: Machine, image: Any) -> EngineModule:
+def _load(proc: Process, image: Any) -> EngineModule:
     """Translate an image, or find it translated. What is wrong with it becomes a report."""
-    ptx = _ptx(m, image)
-    known = m.images.get(ptx)
+    ptx = _ptx(proc, image)
+    known = proc.machine.images.get(ptx)
     if known is not None:
         return known
     version, architecture = head(ptx)
@@ -88,11 +79,12 @@ def _load(m: Machine, image: Any) -> EngineModule:
         words = f"the PTX is of version {version[0]}.{version[1]}, and the emulated driver knows up to {newest}"
         raise _refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
     needs = (int(target[1]), int(target[2]))
-    family = target[3] == "f" and needs[0] == m.capability[0] and needs <= m.capability
-    if needs > m.capability or (target[3] and not family and architecture != m.arch):
-        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {architecture} and the devices are {m.arch}")
+    arch, capability = proc.machine.arch, proc.machine.capability
+    family = target[3] == "f" and needs[0] == capability[0] and needs <= capability
+    if needs > capability or (target[3] and not family and architecture != arch):
+        raise _refused(R.CUDA_ERROR_INVALID_PTX, f"the PTX is for {architecture} and the devices are {arch}")
     try:
-        engine = m.engine
+        engine = proc.machine.engine
         with interrupts.taken():
             loaded = engine.load(ptx)
     except PtxError as error:
@@ -103,48 +95,48 @@ def _load(m: Machine, image: Any) -> EngineModule:
             words = f"{kernel.name} has {kernel.shared_static} bytes of static shared memory, and a kernel can have"
             words += f" {residency.SHARED_DEFAULT}; more must be dynamic"
             raise _refused(R.CUDA_ERROR_INVALID_PTX, words)
-    m.images[ptx] = loaded
+    proc.machine.images[ptx] = loaded
     return loaded
 
 
-def _module(m: Machine, context: Context, image: EngineModule) -> Module:
+def _module(proc: Process, context: Context, image: EngineModule) -> Module:
     """A module of a context, with its own copy of the variables."""
     module = Module(context, image)
     if image.globals_bytes:
-        allocation = m.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
         module.globals_address = allocation.base
         for variable in image.globals:
             start = allocation.base + variable.offset
-            m.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
+            proc.machine.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
             for at, target in variable.relocations:
-                m.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
+                proc.machine.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
         # variables without an initialiser are zero
-        m.window.mark_initialised(allocation.base, image.globals_bytes)
-    m.add(module)
+        proc.machine.window.mark_initialised(allocation.base, image.globals_bytes)
+    proc.add(module)
     context.modules.add(module)
     return module
 
 
-def _function(m: Machine, home: Module | Library, name: str) -> Function:
+def _function(proc: Process, home: Module | Library, name: str) -> Function:
     check(name in home.image.kernels, R.CUDA_ERROR_NOT_FOUND)
     if name not in home.functions:
         owners = (home, None) if isinstance(home, Module) else (None, home)
-        home.functions[name] = m.add(Function(name, home.image, *owners))
+        home.functions[name] = proc.add(Function(name, home.image, *owners))
     return home.functions[name]
 
 
 @entry(1, unsafe=True)
-def cuModuleLoadData(m: Machine, image: Any) -> Any:
-    context = m.current()
-    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+def cuModuleLoadData(proc: Process, image: Any) -> Any:
+    context = proc.current()
+    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
 
 
 @entry(1, unsafe=True)
-def cuModuleLoadDataEx(m: Machine, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
+def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
     """The options steer an assembler that does not run here; their count is checked."""
-    context = m.current()
+    context = proc.current()
     _options(numOptions, options, optionValues)
-    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
 
 
 def _options(count: int, options: Any, values: Any) -> None:
@@ -156,52 +148,52 @@ def _options(count: int, options: Any, values: Any) -> None:
 
 
 @entry(1, unsafe=True)
-def cuModuleLoad(m: Machine, fname: bytes) -> Any:
-    context = m.current()
+def cuModuleLoad(proc: Process, fname: bytes) -> Any:
+    context = proc.current()
     try:
         image = Path(text(fname)).read_bytes()
     except OSError:
         raise Failure(R.CUDA_ERROR_FILE_NOT_FOUND) from None
-    return T.CUmodule(_module(m, context, _load(m, image)).handle)
+    return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
 
 
 @entry(unsafe=True)
-def cuModuleUnload(m: Machine, hmod: Any) -> None:
+def cuModuleUnload(proc: Process, hmod: Any) -> None:
     """Waits for the context's work first."""
-    _unload(m, m.get(hmod, Module))
+    _unload(proc, proc.get(hmod, Module))
 
 
-def _unload(m: Machine, module: Module) -> None:
-    m.progress.wait(m.context_ops(module.context))
+def _unload(proc: Process, module: Module) -> None:
+    proc.machine.progress.wait(proc.context_ops(module.context))
     if module.globals_address:
-        allocation = m.memory.at(module.globals_address)
+        allocation = proc.memory.at(module.globals_address)
         if allocation is not None:
-            m.memory.free(allocation)
+            proc.memory.free(allocation)
     module.context.modules.discard(module)
     for item in (module, *module.functions.values()):
-        m.remove(item)
+        proc.remove(item)
 
 
 @entry(1)
-def cuModuleGetFunction(m: Machine, hmod: Any, name: bytes) -> Any:
-    return T.CUfunction(_function(m, m.get(hmod, Module), text(name)).handle)
+def cuModuleGetFunction(proc: Process, hmod: Any, name: bytes) -> Any:
+    return T.CUfunction(_function(proc, proc.get(hmod, Module), text(name)).handle)
 
 
 @entry(1)
-def cuModuleGetFunctionCount(m: Machine, mod: Any) -> int:
-    return len(m.get(mod, Module).image.kernels)
+def cuModuleGetFunctionCount(proc: Process, mod: Any) -> int:
+    return len(proc.get(mod, Module).image.kernels)
 
 
 @entry(1)
-def cuModuleEnumerateFunctions(m: Machine, numFunctions: int, mod: Any) -> list[Any]:
-    module = m.get(mod, Module)
+def cuModuleEnumerateFunctions(proc: Process, numFunctions: int, mod: Any) -> list[Any]:
+    module = proc.get(mod, Module)
     names = list(module.image.kernels)[:numFunctions]
-    return [T.CUfunction(_function(m, module, name).handle) for name in names]
+    return [T.CUfunction(_function(proc, module, name).handle) for name in names]
 
 
 @entry(2)
-def cuModuleGetGlobal(m: Machine, hmod: Any, name: bytes) -> tuple[Any, int]:
-    return _global(m.get(hmod, Module), text(name))
+def cuModuleGetGlobal(proc: Process, hmod: Any, name: bytes) -> tuple[Any, int]:
+    return _global(proc.get(hmod, Module), text(name))
 
 
 def _global(module: Module, name: str) -> tuple[Any, int]:
@@ -210,7 +202,7 @@ def _global(module: Module, name: str) -> tuple[Any, int]:
 
 
 @entry(1)
-def cuModuleGetLoadingMode(m: Machine) -> Any:
+def cuModuleGetLoadingMode(proc: Process) -> Any:
     return T.CUmoduleLoadingMode.CU_MODULE_EAGER_LOADING
 
 
@@ -219,7 +211,7 @@ def cuModuleGetLoadingMode(m: Machine) -> Any:
 
 @entry(1, unsafe=True)
 def cuLibraryLoadData(
-    m: Machine,
+    proc: Process,
     code: Any,
     jitOptions: Any,
     jitOptionsValues: Any,
@@ -229,75 +221,75 @@ def cuLibraryLoadData(
     numLibraryOptions: int,
 ) -> Any:
     _options(numJitOptions, jitOptions, jitOptionsValues)
-    return T.CUlibrary(m.add(Library(_load(m, code))).handle)
+    return T.CUlibrary(proc.add(Library(_load(proc, code))).handle)
 
 
 @entry(unsafe=True)
-def cuLibraryUnload(m: Machine, library: Any) -> None:
-    found = m.get(library, Library)
+def cuLibraryUnload(proc: Process, library: Any) -> None:
+    found = proc.get(library, Library)
     for module in found.modules.values():
         if not module.context.destroyed:
-            _unload(m, module)
+            _unload(proc, module)
     for item in (found, *found.functions.values()):
-        m.remove(item)
+        proc.remove(item)
 
 
-def _library_module(m: Machine, library: Library, context: Context) -> Module:
+def _library_module(proc: Process, library: Library, context: Context) -> Module:
     if context not in library.modules:
-        library.modules[context] = _module(m, context, library.image)
+        library.modules[context] = _module(proc, context, library.image)
     return library.modules[context]
 
 
 @entry(1)
-def cuLibraryGetKernel(m: Machine, library: Any, name: bytes) -> Any:
-    return T.CUkernel(_function(m, m.get(library, Library), text(name)).handle)
+def cuLibraryGetKernel(proc: Process, library: Any, name: bytes) -> Any:
+    return T.CUkernel(_function(proc, proc.get(library, Library), text(name)).handle)
 
 
 @entry(1)
-def cuLibraryGetKernelCount(m: Machine, lib: Any) -> int:
-    return len(m.get(lib, Library).image.kernels)
+def cuLibraryGetKernelCount(proc: Process, lib: Any) -> int:
+    return len(proc.get(lib, Library).image.kernels)
 
 
 @entry(1)
-def cuLibraryEnumerateKernels(m: Machine, numKernels: int, lib: Any) -> list[Any]:
-    library = m.get(lib, Library)
+def cuLibraryEnumerateKernels(proc: Process, numKernels: int, lib: Any) -> list[Any]:
+    library = proc.get(lib, Library)
     names = list(library.image.kernels)[:numKernels]
-    return [T.CUkernel(_function(m, library, name).handle) for name in names]
+    return [T.CUkernel(_function(proc, library, name).handle) for name in names]
 
 
 @entry(1)
-def cuLibraryGetModule(m: Machine, library: Any) -> Any:
-    return T.CUmodule(_library_module(m, m.get(library, Library), m.current()).handle)
+def cuLibraryGetModule(proc: Process, library: Any) -> Any:
+    return T.CUmodule(_library_module(proc, proc.get(library, Library), proc.current()).handle)
 
 
 @entry(2)
-def cuLibraryGetGlobal(m: Machine, library: Any, name: bytes) -> tuple[Any, int]:
-    return _global(_library_module(m, m.get(library, Library), m.current()), text(name))
+def cuLibraryGetGlobal(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
+    return _global(_library_module(proc, proc.get(library, Library), proc.current()), text(name))
 
 
 @entry(1)
-def cuKernelGetFunction(m: Machine, kernel: Any) -> Any:
-    found = m.get(kernel, Function)
+def cuKernelGetFunction(proc: Process, kernel: Any) -> Any:
+    found = proc.get(kernel, Function)
     check(found.library is not None, R.CUDA_ERROR_INVALID_HANDLE)
-    return T.CUfunction(resolve(m, found, m.current()).handle)
+    return T.CUfunction(resolve(proc, found, proc.current()).handle)
 
 
 @entry(1)
-def cuKernelGetName(m: Machine, hfunc: Any) -> bytes:
-    return m.get(hfunc, Function).name.encode()
+def cuKernelGetName(proc: Process, hfunc: Any) -> bytes:
+    return proc.get(hfunc, Function).name.encode()
 
 
-def resolve(m: Machine, function: Function, context: Context) -> Function:
+def resolve(proc: Process, function: Function, context: Context) -> Function:
     """The function of a context for a CUkernel; a CUfunction is its own."""
     if function.library is None:
         return function
-    module = _library_module(m, function.library, context)
-    found = _function(m, module, function.name)
+    module = _library_module(proc, function.library, context)
+    found = _function(proc, module, function.name)
     found.attributes = function.on_device.setdefault(context.device.index, {})
     return found
 
 
-def function_of(m: Machine, value: Any) -> Function:
+def function_of(proc: Process, value: Any) -> Function:
     """A CUfunction, or a CUkernel in the current context."""
-    found = m.get(value, Function)
-    return resolve(m, found, m.current()) if found.library is not None else found
+    found = proc.get(value, Function)
+    return resolve(proc, found, proc.current()) if found.library is not None else found

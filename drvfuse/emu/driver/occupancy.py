@@ -8,47 +8,47 @@ from typing import Any
 
 from ..bindings import R
 from ..machine import residency
-from ..machine.machine import Machine
 from ..machine.objects import Function
+from ..machine.process import Process
 from . import launch
 from .entry import check, entry, number
 from .module import function_of
 
 
-def _blocks(m: Machine, function: Function, threads: int, smem: int) -> int:
-    return residency.blocks_per_sm(m.limits, function, threads, smem)
+def _blocks(proc: Process, function: Function, threads: int, smem: int) -> int:
+    return residency.blocks_per_sm(proc.machine.limits, function, threads, smem)
 
 
 @entry(1)
-def cuOccupancyMaxActiveBlocksPerMultiprocessor(m: Machine, func: Any, blockSize: int, dynamicSMemSize: int) -> int:
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(m, func, blockSize, dynamicSMemSize, 0)
+def cuOccupancyMaxActiveBlocksPerMultiprocessor(proc: Process, func: Any, blockSize: int, dynamicSMemSize: int) -> int:
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(proc, func, blockSize, dynamicSMemSize, 0)
 
 
 @entry(1)
 def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    m: Machine, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
+    proc: Process, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> int:
-    function = function_of(m, func)
+    function = function_of(proc, func)
     check(blockSize > 0 and dynamicSMemSize >= 0 and int(flags) in (0, 1))
-    return _blocks(m, function, blockSize, dynamicSMemSize)
+    return _blocks(proc, function, blockSize, dynamicSMemSize)
 
 
 @entry(2)
 def cuOccupancyMaxPotentialBlockSize(
-    m: Machine, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
+    proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
 ) -> tuple[int, int]:
     """The block size with the most resident threads; the larger one of equals, as the driver chooses."""
-    function = function_of(m, func)
+    function = function_of(proc, func)
     limit = residency.max_threads(function)
     if blockSizeLimit > 0:
         limit = min(limit, blockSizeLimit)
     smem = _smem_function(blockSizeToDynamicSMemSize, dynamicSMemSize)
     best = (0, 0, 0)
     for threads in {limit, *range(32, limit + 1, 32)}:
-        blocks = _blocks(m, function, threads, smem(threads))
+        blocks = _blocks(proc, function, threads, smem(threads))
         best = max(best, (blocks * threads, threads, blocks))
     check(best[0])
-    return best[2] * m.sm_count, best[1]
+    return best[2] * proc.machine.sm_count, best[1]
 
 
 def _smem_function(callback: Any, fixed: int) -> Any:
@@ -59,12 +59,14 @@ def _smem_function(callback: Any, fixed: int) -> Any:
 
 
 @entry(1)
-def cuOccupancyAvailableDynamicSMemPerBlock(m: Machine, func: Any, numBlocks: int, blockSize: int) -> int:
-    function = function_of(m, func)
+def cuOccupancyAvailableDynamicSMemPerBlock(proc: Process, func: Any, numBlocks: int, blockSize: int) -> int:
+    function = function_of(proc, func)
     check(numBlocks > 0 and blockSize > 0)
-    each = m.limits.shared // numBlocks // 128 * 128 - residency.SHARED_RESERVED - function.code.shared_static
-    check(_blocks(m, function, blockSize, 0) >= numBlocks)
-    return max(0, min(each, m.limits.shared_block - function.code.shared_static))
+    each = (
+        proc.machine.limits.shared // numBlocks // 128 * 128 - residency.SHARED_RESERVED - function.code.shared_static
+    )
+    check(_blocks(proc, function, blockSize, 0) >= numBlocks)
+    return max(0, min(each, proc.machine.limits.shared_block - function.code.shared_static))
 
 
 def _config(config: Any) -> tuple[Any, int, int]:
@@ -76,20 +78,22 @@ def _config(config: Any) -> tuple[Any, int, int]:
 
 
 @entry(1)
-def cuOccupancyMaxPotentialClusterSize(m: Machine, func: Any, config: Any) -> int:
+def cuOccupancyMaxPotentialClusterSize(proc: Process, func: Any, config: Any) -> int:
     """The largest cluster of which one fits a device."""
-    function = function_of(m, func)
+    function = function_of(proc, func)
     _, threads, smem = _config(config)
-    check(m.capability >= (9, 0), R.CUDA_ERROR_NOT_SUPPORTED)
-    each, most = _blocks(m, function, threads, smem), launch.most_blocks(function)
-    return max((n for n in (1, 2, 4, 8, 16) if n <= most and residency.clusters(m.sm_count, each, n)), default=0)
+    check(proc.machine.capability >= (9, 0), R.CUDA_ERROR_NOT_SUPPORTED)
+    each, most = _blocks(proc, function, threads, smem), launch.most_blocks(function)
+    return max(
+        (n for n in (1, 2, 4, 8, 16) if n <= most and residency.clusters(proc.machine.sm_count, each, n)), default=0
+    )
 
 
 @entry(1)
-def cuOccupancyMaxActiveClusters(m: Machine, func: Any, config: Any) -> int:
+def cuOccupancyMaxActiveClusters(proc: Process, func: Any, config: Any) -> int:
     """How many clusters of the launch fit an otherwise empty device; 0 if none does."""
-    function = function_of(m, func)
+    function = function_of(proc, func)
     asked, threads, smem = _config(config)
     grid = config.gridDimX, config.gridDimY, config.gridDimZ
-    x, y, z = launch.cluster_of(m, function, grid, asked) or (1, 1, 1)
-    return residency.clusters(m.sm_count, _blocks(m, function, threads, smem), x * y * z)
+    x, y, z = launch.cluster_of(proc, function, grid, asked) or (1, 1, 1)
+    return residency.clusters(proc.machine.sm_count, _blocks(proc, function, threads, smem), x * y * z)

@@ -7,14 +7,14 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
-from ..machine.machine import Machine
 from ..machine.memory import READ, READ_WRITE, Allocation
+from ..machine.process import Process
 from .entry import check, entry, is_enum, number, present
 
 _P = T.CUpointer_attribute
 
 
-def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
+def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> Any:
     """The value of a pointer attribute, in the type that cuda.bindings gives it."""
     host = a.device is None and a.multicast is None
     owner = a.multicast.devices[0] if a.multicast else a.device or (a.context.device if a.context else None)
@@ -24,17 +24,17 @@ def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return int(T.CUmemorytype.CU_MEMORYTYPE_HOST if host else T.CUmemorytype.CU_MEMORYTYPE_DEVICE)
     if attribute == _P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        check(not a.registered)
-        return T.CUdeviceptr(address)
+        check(not a.registered or a.alias is not None)
+        return T.CUdeviceptr(proc.memory.on_device(address))
     if attribute == _P.CU_POINTER_ATTRIBUTE_HOST_POINTER:
         check(host)
-        return address
+        return address if a.host is None else a.host + address - a.base
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return T.CUmemoryPool(a.pool.handle if a.pool else 0)
     if attribute in (_P.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _P.CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR):
         return T.CUdeviceptr(a.base)
     if attribute == _P.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        return _access_flags(m, a)
+        return _access_flags(proc, a)
     plain = {
         _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: index,
         _P.CU_POINTER_ATTRIBUTE_BUFFER_ID: a.number,
@@ -45,42 +45,42 @@ def _attribute(m: Machine, a: Allocation, attribute: Any, address: int) -> Any:
         _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPED: True,
-        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: 0,
+        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.mapped.handle_types if a.mapped else 0,
         _P.CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: a.number,
     }
     check(attribute in plain, R.CUDA_ERROR_NOT_SUPPORTED)
     return plain[attribute]
 
 
-def _access_flags(m: Machine, a: Allocation) -> int:
+def _access_flags(proc: Process, a: Allocation) -> int:
     """What the current context's device may do with an allocation, as CU_POINTER_ATTRIBUTE_ACCESS_FLAGS."""
-    bit = 1 << m.current().device.index
-    read, write = m.window.access(a.base) if not a.registered else (0, 0)
+    bit = 1 << proc.current().device.index
+    read, write = proc.machine.window.access(a.base) if not a.registered else (0, 0)
     return READ_WRITE if write & bit else READ if read & bit else 0
 
 
 @entry(1)
-def cuPointerGetAttribute(m: Machine, attribute: Any, ptr: Any) -> Any:
+def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
     is_enum(attribute, _P, "attribute")
-    return _attribute(m, present(m.memory.find(number(ptr))), attribute, number(ptr))
+    return _attribute(proc, present(proc.memory.find(number(ptr))), attribute, number(ptr))
 
 
 @entry(1)
-def cuPointerGetAttributes(m: Machine, numAttributes: int, attributes: Any, ptr: Any) -> list[Any]:
+def cuPointerGetAttributes(proc: Process, numAttributes: int, attributes: Any, ptr: Any) -> list[Any]:
     """Unlike the single query this succeeds for any pointer, with zeros for memory that CUDA does not know."""
     wanted = list(attributes or [])
     for attribute in wanted:
         is_enum(attribute, _P, "attributes")
     if numAttributes > len(wanted):
         raise RuntimeError(f"List is too small: {len(wanted)} < {numAttributes}")
-    allocation = m.memory.find(number(ptr))
-    return [_or_empty(m, allocation, attribute, number(ptr)) for attribute in wanted[:numAttributes]]
+    allocation = proc.memory.find(number(ptr))
+    return [_or_empty(proc, allocation, attribute, number(ptr)) for attribute in wanted[:numAttributes]]
 
 
-def _or_empty(m: Machine, allocation: Allocation | None, attribute: Any, address: int) -> Any:
+def _or_empty(proc: Process, allocation: Allocation | None, attribute: Any, address: int) -> Any:
     if allocation is not None:
         try:
-            return _attribute(m, allocation, attribute, address)
+            return _attribute(proc, allocation, attribute, address)
         except Failure:
             pass
     empty = {

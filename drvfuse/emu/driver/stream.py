@@ -8,47 +8,47 @@ from typing import Any
 from ..bindings import R, T
 from ..machine.capture import Capture, Node
 from ..machine.failure import Failure
-from ..machine.machine import Machine
 from ..machine.objects import Event, Stream
-from ..machine.work import HostCall, host_function
+from ..machine.process import Process
+from ..machine.work import HostCall
 from .entry import check, entry, host_address, is_enum, number, present
 
 _STATUS = T.CUstreamCaptureStatus
 
 
 @entry(1)
-def cuStreamCreate(m: Machine, Flags: int) -> Any:
-    return cuStreamCreateWithPriority(m, Flags, 0)
+def cuStreamCreate(proc: Process, Flags: int) -> Any:
+    return cuStreamCreateWithPriority(proc, Flags, 0)
 
 
 @entry(1)
-def cuStreamCreateWithPriority(m: Machine, flags: int, priority: int) -> Any:
-    context = m.current()
+def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
+    context = proc.current()
     flags = int(flags)
     check(flags in (0, 1))
     gone = [s for s in context.streams if s.destroyed and all(op.done for op in s.tail)]
     context.streams.difference_update(gone)
-    stream = m.add(Stream(context, flags, max(-5, min(0, priority))))
+    stream = proc.add(Stream(context, flags, max(-5, min(0, priority))))
     context.streams.add(stream)
     return T.CUstream(stream.handle)
 
 
 @entry()
-def cuStreamDestroy(m: Machine, hStream: Any) -> None:
+def cuStreamDestroy(proc: Process, hStream: Any) -> None:
     """Returns at once; what is queued still runs."""
-    stream = m.get(hStream, Stream)  # one that was created, not one of the default ones
+    stream = proc.get(hStream, Stream)  # one that was created, not one of the default ones
     if stream.capture is not None:
         stream.capture.invalidate()
     stream.destroyed = True  # it stays among its context's streams until its work is done
-    m.remove(stream)
+    proc.remove(stream)
 
 
-def _not_capturing(m: Machine, stream: Stream) -> None:
+def _not_capturing(proc: Process, stream: Stream) -> None:
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-    m.refuse_implicit(stream)
+    proc.refuse_implicit(stream)
 
 
-def _pending(m: Machine, stream: Stream) -> list[Any]:
+def _pending(proc: Process, stream: Stream) -> list[Any]:
     """The operations that a wait for this stream waits for."""
     ops = list(stream.tail)
     if stream.is_legacy:
@@ -57,31 +57,31 @@ def _pending(m: Machine, stream: Stream) -> list[Any]:
 
 
 @entry()
-def cuStreamSynchronize(m: Machine, hStream: Any) -> None:
-    stream = m.stream(hStream)
-    _not_capturing(m, stream)
-    m.progress.wait(_pending(m, stream))
-    m.healthy(stream.context)
+def cuStreamSynchronize(proc: Process, hStream: Any) -> None:
+    stream = proc.stream(hStream)
+    _not_capturing(proc, stream)
+    proc.machine.progress.wait(_pending(proc, stream))
+    proc.healthy(stream.context)
 
 
 @entry()
-def cuStreamQuery(m: Machine, hStream: Any) -> None:
-    stream = m.stream(hStream)
-    _not_capturing(m, stream)
-    ready = m.progress.poll(_pending(m, stream))
-    m.healthy(stream.context)
+def cuStreamQuery(proc: Process, hStream: Any) -> None:
+    stream = proc.stream(hStream)
+    _not_capturing(proc, stream)
+    ready = proc.machine.progress.poll(_pending(proc, stream))
+    proc.healthy(stream.context)
     check(ready, R.CUDA_ERROR_NOT_READY)
 
 
 @entry()
-def cuStreamWaitEvent(m: Machine, hStream: Any, hEvent: Any, Flags: int) -> None:
-    stream = m.stream(hStream)
-    event = m.get(hEvent, Event)
+def cuStreamWaitEvent(proc: Process, hStream: Any, hEvent: Any, Flags: int) -> None:
+    stream = proc.stream(hStream)
+    event = proc.get(hEvent, Event)
     flags = int(Flags)
     check(flags in (0, 1))
     if event.captured is not None:
         capture, nodes = event.captured
-        check(capture in m.captures, R.CUDA_ERROR_CAPTURED_EVENT)
+        check(capture in proc.captures, R.CUDA_ERROR_CAPTURED_EVENT)
         if stream.capture not in (None, capture):
             stream.capture.invalidate()
             capture.invalidate()
@@ -98,66 +98,66 @@ def cuStreamWaitEvent(m: Machine, hStream: Any, hEvent: Any, Flags: int) -> None
 
 
 @entry(1)
-def cuStreamGetPriority(m: Machine, hStream: Any) -> int:
-    return m.stream(hStream).priority
+def cuStreamGetPriority(proc: Process, hStream: Any) -> int:
+    return proc.stream(hStream).priority
 
 
 @entry(1)
-def cuStreamGetFlags(m: Machine, hStream: Any) -> int:
-    return m.stream(hStream).flags
+def cuStreamGetFlags(proc: Process, hStream: Any) -> int:
+    return proc.stream(hStream).flags
 
 
 @entry(1)
-def cuStreamGetId(m: Machine, hStream: Any) -> int:
-    return m.stream(hStream).handle
+def cuStreamGetId(proc: Process, hStream: Any) -> int:
+    return proc.stream(hStream).handle
 
 
 @entry(1)
-def cuStreamGetCtx(m: Machine, hStream: Any) -> Any:
-    return T.CUcontext(m.stream(hStream).context.handle)
+def cuStreamGetCtx(proc: Process, hStream: Any) -> Any:
+    return T.CUcontext(proc.stream(hStream).context.handle)
 
 
 @entry(1)
-def cuStreamGetDevice(m: Machine, hStream: Any) -> Any:
-    return T.CUdevice(m.stream(hStream).context.device.index)
+def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
+    return T.CUdevice(proc.stream(hStream).context.device.index)
 
 
 @entry()
-def cuStreamCopyAttributes(m: Machine, dst: Any, src: Any) -> None:
-    target, source = m.stream(dst), m.stream(src)
+def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
+    target, source = proc.stream(dst), proc.stream(src)
     target.priority = source.priority
 
 
 @entry()
-def cuLaunchHostFunc(m: Machine, hStream: Any, fn: Any, userData: Any) -> None:
+def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
-    stream = m.stream(hStream)
+    stream = proc.stream(hStream)
     address = number(fn)
     check(address)
     argument, keep = host_address(userData)
-    m.enqueue(stream, HostCall(stream.context, host_function(address), argument, (keep, fn)))
+    proc.enqueue(stream, HostCall(stream.context, address, argument, (keep, fn)))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------
 
 
 @entry()
-def cuStreamBeginCapture(m: Machine, hStream: Any, mode: Any) -> None:
+def cuStreamBeginCapture(proc: Process, hStream: Any, mode: Any) -> None:
     is_enum(mode, T.CUstreamCaptureMode, "mode")
-    stream = m.stream(hStream)
+    stream = proc.stream(hStream)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
-    Capture(m, stream, int(mode))
+    Capture(proc, stream, int(mode))
 
 
 @entry(1)
-def cuStreamEndCapture(m: Machine, hStream: Any) -> Any:
-    stream = m.stream(hStream)
+def cuStreamEndCapture(proc: Process, hStream: Any) -> Any:
+    stream = proc.stream(hStream)
     return T.CUgraph(present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE).end(stream).handle)
 
 
-def _status(m: Machine, stream: Stream) -> Any:
-    m.refuse_implicit(stream)
+def _status(proc: Process, stream: Stream) -> Any:
+    proc.refuse_implicit(stream)
     if stream.capture is None:
         return _STATUS.CU_STREAM_CAPTURE_STATUS_NONE
     if stream.capture.invalid:
@@ -166,44 +166,46 @@ def _status(m: Machine, stream: Stream) -> Any:
 
 
 @entry(1)
-def cuStreamIsCapturing(m: Machine, hStream: Any) -> Any:
-    return _status(m, m.stream(hStream))
+def cuStreamIsCapturing(proc: Process, hStream: Any) -> Any:
+    return _status(proc, proc.stream(hStream))
 
 
 @entry(6, bindings=12, name="cuStreamGetCaptureInfo_v3")
 @entry(6, bindings=13, name="cuStreamGetCaptureInfo")
-def _info(m: Machine, hStream: Any) -> tuple[Any, ...]:
-    stream = m.stream(hStream)
-    status = _status(m, stream)
+def _info(proc: Process, hStream: Any) -> tuple[Any, ...]:
+    stream = proc.stream(hStream)
+    status = _status(proc, stream)
     capture = stream.capture
     ident, graph, tail = T.cuuint64_t(0), T.CUgraph(0), []
     if capture is not None and not capture.invalid:
         ident = T.cuuint64_t(capture.number)
-        graph = T.CUgraph(m.add(capture.graph).handle)
+        graph = T.CUgraph(proc.add(capture.graph).handle)
         tail = [T.CUgraphNode(node.handle) for node in stream.capture_tail]
     return status, ident, graph, tail, [T.CUgraphEdgeData() for _ in tail], len(tail)
 
 
 @entry(5, bindings=12)
-def cuStreamGetCaptureInfo(m: Machine, hStream: Any) -> tuple[Any, ...]:
-    status, ident, graph, tail, _, count = _info(m, hStream)
+def cuStreamGetCaptureInfo(proc: Process, hStream: Any) -> tuple[Any, ...]:
+    status, ident, graph, tail, _, count = _info(proc, hStream)
     return status, ident, graph, tail, count
 
 
 @entry(bindings=12, name="cuStreamUpdateCaptureDependencies_v2")
 @entry(bindings=13, name="cuStreamUpdateCaptureDependencies")
-def _update(m: Machine, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int) -> None:
-    cuStreamUpdateCaptureDependencies(m, hStream, dependencies, numDependencies, flags)
+def _update(
+    proc: Process, hStream: Any, dependencies: Any, dependencyData: Any, numDependencies: int, flags: int
+) -> None:
+    cuStreamUpdateCaptureDependencies(proc, hStream, dependencies, numDependencies, flags)
 
 
 @entry(bindings=12)
 def cuStreamUpdateCaptureDependencies(
-    m: Machine, hStream: Any, dependencies: Any, numDependencies: int, flags: int
+    proc: Process, hStream: Any, dependencies: Any, numDependencies: int, flags: int
 ) -> None:
     """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
-    stream = m.stream(hStream)
+    stream = proc.stream(hStream)
     capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
-    nodes = [m.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:numDependencies]]
+    nodes = [proc.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:numDependencies]]
     check(all(node.graph is capture.graph for node in nodes))
     check(flags in (0, 1))
     if flags:
@@ -212,8 +214,8 @@ def cuStreamUpdateCaptureDependencies(
 
 
 @entry(1)
-def cuThreadExchangeStreamCaptureMode(m: Machine, mode: Any) -> Any:
+def cuThreadExchangeStreamCaptureMode(proc: Process, mode: Any) -> Any:
     is_enum(mode, T.CUstreamCaptureMode, "mode")
-    previous = T.CUstreamCaptureMode(m.threads.capture_mode)
-    m.threads.capture_mode = int(mode)
+    previous = T.CUstreamCaptureMode(proc.threads.capture_mode)
+    proc.threads.capture_mode = int(mode)
     return previous

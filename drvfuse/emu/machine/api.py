@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes the driver API of a machine. Its functions are in a room above this one, so the package `emu` says it."""
+"""Who makes the driver API of a process. Its functions are in a room above this one, so the package `emu` says it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .process import Process
 
-make: Callable[[Machine], Any]
-"""The API of a machine, as an object whose attributes are the functions. Set by `drvfuse/emu/__init__.py`."""
+make: Callable[[Process], Any]
+"""The API of a process, as an object whose attributes are the functions. Set by `drvfuse/emu/__init__.py`."""
+
+attach: Callable[[str], Any]
+"""The machine that another process serves at an address, as an object with what others use of a `Machine`. Set there
+too.
+"""

@@ -15,7 +15,7 @@ from .objects import Object, Stream, new_chain
 from .work import Command, Launch, Op
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .process import Process
 
 _ids = itertools.count(1)
 
@@ -62,10 +62,10 @@ class GraphExec(Object):
             if before is not None:
                 continued.add(before)
 
-    def launch(self, machine: Machine, stream: Stream) -> None:
+    def launch(self, process: Process, stream: Stream) -> None:
         """Queue every node; the stream's next operation waits for all of them."""
-        progress = machine.progress
-        machine.refuse_implicit(stream)
+        progress = process.machine.progress
+        process.refuse_implicit(stream)
         # the stream's order, and the former run's, come in by way of a marker
         start = progress.enqueue(stream, Command(stream.context))
         after: list[Op] = [start] if self.last is None else [start, self.last]
@@ -92,7 +92,7 @@ class GraphExec(Object):
 class Capture:
     """Streams being captured into one graph. It began on `origin` and has to end there."""
 
-    machine: Machine
+    process: Process
     origin: Stream
     mode: int
     graph: Graph = field(default_factory=Graph)
@@ -105,7 +105,7 @@ class Capture:
 
     def __post_init__(self) -> None:
         self.join(self.origin, ())
-        self.machine.captures.append(self)
+        self.process.captures.append(self)
 
     def invalidate(self) -> None:
         """Something illegal was done: nothing can be added any more, and the end gives no graph."""
@@ -134,7 +134,7 @@ class Capture:
             and len(tail) == 1
             and isinstance(tail[0].command, Launch)
         )
-        node = self.machine.add(self.graph.add(Node(command, list(tail), overlaps)))
+        node = self.process.add(self.graph.add(Node(command, list(tail), overlaps)))
         stream.capture_tail = [node]
         return node
 
@@ -146,14 +146,14 @@ class Capture:
         if self.mode != self.RELAXED and self.thread != threading.get_ident():
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
         unjoined = self._unjoined()
-        self.machine.captures.remove(self)
+        self.process.captures.remove(self)
         for member in self.streams:
             member.capture, member.capture_tail = None, []
             member.last = None
         self.valid()
         if unjoined:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
-        return self.machine.add(self.graph)
+        return self.process.add(self.graph)
 
     def _unjoined(self) -> bool:
         """True if some captured work does not lead to the origin stream."""

@@ -26,6 +26,7 @@ from ..findings.places import Identity, Index
 from ..findings.prints import Printer
 from ..native import loader
 from ..space import pages
+from ..space.access import AccessTable
 from ..space.pages import round_up
 from ..space.window import Window
 from . import interrupts
@@ -208,6 +209,7 @@ class EngineLaunch:
     """A launch that the engine's `run` will run, for `op`. At most `max_resident` of its blocks are resident at once.
     `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
 
+    `access` is the table of the process that launches it, the window's first one where it is None.
     `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
     """
 
@@ -226,6 +228,7 @@ class EngineLaunch:
         max_resident: int,
         cluster: Index | None = None,
         op: Op | None = None,
+        access: AccessTable | None = None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
@@ -297,7 +300,7 @@ class EngineLaunch:
             polls=self._take(Kind.NONE, slots * threads * sizeof(structs.Poll)),
             window_base=window.base,
             window_bytes=window.nbytes,
-            access_base=window.access_address,
+            access_base=(access or window.table).address,
             owner_class=_owner_classes(device),
         )
         if kernel.has_copies:

@@ -6,8 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...errors import ArgumentError, require_integer
+from ..bindings import R
+
 if TYPE_CHECKING:
     from ..findings.reports import Report
+    from .process import Process
 
 
 class Failure(Exception):
@@ -27,6 +31,22 @@ class Injected:
     device: int | None
     after: int
     left: int
+
+    @classmethod
+    def checked(
+        cls, process: Process, function: str, code: Any, device: int | None, after: int, times: int
+    ) -> Injected:
+        """Such calls of a process. Raises ArgumentError."""
+        if not callable(getattr(process.driver, str(function), None)):
+            raise ArgumentError("function", repr(function), "the name of a function of the driver")
+        if code not in list(R) or code == R.CUDA_SUCCESS:
+            raise ArgumentError("code", repr(code), "a CUresult that is a failure")
+        if device is not None:
+            most = len(process.machine.devices) - 1
+            device = require_integer("device", device, f"an integer between 0 and {most}", 0, most)
+        after = require_integer("after", after, "an integer of at least 0", 0)
+        times = require_integer("times", times, "an integer of at least 1", 1)
+        return cls(function, R(code), device, after, times)
 
     def hits(self, devices: set[int]) -> bool:
         """Count a call of the function that is about these devices; True if it fails."""

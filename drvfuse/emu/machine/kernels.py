@@ -47,6 +47,7 @@ class Kernels:
             max_resident=machine.resident_blocks(command),
             cluster=command.cluster,
             op=op,
+            access=command.context.process.table,
         )
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
@@ -73,7 +74,8 @@ class Kernels:
         """Where all of them are, of which none can go on."""
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
-        active = {d.index for d in machine.devices if d.primary is not None or d.index in busy}
+        primaries = {context.device.index for p in machine.processes for context in p.contexts() if context.primary}
+        active = primaries | busy
         launches, crowded = [(*_named(op), op.launch) for op in self.running], map(_named, self.crowded)
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
         return reports.standstill(kind, headline, launches, crowded, idle)

@@ -3,32 +3,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import logging
 import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, SupportsInt, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
 
 from ... import config
 from ...errors import ArgumentError, ClosedError, require_integer
-from ..bindings import R
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
 from . import api, interrupts, residency
-from .capture import Capture
 from .engine import Engine, EngineLaunch, EngineModule
-from .failure import Failure, Injected
+from .failure import Injected
 from .lock import MachineLock
-from .memory import MachineMemory
-from .objects import Context, Device, Event, Function, Object, Pool, Stream
+from .mappables import Mappables
+from .objects import Device
+from .process import Process
 from .progress import Progress
-from .work import Command, Dim, Launch, Op
+from .threads import Threads
+from .work import Command, Dim, Launch
 
 if TYPE_CHECKING:
     from ..findings.counters import Counters, Summary
@@ -37,8 +36,6 @@ log = logging.getLogger("drvfuse.emu")
 
 MAX_DEVICES = 8
 LAUNCHES_KEPT = 4096
-ORPHANS_KEPT = 4096
-O = TypeVar("O", bound=Object)
 Peers = bool | Sequence[Sequence[bool]] | Callable[[int, int], bool] | None
 
 _ARCHES = {
@@ -76,6 +73,9 @@ class Memory(Protocol):
 class Machine:
     """Emulated GPUs whose driver API is `machine.driver` (`EmulatedDriver`).
 
+    That is the driver of the machine's own process. `process()` makes others, each of which has a driver of its own, as
+    if it were another process of the operating system: `Process` says what they share.
+
     devices   how many, 1 to 8
     arch      what they are: "sm_90a", "sm_100a", ...; a module's PTX must be for it or for an older one
     seed      decides the order in which blocks and warps run and when queued work starts; the same seed and the same
@@ -91,6 +91,7 @@ class Machine:
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
               unless a release or fence that covers them, of sufficient scope, comes first: a missing one shows as a
               wrong result under some seed. Loads are never stale otherwise, so a missing acquire does not show.
+    served    other processes of the operating system can use it (`drvfuse.emu.serve`)
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
@@ -109,13 +110,19 @@ class Machine:
         memory_bytes: int = 16 << 30,
         check_initialised: bool = True,
         delay_stores: bool = False,
+        *,
+        served: bool = False,
     ) -> None:
-        self.gate: Any = None  # the Driver of the runtime for this machine: they die together
+        self.gate: Any = None  # the Driver of the runtime for the machine's own process: they die together
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)
         memory_bytes = _integer("memory_bytes", memory_bytes, 1)
-        for name, flag in (("check_initialised", check_initialised), ("delay_stores", delay_stores)):
+        for name, flag in (
+            ("check_initialised", check_initialised),
+            ("delay_stores", delay_stores),
+            ("served", served),
+        ):
             if not isinstance(flag, bool):
                 raise ArgumentError(name, repr(flag), "True or False")
         if not isinstance(race, bool) and race not in PROFILES:
@@ -128,29 +135,25 @@ class Machine:
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
         self.reports: list[Report] = []
-        self.injected: list[Injected] = []
-        self.refusal: Report | None = None  # what the last driver call that failed says of it
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
-        self.initialised = False
-        self.closed = False
+        self.closed = self.several = False
         cells = race is not False
-        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells)
+        self.window = Window(
+            config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells, shares_host=served
+        )
         self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
         self._loop_limit = config.get("emu_loop_limit")
         self.host_wait = config.get("emu_host_wait")
         self.lock = MachineLock()
-        self.threads = Threads()
-        self.handles: dict[int, Object] = {}
-        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
-        for device in self.devices:
-            device.pool = device.default_pool = self.add(Pool(device, is_default=True))
-        self.captures: list[Capture] = []
         self.images: dict[str, EngineModule] = {}
-        self.memory = MachineMemory(self)
+        self.mappables = Mappables(self)
         self.progress = Progress(self, self.detector)
         self._engine: Engine | None = None
+        self._process_numbers = itertools.count()
+        self.own = Process(self, next(self._process_numbers), "0", self.window.table)
+        self.processes = [self.own]
 
     @property
     def engine(self) -> Engine:
@@ -166,18 +169,52 @@ class Machine:
         if self.closed:
             raise ClosedError(f"{self!r} was closed, and its memory with it")
 
-    @functools.cached_property
+    @property
     def driver(self) -> Any:
-        """The driver API of this machine, with cuda.bindings.driver's names."""
-        return api.make(self)
+        """The driver API of the machine's own process, with cuda.bindings.driver's names."""
+        return self.own.driver
+
+    @property
+    def threads(self) -> Threads:
+        return self.own.threads
+
+    @property
+    def injected(self) -> list[Injected]:
+        return self.own.injected
+
+    @property
+    def refusal(self) -> Report | None:
+        """What the last driver call of the machine's own process that failed says of it."""
+        return self.own.refusal
+
+    def process(self, name: str | None = None) -> Process:
+        """One more process that uses this machine. `name` tells it from others in reports and records: at least one
+        printable character, and no other live process may have it; None makes one of its number.
+        """
+        self._require_open()
+        with interrupts.held(), self.lock:
+            number = next(self._process_numbers)
+            name = str(number) if name is None else name
+            if not isinstance(name, str) or not name.strip() or not name.isprintable():
+                raise ArgumentError("name", repr(name), "a printable string, or None")
+            if any(process.name == name for process in self.processes):
+                raise ArgumentError("name", repr(name), "a name that no other live process of the machine has")
+            self.several = True
+            self.window.table.name = self.own.label
+            process = Process(self, number, name, self.window.open_table(f"process {name}"))
+            self.processes.append(process)
+            return process
 
     def close(self) -> None:
         """Drop all work and memory. Idempotent."""
         if not self.closed:
             with interrupts.held():
                 self.closed = True
-                self.handles.clear()
+                self.own.handles.clear()
+                for process in self.processes:
+                    process.handles.clear()
                 if self.pid == os.getpid():
+                    self.mappables.descriptors.close()
                     self.window.close()
 
     def __enter__(self) -> Machine:
@@ -192,22 +229,8 @@ class Machine:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """Let a driver function fail, for tests: `times` calls of it, behind the first `after`, return `code` and do
-        nothing.
-
-        With `device`, only calls that are about that device count: whose arguments name it or its memory or, if they
-        name none, whose thread has it current. `left` of the result tells how many calls are still to fail;
-        `self.injected.clear()` takes all of this back.
-        """
-        if not callable(getattr(self.driver, str(function), None)):
-            raise ArgumentError("function", repr(function), "the name of a function of the driver")
-        if code not in list(R) or code == R.CUDA_SUCCESS:
-            raise ArgumentError("code", repr(code), "a CUresult that is a failure")
-        if device is not None:
-            device = _integer("device", device, 0, len(self.devices) - 1)
-        rule = Injected(function, R(code), device, _integer("after", after, 0), _integer("times", times, 1))
-        self.injected.append(rule)
-        return rule
+        """`Process.inject`, of the machine's own process."""
+        return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
         """What is allocated: `device_bytes`, `allocations` (of cuMemAlloc, pools, pinned and registered memory, and the
@@ -215,7 +238,17 @@ class Machine:
         `reservations`. What was released and is still mapped or bound counts.
         """
         with self.lock:
-            return self.memory.held()
+            self.mappables.descriptors.sweep()
+            multicasts = self.mappables.multicasts()
+            found = {
+                "device_bytes": sum(device.used for device in self.devices),
+                "physical": len(self.mappables.memories()),
+                "multicast": len(multicasts),
+                "binds": sum(len(item.binds) for item in multicasts),
+            }
+            for kind in ("allocations", "mappings", "reservations"):
+                found[kind] = sum(process.memory.held()[kind] for process in self.processes)
+            return found
 
     def report(self, report: Report) -> None:
         """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
@@ -224,8 +257,8 @@ class Machine:
 
     def finding(self, device: int) -> Report | None:
         """What ended the work on a device, if a context there is lost."""
-        contexts = (item for item in self.handles.values() if isinstance(item, Context) and item.device.index == device)
-        return next((context.finding for context in contexts if context.finding is not None), None)
+        found = (process.finding(device) for process in self.processes)
+        return next((finding for finding in found if finding is not None), None)
 
     def note(self, command: Command, launch: EngineLaunch) -> None:
         """Keep what a kernel that ended has asked of memory."""
@@ -267,167 +300,14 @@ class Machine:
             if self.detector is not None:
                 self.detector.polled(address, nbytes)
 
-    # Handles and the current context ---------------------------------------------------------------------------------
-
-    def add(self, item: O) -> O:
-        """Register an object under its handle."""
-        self.handles[item.handle] = item
-        return item
-
-    def remove(self, item: Object) -> None:
-        self.handles.pop(item.handle, None)
-
-    def orphan(self, item: Object, device: Device) -> None:
-        """Remove an object because its context goes; a later use says so."""
-        self.remove(item)
-        self.orphans[item.handle] = device.index
-        while len(self.orphans) > ORPHANS_KEPT:
-            del self.orphans[next(iter(self.orphans))]
-
-    def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
-        """The object of a handle; Failure(code) if it is not a live one of this kind."""
-        number = 0 if value is None else int(value)
-        item = self.handles.get(number)
-        if isinstance(item, kind):
-            return item
-        if number not in self.orphans:
-            raise Failure(code)
-        device = self.orphans[number]
-        name = "kernel" if kind is Function else kind.__name__.lower()
-        message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
-        if kind is Event:
-            code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
-        elif not self.threads.contexts:
-            code = R.CUDA_ERROR_INVALID_CONTEXT
-        raise Failure(code, Report("context", message, device=device))
-
-    def device(self, value: Any) -> Device:
-        index = 0 if value is None else int(value)
-        if not 0 <= index < len(self.devices):
-            raise Failure(R.CUDA_ERROR_INVALID_DEVICE)
-        return self.devices[index]
-
-    def current(self) -> Context:
-        """The calling thread's context. Failure with the error that sticks to it, if one does."""
-        stack = self.threads.contexts
-        if not stack or stack[-1] is None:
-            raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
-        context = stack[-1]
-        self.healthy(context)
-        return context
-
-    @staticmethod
-    def healthy(context: Context) -> None:
-        """Failure if the context was destroyed or had a fault."""
-        if context.destroyed:
-            raise Failure(R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        if context.error is not None:
-            raise Failure(context.error)
-
-    def stream(self, value: Any) -> Stream:
-        """A stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own."""
-        handle = 0 if value is None else int(value)
-        if handle in (0, 1):
-            return self.current().legacy
-        if handle == 2:
-            context = self.current()
-            ident = threading.get_ident()
-            if ident not in context.per_thread:
-                context.per_thread[ident] = stream = self.add(Stream(context))
-                context.streams.add(stream)
-            return context.per_thread[ident]
-        found = self.get(handle, Stream)
-        self.healthy(found.context)
-        return found
-
     def can_reach(self, source: Device, target: Device) -> bool:
         """True if `source` may be given access to memory of `target`."""
         return self._reachable[source.index][target.index]
-
-    # Queueing --------------------------------------------------------------------------------------------------------
-
-    def enqueue(self, stream: Stream, command: Command) -> Op | None:
-        """Queue a command on a stream, or add it to the graph that the stream is captured into (then None)."""
-        if stream.capture is not None:
-            stream.capture.record(stream, command)
-            return None
-        self.refuse_implicit(stream)
-        return self.progress.enqueue(stream, command)
-
-    def refuse_implicit(self, stream: Stream) -> None:
-        """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
-        if stream.is_legacy:
-            for other in stream.context.streams:
-                if other.blocking:
-                    other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
-
-    def refuse_in_capture(self) -> None:
-        """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
-        mode = self.threads.capture_mode
-        if mode == Capture.RELAXED:
-            return
-        ident = threading.get_ident()
-        hit = [
-            c
-            for c in self.captures
-            if (c.thread == ident and c.mode != Capture.RELAXED)
-            or (mode == Capture.GLOBAL and c.mode == Capture.GLOBAL)
-        ]
-        for capture in hit:
-            capture.invalidate()
-        if hit:
-            raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-
-    def context_ops(self, context: Context) -> list[Op]:
-        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
-        also those that are done.
-        """
-        ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
-        return ops if self.detector is not None else [op for op in ops if not op.done]
-
-    def synchronise(self, context: Context) -> None:
-        """Run until everything queued in a context is done; Failure with its error."""
-        self.progress.wait(self.context_ops(context))
-        self.healthy(context)
 
     def resident_blocks(self, launch: Launch) -> int:
         """How many blocks of a launch an otherwise empty device holds."""
         each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
         return residency.clusters(self.sm_count, each, launch.cluster_blocks) * launch.cluster_blocks
-
-
-class Threads(threading.local):
-    """What belongs to the calling thread: its stack of contexts and its capture mode."""
-
-    _waiting: set[int] = set()
-
-    def __init__(self) -> None:
-        self.contexts: list[Context | None] = []
-        self.capture_mode = 0
-        self.in_host_function = False
-
-    def others(self) -> bool:
-        """True if another thread is alive that is not itself waiting for an emulated device."""
-        mine = threading.get_ident()
-        return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """This thread queues nothing for now."""
-        self._waiting.add(threading.get_ident())
-        try:
-            yield
-        finally:
-            self._waiting.discard(threading.get_ident())
-
-    @contextlib.contextmanager
-    def host_function(self) -> Iterator[None]:
-        """A host function runs in this thread; it may not call the driver."""
-        self.in_host_function = True
-        try:
-            yield
-        finally:
-            self.in_host_function = False
 
 
 def _integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -459,9 +339,12 @@ _default_lock = threading.Lock()
 
 
 def default_machine() -> Machine:
-    """The process-wide machine of 8 devices behind `driver="emu"`, made on first use."""
+    """The process-wide machine behind `driver="emu"`, made on first use: 8 devices of its own, or the machine at the
+    address that the setting `emu_machine` (`DRVFUSE_EMU_MACHINE`) names, which another process holds.
+    """
     global _default
     with _default_lock:
         if _default is None or _default.closed:
-            _default = Machine()
+            address = config.get("emu_machine")
+            _default = api.attach(address) if address else Machine()
         return _default

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one machine: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
 pools                          the owner, and the devices that the pool's access list names
@@ -15,15 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...errors import ArgumentError
 from ..abi import Kind
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
-from .objects import Context, Device, Mappable, Memory, Multicast, Pool
+from .host_files import FilePart
+from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
 
 if TYPE_CHECKING:
-    from .machine import Machine
+    from .process import Process
     from .work import Command
 
 READ, READ_WRITE = 1, 3  # CUmemAccess_flags
@@ -37,8 +39,8 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool, memory and
-    multicast says its regime.
+    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool and handle
+    says its regime. `handle` is that which cuMemMap was given.
     """
 
     base: int
@@ -46,10 +48,11 @@ class Allocation:
     device: Device | None
     context: Context | None = None
     pool: Pool | None = None
-    memory: Memory | None = None
-    multicast: Multicast | None = None
+    handle: Handle | None = None
     host_flags: int | None = None
     registered: bool = False
+    alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
+    host: int | None = None  # of such addresses: where the host has the memory
     freed: bool = False  # a pool free is queued
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
@@ -57,14 +60,23 @@ class Allocation:
     @property
     def mapped(self) -> Mappable | None:
         """What cuMemMap has mapped here."""
-        return self.multicast or self.memory
+        return None if self.handle is None else self.handle.item
+
+    @property
+    def memory(self) -> Memory | None:
+        return self.mapped if isinstance(self.mapped, Memory) else None
+
+    @property
+    def multicast(self) -> Multicast | None:
+        return self.mapped if isinstance(self.mapped, Multicast) else None
 
 
-class MachineMemory:
-    """The live allocations of a machine, by address."""
+class ProcessMemory:
+    """The live allocations of a process, by address, and the addresses that it has reserved."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, process: Process) -> None:
+        self._process, self._window = process, process.machine.window
+        self._reserved: dict[int, int] = {}
         self._starts: list[int] = []
         self._live: dict[int, Allocation] = {}
 
@@ -84,7 +96,7 @@ class MachineMemory:
 
     def owned(self, context: Context) -> list[Allocation]:
         """What goes when the context goes."""
-        return [a for a in self._live.values() if a.context is context]
+        return [a for a in self._live.values() if a.context is context and a.host is None]
 
     def uncovered(self, address: int, nbytes: int) -> int | None:
         """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
@@ -117,7 +129,7 @@ class MachineMemory:
         """What is wrong with running a command now that meant these allocations; None if nothing is."""
         now = self.identify(command)
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
-            if self._machine.window.contains(at.address, at.nbytes):
+            if self._window.contains(at.address, at.nbytes):
                 kind = ""
                 if numbers != then or self.uncovered(at.address, at.nbytes) is not None:
                     kind = "use_after_free"
@@ -140,28 +152,13 @@ class MachineMemory:
 
     # What there is ---------------------------------------------------------------------------------------------------
 
-    def multicasts(self) -> set[Multicast]:
-        """The multicast objects that something holds."""
-        found = {item for item in self._machine.handles.values() if isinstance(item, Multicast)}
-        return found | {a.multicast for a in self._live.values() if a.multicast is not None}
-
-    def physical(self) -> set[Memory]:
-        """The memory of cuMemCreate that something holds."""
-        found = {item for item in self._machine.handles.values() if isinstance(item, Memory)}
-        found |= {a.memory for a in self._live.values() if a.memory is not None}
-        return found | {b.memory for item in self.multicasts() for b in item.binds if b.memory is not None}
-
     def held(self) -> dict[str, int]:
-        """How much of each kind there is."""
-        multicasts = self.multicasts()
+        """How much of each kind there is of what has an address."""
+        mappings = sum(a.mapped is not None for a in self._live.values())
         return {
-            "device_bytes": sum(device.used for device in self._machine.devices),
-            "allocations": sum(a.mapped is None for a in self._live.values()),
-            "physical": len(self.physical()),
-            "multicast": len(multicasts),
-            "binds": sum(len(item.binds) for item in multicasts),
-            "mappings": sum(a.mapped is not None for a in self._live.values()),
-            "reservations": len(self._machine.window.reserved),
+            "allocations": sum(a.mapped is None and a.host is None for a in self._live.values()),
+            "mappings": mappings,
+            "reservations": len(self._reserved),
         }
 
     # Making and dropping ---------------------------------------------------------------------------------------------
@@ -177,6 +174,7 @@ class MachineMemory:
 
     def charge(self, device: Device, nbytes: int) -> None:
         """Count device memory; Failure if the device has not so much left."""
+        self._process.machine.mappables.descriptors.sweep()
         if device.used + nbytes > device.total:
             raise self.full(device, nbytes, f"{device.total - device.used} of {device.total} bytes are left")
         device.used += nbytes
@@ -193,13 +191,17 @@ class MachineMemory:
         return Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text, device=index))
 
     def _held(self, device: Device | None) -> Iterator[tuple[int, str]]:
-        """(bytes, what made it) of all memory of a device, or of all pinned memory."""
-        physical = self.physical()
-        for a in self._live.values():
-            if a.mapped is None and a.device is device and not a.registered:
-                maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
-                yield a.nbytes, f"at 0x{a.base:x} of {maker}"
-        yield from ((memory.nbytes, "of cuMemCreate") for memory in physical if memory.device is device)
+        """(bytes, what made it) of all memory of a device, or of all pinned memory, in all processes."""
+        machine = self._process.machine
+        for process in machine.processes:
+            whose = f" in {process.label}" if process.label else ""
+            for a in process.memory._live.values():
+                if a.mapped is None and a.device is device and not a.registered and a.host is None:
+                    maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                    yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
+        for memory in machine.mappables.memories():
+            if memory.device is device:
+                yield memory.nbytes, "of cuMemCreate"
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
         """Failure unless the whole range is live memory of the window that the device of `user` has access to.
@@ -223,7 +225,7 @@ class MachineMemory:
 
     def stray(self, what: str, address: int) -> Failure:
         """The failure of a call that was given an address which is not what it has to be; a freed one, perhaps."""
-        window = self._machine.window
+        window = self._window
         kind = "use_after_free" if window.freed(address) else "out_of_bounds"
         text = f"{what}: 0x{address:x} is {window.nearest(address)}"
         return Failure(R.CUDA_ERROR_INVALID_VALUE, Report(kind, text, address=address))
@@ -246,6 +248,53 @@ class MachineMemory:
         self.refresh(allocation)
         return allocation
 
+    def reserve(self, nbytes: int, alignment: int) -> int:
+        """Addresses for mappings. Raises WindowError if there are none left."""
+        address = self._window.reserve(nbytes, alignment)
+        self._reserved[address] = nbytes
+        return address
+
+    def free_reservation(self, address: int, nbytes: int) -> None:
+        """Give back what `reserve` returned. Raises ArgumentError for anything else, and where something is mapped."""
+        if address not in self._reserved:
+            raise ArgumentError("address", f"0x{address:x}", "a reservation of this process")
+        self._window.free_reservation(address, nbytes)
+        del self._reserved[address]
+
+    def map(self, address: int, nbytes: int, handle: Handle) -> None:
+        """Map the first bytes of memory or of a multicast object inside a reservation. Raises ArgumentError for any
+        other address.
+        """
+        if not any(a <= address and address + nbytes <= a + n for a, n in self._reserved.items()):
+            raise ArgumentError(
+                "address", f"0x{address:x}", "inside one reservation of this process, with all its bytes"
+            )
+        item, table = handle.item, self._process.table
+        if isinstance(item, Multicast):
+            self._window.map_multicast(address, nbytes, item.members, table)
+            self.add(Allocation(address, nbytes, None, handle=handle))
+        elif isinstance(item, Memory):
+            self._window.map(address, nbytes, item.physical, table=table)
+            self.add(Allocation(address, nbytes, item.device, handle=handle))
+        self._process.machine.mappables.hold(item)
+
+    def unmap(self, mapping: Allocation) -> None:
+        """Undo one `map`."""
+        assert mapping.mapped is not None
+        self._window.unmap(mapping.base, mapping.nbytes)
+        self.drop(mapping)
+        self._process.machine.mappables.let_go(mapping.mapped)
+
+    def clear(self) -> None:
+        """The process ends, and all of this goes."""
+        for allocation in list(self._live.values()):
+            if allocation.mapped is not None:
+                self.unmap(allocation)
+            elif allocation.host is None:
+                self.free(allocation)
+        for address, nbytes in list(self._reserved.items()):
+            self.free_reservation(address, nbytes)
+
     def pool_free(self, pool: Pool, base: int) -> None:
         self.free(self._live[base])
         pool.live.discard(base)
@@ -253,17 +302,37 @@ class MachineMemory:
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
         """Pinned memory, which every device may access."""
         try:
-            base = self._machine.window.host_alloc(nbytes)
+            base = self._window.host_alloc(nbytes, self._process.table)
         except WindowError as error:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
+        """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""
+        memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
+        if file is not None:
+            try:
+                base = self._window.map_host(nbytes, *file, self._process.table)
+            except WindowError as error:
+                raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+            memory.alias = Allocation(base, nbytes, None, context=context, host_flags=flags, host=address)
+            self.add(memory.alias)
+        self.add(memory)
+
+    def on_device(self, address: int) -> int:
+        """By which address the devices know a byte: another one for registered memory that they reach."""
+        found = self.find(address)
+        return address if found is None or found.alias is None else found.alias.base + address - found.base
 
     def free(self, allocation: Allocation) -> None:
         """Drop an allocation and its memory; later accesses fault."""
         self.drop(allocation)
         if allocation.registered:
+            if allocation.alias is not None:
+                self.drop(allocation.alias)
+                self._window.unmap_host(allocation.alias.base)
             return
-        self._machine.window.free(allocation.base)
+        self._window.free(allocation.base)
         if allocation.device is not None:
             allocation.device.used -= allocation.nbytes
         if allocation.pool is not None:
@@ -272,7 +341,7 @@ class MachineMemory:
     def _take(self, device: Device, nbytes: int, mask: int, kind: Kind) -> int:
         self.charge(device, nbytes)
         try:
-            return self._machine.window.alloc(nbytes, device.index, mask, mask, kind=kind)
+            return self._window.alloc(nbytes, device.index, mask, mask, kind=kind, table=self._process.table)
         except WindowError as error:
             device.used -= nbytes
             raise self.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
@@ -280,7 +349,7 @@ class MachineMemory:
     # Access ----------------------------------------------------------------------------------------------------------
 
     def _context_mask(self, owner: Context) -> int:
-        contexts = [c for c in self._machine.handles.values() if isinstance(c, Context) and owner in c.peers]
+        contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
     def _masks(self, allocation: Allocation) -> tuple[int, int]:
@@ -298,7 +367,8 @@ class MachineMemory:
     def refresh(self, allocation: Allocation) -> None:
         """Bring the window's access masks of an allocation up to date."""
         if allocation.device is not None or allocation.multicast is not None:
-            self._machine.window.set_access(allocation.base, allocation.nbytes, *self._masks(allocation))
+            masks = self._masks(allocation)
+            self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
         """The peers of a context changed."""

@@ -5,7 +5,8 @@ The driver's documentation gives the order (every device is added before anythin
 (multiples of the granularity). Where it leaves a case open, these are the rules here: a device supports multicast if it
 is of compute capability 9.0 or above and it and every other device of its machine reach each other, as through one
 switch; a bind that overlaps another of the same device is refused, and an unbind of any other range than a bind's; a
-bind holds its memory, as a mapping does, and the object's last mapping or reference holds its binds.
+bind holds its memory, as a mapping does, and the object's last mapping or reference holds its binds, of whichever
+process they and it are.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from . import interrupts
 from .failure import Failure
 from .machine import Machine
 from .memory import Allocation
-from .objects import Bind, Device, Mappable, Memory, Multicast
+from .objects import Bind, Device, Handle, Memory, Multicast
+from .process import Process
 from .progress import GRACE_S
 
 
-def supported(m: Machine, device: Device) -> bool:
+def supported(machine: Machine, device: Device) -> bool:
     """True if a device can be in a team."""
-    others = (other for other in m.devices if other is not device)
-    return m.capability >= (9, 0) and all(m.can_reach(device, o) and m.can_reach(o, device) for o in others)
+    others = (other for other in machine.devices if other is not device)
+    reached = all(machine.can_reach(device, o) and machine.can_reach(o, device) for o in others)
+    return machine.capability >= (9, 0) and reached
 
 
 def refused(message: str, device: Device | None = None, code: object = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
@@ -35,13 +38,13 @@ def refused(message: str, device: Device | None = None, code: object = R.CUDA_ER
     return Failure(code, Report("multicast", message, device=None if device is None else device.index))
 
 
-def create(m: Machine, nbytes: int, size: int) -> Multicast:
-    return m.add(Multicast(nbytes, size, Members(nbytes)))
+def create(proc: Process, nbytes: int, size: int, handle_types: int) -> Handle:
+    return proc.open_handle(Multicast(nbytes, handle_types, size, Members(nbytes)))
 
 
-def add_device(m: Machine, item: Multicast, device: Device) -> None:
+def add_device(proc: Process, item: Multicast, device: Device) -> None:
     """Put a device into the team, for good; who waits for it goes on."""
-    if not supported(m, device):
+    if not supported(proc.machine, device):
         raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
     if device in item.devices:
         raise refused("cuMulticastAddDevice: the device is in the team already", device)
@@ -49,13 +52,14 @@ def add_device(m: Machine, item: Multicast, device: Device) -> None:
         raise refused(f"cuMulticastAddDevice: the team of {item.size} devices is complete", device)
     item.devices.append(device)
     item.members.devices.append(device.index)
-    m.lock.changed()
+    proc.machine.lock.changed()
 
 
-def await_team(m: Machine, item: Multicast, call: str) -> None:
-    """Wait until all devices were added. Failure, with a report, if no other thread is left that could add one.
+def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> None:
+    """Wait until all devices were added to the object of a handle. Failure, with a report, if nobody is left that could
+    add one.
 
-    Other threads may call the driver meanwhile: what the caller has found out may not hold any more.
+    Others may call the driver meanwhile: what the caller has found out may not hold any more.
     """
     since, count = time.monotonic(), len(item.devices)
     while not item.complete:
@@ -63,19 +67,19 @@ def await_team(m: Machine, item: Multicast, call: str) -> None:
         now = time.monotonic()
         if count != len(item.devices):
             since, count = now, len(item.devices)
-        if not m.threads.others() or now >= since + max(GRACE_S, m.host_wait):
+        if not proc.threads.others() or now >= since + max(GRACE_S, proc.machine.host_wait):
             there = ", ".join(str(device.index) for device in item.devices) or "none"
             text = f"{call} waits until the team of {item.size} devices is complete (added: {there}), which nobody does"
             raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", text))
-        with m.threads.waiting():
-            m.lock.wait(0.02)
-        if m.closed:
+        with proc.threads.waiting():
+            proc.machine.lock.wait(0.02)
+        if proc.closed:
             raise Failure(R.CUDA_ERROR_DEINITIALIZED)
-        if not item.references:
+        if not handle.references:
             raise refused(f"{call}: the multicast object was released while its team was waited for")
 
 
-def bind(m: Machine, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:
+def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:
     """Put part of a memory, or of a pool's allocation, behind part of the object. The ranges were checked."""
     device = source.device
     if device not in item.devices:
@@ -89,17 +93,17 @@ def bind(m: Machine, item: Multicast, offset: int, source: Memory | Allocation, 
     memory = source if isinstance(source, Memory) else None
     if isinstance(source, Memory):
         try:
-            address = m.window.alias(nbytes, source.physical, at)
+            address = proc.machine.window.alias(nbytes, source.physical, at)
         except WindowError as error:
-            raise m.memory.full(device, nbytes, str(error)) from None
-        source.holds += 1
+            raise proc.memory.full(device, nbytes, str(error)) from None
+        proc.machine.mappables.hold(source)
     else:
         address = source.base + at
     item.binds.append(Bind(device, offset, nbytes, address, memory))
     item.members.bind(device.index, offset, nbytes, address)
 
 
-def unbind(m: Machine, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
+def unbind(proc: Process, item: Multicast, device: Device, offset: int, nbytes: int) -> None:
     """Undo one bind of a device: the range has to be the bind's."""
     if device not in item.devices:
         raise refused("cuMulticastUnbind: the device is not in the team", device, R.CUDA_ERROR_INVALID_DEVICE)
@@ -109,28 +113,7 @@ def unbind(m: Machine, item: Multicast, device: Device, offset: int, nbytes: int
         bound = ", ".join(_range(b.offset, b.nbytes) for b in ours) or "nothing"
         text = f"cuMulticastUnbind of {_range(offset, nbytes)}: it needs a range as it was bound ({bound})"
         raise refused(text, device)
-    _undo(m, item, found)
-
-
-def drop(m: Machine, item: Mappable) -> None:
-    """Let go of what nothing holds any more: a memory, or an object with its binds."""
-    if item.references or item.holds:
-        return
-    if isinstance(item, Memory):
-        item.device.used -= item.nbytes
-        m.window.release(item.physical)
-    elif isinstance(item, Multicast):
-        for found in list(item.binds):
-            _undo(m, item, found)
-
-
-def _undo(m: Machine, item: Multicast, found: Bind) -> None:
-    item.binds.remove(found)
-    item.members.unbind(found.device.index, found.offset, found.nbytes)
-    if found.memory is not None:
-        m.window.drop_alias(found.address, found.nbytes, found.memory.physical)
-        found.memory.holds -= 1
-        drop(m, found.memory)
+    proc.machine.mappables.unbind(item, found)
 
 
 def aligned(*values: int) -> bool:

@@ -16,8 +16,10 @@ from .failure import Failure
 if TYPE_CHECKING:
     from ..findings.reports import Report
     from ..space.members import Members
+    from ..space.window import Physical
     from .capture import Capture, Node
     from .engine import EngineModule
+    from .process import Process
     from .work import Op
 
 _handles = itertools.count(0x5500_0000_1000, 0x40)
@@ -41,11 +43,18 @@ class Device:
     index: int
     total: int
     used: int = 0
+
+
+@dataclass(eq=False)
+class Tenancy:
+    """What one process has on a device whatever it does: a primary context, a default pool and a current one."""
+
+    device: Device
+    default_pool: Pool
+    pool: Pool
     primary: Context | None = None
     primary_references: int = 0
     primary_flags: int = 0
-    default_pool: Pool | None = None
-    pool: Pool | None = None
 
 
 @dataclass(eq=False)
@@ -54,6 +63,7 @@ class Context(Object):
     in it then.
     """
 
+    process: Process
     device: Device
     flags: int = 0
     primary: bool = False
@@ -167,12 +177,15 @@ class Function(Object):
 
 
 @dataclass(eq=False)
-class Mappable(Object):
-    """What cuMemMap can map. It goes when nothing holds it any more: no reference, no mapping and no bind."""
+class Mappable:
+    """What cuMemMap can map. `holders` counts what keeps it: handles, mappings, binds and descriptors (`Mappables`).
 
-    references: int = field(default=1, init=False)
-    holds: int = field(default=0, init=False)  # mappings, and binds to multicast objects
+    handle_types  the bits of CUmemAllocationHandleType by which it may be exported
+    """
+
     nbytes: int
+    handle_types: int
+    holders: int = field(default=0, init=False)
 
 
 @dataclass(eq=False)
@@ -180,7 +193,15 @@ class Memory(Mappable):
     """A physical allocation of the VMM functions."""
 
     device: Device
-    physical: Any
+    physical: Physical
+
+
+@dataclass(eq=False)
+class Handle(Object):
+    """The handle by which one process names something mappable; it holds that while it has references."""
+
+    item: Mappable
+    references: int = field(default=1, init=False)
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from ..findings import reports, timeline
 from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
+from .failure import Failure
 from .kernels import Kernels
 from .objects import Context, Stream
 from .work import Command, Free, HostCall, Launch, Op, Record
@@ -114,7 +115,7 @@ class Progress:
             priority = command.priority
         number = next(self._sequence)
         op = Op(command, (priority, self._backlog.draw(), number), number)
-        op.allocations = self.machine.memory.identify(command)
+        op.allocations = command.context.process.memory.identify(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
             self.detector.queue(op, after, primary, chain)
@@ -134,7 +135,9 @@ class Progress:
     # Waiting ---------------------------------------------------------------------------------------------------------
 
     def wait(self, ops: Iterable[Op]) -> None:
-        """Run until these operations are done. What can never be done is ended as a deadlock."""
+        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if their
+        process is closed meanwhile.
+        """
         ops = list(ops)
         waited = [op for op in ops if not op.done]
 
@@ -148,6 +151,8 @@ class Progress:
         except KeyboardInterrupt:
             self._interrupted()
             raise
+        if ops and ops[0].command.context.process.closed:  # by another thread, and all its objects with it
+            raise Failure(R.CUDA_ERROR_DEINITIALIZED)
         if self.detector is not None:
             self.detector.host_learns(ops)
 
@@ -280,7 +285,7 @@ class Progress:
         else:
             if isinstance(command, Record):
                 command.event.op = op
-            refusal = self.machine.memory.refusal(command, op.allocations)
+            refusal = command.context.process.memory.refusal(command, op.allocations)
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
@@ -348,8 +353,8 @@ class Progress:
         machine = self.machine
         self._in_host_function += 1
         try:
-            with machine.threads.host_function(), machine.lock.released():
-                command.function(command.argument)
+            with command.context.process.threads.host_function(), machine.lock.released():
+                command.context.process.call_host(command.address, command.argument)
         finally:
             self._in_host_function -= 1
             machine.lock.changed()

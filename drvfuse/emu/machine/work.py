@@ -8,7 +8,7 @@ knows how many others it still has to wait for, and tells its dependents when it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -171,7 +171,7 @@ class Free(Command):
     nbytes: int
 
     def run(self, machine: Machine) -> None:
-        machine.memory.pool_free(self.pool, self.address)
+        self.context.process.memory.pool_free(self.pool, self.address)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +185,7 @@ class Record(Command):
 class HostCall(Command):
     """A host function. It runs without the machine's lock held and may call nothing of the driver."""
 
-    function: Callable[[int], None]
+    address: int
     argument: int
     keep: Any = None
 
@@ -220,7 +220,6 @@ class Launch(Command):
         return self.block[0] * self.block[1] * self.block[2]
 
 
-def host_function(address: int) -> Callable[[int], None]:
-    """The C function `void (*)(void*)` at an address."""
-    call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-    return call
+def call_host(address: int, argument: int) -> None:
+    """Call the C function `void (*)(void*)` at an address of this process of the operating system."""
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument)

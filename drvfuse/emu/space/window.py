@@ -8,6 +8,9 @@ Three parallel areas, all reserved without memory behind them (only touched page
     access   one u32 a 64 KiB granule       devices that may read (bits 0-7), write (8-15); owner (16-23), kind (24-31)
     cells    one u32 a line of 16 bytes     what the race detector knows of it; only if asked for
 
+Further processes have access words of their own (`access`), elsewhere: an address belongs to one process, and to the
+others it is memory that no device may access.
+
 Plain allocations (`alloc`, `host_alloc`, `scratch`) are anonymous memory, each in granules of its own with a gap behind
 it, and addressable exactly up to the size asked for. Physical allocations (`create`) are ranges of two sparse memory
 files, one for data and one for shadow, so that every address they are mapped at sees one memory and one state of
@@ -22,6 +25,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import logging
+import mmap
 import os
 import weakref
 from collections import OrderedDict
@@ -34,6 +38,7 @@ from ...errors import ArgumentError
 from .. import abi
 from ..abi import KIND_FULL, KIND_INITIALISED, Kind
 from . import pages
+from .access import AccessTable
 from .members import Members, Teams
 from .pages import Ranges, WindowError, round_up
 
@@ -51,7 +56,7 @@ _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARA
 @dataclass(frozen=True)
 class Allocation:
     """A live or freed range: `[address, address + nbytes)`. `lent`: the engine hands it out in pieces (`scratch`),
-    so it is nobody's allocation.
+    so it is nobody's allocation. `table` is that of the process whose address it is.
     """
 
     address: int
@@ -59,12 +64,14 @@ class Allocation:
     device: int | None
     kind: Kind
     lent: bool = False
+    table: AccessTable | None = None
 
     def __str__(self) -> str:
         if self.lent:
             return f"{self.kind.name.lower()} memory of kernels at 0x{self.address:x}"
         owner = "" if self.device is None else f" of device {self.device}"
-        return f"{self.nbytes} bytes at 0x{self.address:x} ({self.kind.name.lower()}{owner})"
+        process = f", of {self.table.name}" if self.table is not None and self.table.name else ""
+        return f"{self.nbytes} bytes at 0x{self.address:x} ({self.kind.name.lower()}{owner}{process})"
 
 
 def nearby(address: int, start: int, nbytes: int) -> str:
@@ -93,6 +100,7 @@ class _Mapping:
 
     nbytes: int
     physical: Physical | None
+    table: AccessTable
     members: Members | None = None
 
     @property
@@ -111,14 +119,23 @@ class Window:
     256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
     process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
     Without `check_initialised` all memory counts as written from the start. With `cells`, the race detector sets
-    `forget(address, nbytes)`, which is called for memory that is freed.
+    `forget(address, nbytes)`, which is called for memory that is freed. With `shares_host`, each piece of pinned memory
+    is a file in memory, which other processes can map; such a window takes the last addresses that are free, where
+    those of other processes hardly are.
     """
 
-    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True, cells: bool = False) -> None:
+    def __init__(
+        self,
+        gib: int = abi.WINDOW_GIB,
+        *,
+        check_initialised: bool = True,
+        cells: bool = False,
+        shares_host: bool = False,
+    ) -> None:
         if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
             raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
-        self.base, self.nbytes = pages.reserve(asked, cells)
+        self.base, self.nbytes = pages.reserve(asked, cells, last=shares_host)
         if self.nbytes < asked:
             log.warning(
                 "the emulated driver asked for %d GiB of address space and got %d MiB: the process's limit is too low "
@@ -127,13 +144,12 @@ class Window:
                 self.nbytes >> 20,
             )
         self.end = self.base + self.nbytes
-        self._check_initialised = check_initialised
+        self._check_initialised, self.shares_host = check_initialised, shares_host
         self.cells = cells
         self.forget: Callable[[int, int], None] = lambda address, nbytes: None
-        self.access_address = pages.access_address(self.base)
+        self.table = AccessTable(self.base, self.nbytes, pages.access_address(self.base))
+        self._tables = [self.table]
         self._addresses = Ranges(self.base + GRANULE, self.end)
-        words = (ctypes.c_uint32 * (self.nbytes >> abi.GRANULE_SHIFT)).from_address(self.access_address)
-        self._access = np.ctypeslib.as_array(words)
         self._data_fd = os.memfd_create("drvfuse-data", os.MFD_CLOEXEC)
         self._shadow_fd = os.memfd_create("drvfuse-shadow", os.MFD_CLOEXEC)
         files = [self._data_fd, self._shadow_fd]
@@ -150,16 +166,33 @@ class Window:
         self._mapping_starts: list[int] = []
         self.teams = Teams()
         self._aliases: dict[int, Allocation] = {}
+        self._host_files: dict[int, int] = {}
+        self._close_host_files = weakref.finalize(self, _close_all, self._host_files)
+        self._close_host_files.atexit = False
         self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
         self._release.atexit = False
 
     def close(self) -> None:
         """Give the addresses back. Every pointer into the window is dead afterwards. Idempotent."""
+        self._close_host_files()
         self._release()
 
     def contains(self, address: int, nbytes: int = 1) -> bool:
         """True if the range lies in the window, allocated or not."""
         return self.base <= address and address + nbytes <= self.end
+
+    def open_table(self, name: str) -> AccessTable:
+        """The access words of one more process."""
+        table = AccessTable(self.base, self.nbytes, name=name)
+        table.take_over(self.table, self._addresses.next)
+        for lent in (a for a in self._live.values() if a.lent):
+            table.permit(lent.address, lent.nbytes, *self.access(lent.address))
+        self._tables.append(table)
+        return table
+
+    def close_table(self, table: AccessTable) -> None:
+        """Forget what `open_table` returned. Everything of that process was freed."""
+        self._tables.remove(table)
 
     # Plain allocations -----------------------------------------------------------------------------------------------
 
@@ -173,8 +206,11 @@ class Window:
         kind: Kind = Kind.DEVICE,
         alignment: int = _ALIGNMENT,
         initialised: bool = False,
+        table: AccessTable | None = None,
     ) -> int:
-        """Zeroed memory of exactly `nbytes` addressable bytes, uninitialised unless asked. Masks: one bit a device."""
+        """Zeroed memory of exactly `nbytes` addressable bytes, uninitialised unless asked. Masks: one bit a device, for
+        the process of `table` (the window's first one where it is None).
+        """
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
         span = round_up(nbytes, GRANULE)
@@ -184,22 +220,76 @@ class Window:
             raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
         bits = KIND_INITIALISED if initialised or not self._check_initialised else 0
         whole = nbytes & ~(GRANULE - 1)
-        self._set_access(address, span, device, read_mask, write_mask, kind | bits)
-        self._set_access(address, whole, device, read_mask, write_mask, kind | bits | KIND_FULL)
+        table = table or self.table
+        self._describe(address, span, device, kind | bits)
+        self._describe(address, whole, device, kind | bits | KIND_FULL)
+        table.permit(address, span, read_mask, write_mask)
         if whole < nbytes:
             ctypes.memset(address + whole + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, nbytes - whole)
-        self._live[address] = Allocation(address, nbytes, device, kind)
+        self._live[address] = Allocation(address, nbytes, device, kind, table=table)
         bisect.insort(self._starts, address)
         return address
 
-    def host_alloc(self, nbytes: int) -> int:
-        """Pinned host memory that every device may access; it counts as initialised."""
-        return self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True)
+    def host_alloc(self, nbytes: int, table: AccessTable | None = None) -> int:
+        """Pinned host memory that every device of its process may access; it counts as initialised."""
+        address = self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True, table=table)
+        if self.shares_host:
+            self._host_files[address] = file = os.memfd_create("drvfuse-pinned", os.MFD_CLOEXEC)
+            span = round_up(nbytes, mmap.PAGESIZE)
+            os.ftruncate(file, span)
+            pages.map_file(address, span, file, 0)
+        return address
+
+    def host_file(self, address: int) -> int:
+        """A descriptor of the pinned memory that begins at an address; it stays the window's (`shares_host`)."""
+        return self._host_files[address]
+
+    def map_host(self, nbytes: int, file: int, offset: int, table: AccessTable | None = None) -> int:
+        """An address of part of an open file that the host has mapped too: pinned memory that every device of its
+        process may access, and that counts as initialised.
+        """
+        inset = offset % mmap.PAGESIZE
+        span = round_up(inset + nbytes, GRANULE)
+        start = self._addresses.take(span + GRANULE, GRANULE)
+        if start is None:
+            raise WindowError(f"no room for {nbytes} bytes in a window of {self.nbytes >> 20} MiB")
+        address, end = start + inset, start + inset + nbytes
+        pages.map_file(start, round_up(inset + nbytes, mmap.PAGESIZE), file, offset - inset)
+        self._describe(start, span, None, Kind.HOST | KIND_INITIALISED)
+        first, last = round_up(address, GRANULE), end & ~(GRANULE - 1)
+        if first < last:
+            self._describe(first, last - first, None, Kind.HOST | KIND_INITIALISED | KIND_FULL)
+        for at, until in ((address, min(first, end)), (max(last, first), end)):
+            if at < until:
+                ctypes.memset(at + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, until - at)
+        table = table or self.table
+        table.permit(start, span, 0xFF, 0xFF)
+        self._live[address] = Allocation(address, nbytes, None, Kind.HOST, table=table)
+        bisect.insort(self._starts, address)
+        return address
+
+    def unmap_host(self, address: int) -> None:
+        """Give back what `map_host` returned; the file stays as it is."""
+        gone = self._live.pop(address)
+        self._starts.pop(bisect.bisect_left(self._starts, address))
+        start = address & ~(GRANULE - 1)
+        span = round_up(address + gone.nbytes - start, GRANULE)
+        self.forget(start, span)
+        for area in (start, start + abi.SHADOW_OFFSET):
+            pages.map_empty(area, span)
+        self._describe(start, span, None, Kind.FREED)
+        self._remember(gone)
+        self._addresses.give(start, span + GRANULE)
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
-        """Memory that the engine hands out itself in pieces (shared, local, parameters): addressable throughout."""
-        address = self.alloc(round_up(nbytes, GRANULE), None, 0xFF, 0 if kind is Kind.PARAM else 0xFF, kind=kind)
-        self._live[address] = replace(self._live[address], lent=True)
+        """Memory that the engine hands out itself in pieces (shared, local, parameters), to kernels of all processes:
+        addressable throughout.
+        """
+        size, masks = round_up(nbytes, GRANULE), (0xFF, 0 if kind is Kind.PARAM else 0xFF)
+        address = self.alloc(size, None, *masks, kind=kind)
+        for table in self._tables:
+            table.permit(address, size, *masks)
+        self._live[address] = replace(self._live[address], lent=True, table=None)
         return address
 
     def free(self, address: int) -> None:
@@ -210,12 +300,16 @@ class Window:
         self._starts.pop(bisect.bisect_left(self._starts, address))
         span = round_up(allocation.nbytes, GRANULE)
         self.forget(address, span)
+        file = self._host_files.pop(address, None)
+        if file is not None:
+            pages.map_empty(address, span)
+            os.close(file)
         pages.drop(address, span)
         pages.drop(address + abi.SHADOW_OFFSET, span)
         if allocation.lent:
-            self._set_access(address, span, None, 0, 0, Kind.NONE)
+            self._describe(address, span, None, Kind.NONE)
         else:
-            self._set_access(address, span, allocation.device, 0, 0, Kind.FREED)
+            self._describe(address, span, allocation.device, Kind.FREED)
             self._remember(allocation)
         self._addresses.give(address, span + min(max(GRANULE, span), _LARGEST_GAP))
 
@@ -262,7 +356,9 @@ class Window:
         del self._reservations[address]
         self._addresses.give(address, nbytes + GRANULE)
 
-    def map(self, address: int, nbytes: int, physical: Physical, offset: int = 0) -> None:
+    def map(
+        self, address: int, nbytes: int, physical: Physical, offset: int = 0, table: AccessTable | None = None
+    ) -> None:
         """Map part of a physical allocation inside a reservation. No device may access it before `set_access`."""
         if nbytes <= 0 or nbytes % GRANULE or offset % GRANULE or offset + nbytes > physical.nbytes:
             raise ArgumentError(
@@ -270,18 +366,18 @@ class Window:
             )
         self._require_vacant(address, nbytes)
         self._put(address, nbytes, physical, offset)
-        self._mappings[address] = _Mapping(nbytes, physical)
+        self._mappings[address] = _Mapping(nbytes, physical, table or self.table)
         bisect.insort(self._mapping_starts, address)
 
-    def map_multicast(self, address: int, nbytes: int, members: Members) -> None:
+    def map_multicast(self, address: int, nbytes: int, members: Members, table: AccessTable | None = None) -> None:
         """Map the first bytes of a multicast object inside a reservation. There is no memory at these addresses: what
         is done there is done to the members.
         """
         self._require_vacant(address, nbytes)
-        self._mappings[address] = _Mapping(nbytes, None, members)
+        self._mappings[address] = _Mapping(nbytes, None, table or self.table, members)
         bisect.insort(self._mapping_starts, address)
         self.teams.add(address, nbytes, members)
-        self._set_access(address, nbytes, None, 0, 0, Kind.MULTICAST | KIND_FULL)
+        self._describe(address, nbytes, None, Kind.MULTICAST | KIND_FULL)
 
     def alias(self, nbytes: int, physical: Physical, offset: int) -> int:
         """An address of part of a physical allocation for the runtime alone: no mapping of the user's, no device may
@@ -297,7 +393,7 @@ class Window:
     def drop_alias(self, address: int, nbytes: int, physical: Physical) -> None:
         """Give back what `alias` returned."""
         self._take_away(address, nbytes, physical)
-        self._set_access(address, nbytes, None, 0, 0, Kind.FREED)
+        self._describe(address, nbytes, None, Kind.FREED)
         del self._aliases[address]
         self._addresses.give(address, nbytes + GRANULE)
 
@@ -315,7 +411,7 @@ class Window:
             pages.map_file(pages.cell_address(address), size, self._cell_fd, at)
         physical.mappings += 1
         bits = 0 if self._check_initialised else KIND_INITIALISED
-        self._set_access(address, nbytes, physical.device, 0, 0, Kind.MAPPED | KIND_FULL | bits)
+        self._describe(address, nbytes, physical.device, Kind.MAPPED | KIND_FULL | bits)
 
     def _take_away(self, address: int, nbytes: int, physical: Physical) -> None:
         for area in (address, address + abi.SHADOW_OFFSET):
@@ -335,26 +431,27 @@ class Window:
                 self._take_away(start, mapping.nbytes, mapping.physical)
             else:
                 self.teams.remove(start)
-            self._set_access(start, mapping.nbytes, mapping.device, 0, 0, Kind.FREED)
+            self._describe(start, mapping.nbytes, mapping.device, Kind.FREED)
             del self._mappings[start]
             self._mapping_starts.remove(start)
-            self._remember(Allocation(start, mapping.nbytes, mapping.device, mapping.kind))
+            self._remember(Allocation(start, mapping.nbytes, mapping.device, mapping.kind, table=mapping.table))
 
     @property
     def reserved(self) -> dict[int, int]:
         """The reservations: address -> bytes."""
         return dict(self._reservations)
 
-    def set_access(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
+    def set_access(
+        self, address: int, nbytes: int, read_mask: int, write_mask: int, table: AccessTable | None = None
+    ) -> None:
         """Which devices may read and write the granules of a range, mapped or allocated; replaces the former masks."""
-        words = self._words(address, nbytes)
-        words[:] = (words & np.uint32(0xFFFF0000)) | np.uint32(read_mask | write_mask << 8)
+        (table or self.table).permit(address, nbytes, read_mask, write_mask)
 
-    def access(self, address: int) -> tuple[int, int]:
+    def access(self, address: int, table: AccessTable | None = None) -> tuple[int, int]:
         """(read mask, write mask) at an address; (0, 0) outside of anything."""
         if not self.contains(address):
             return 0, 0
-        word = int(self._words(address, 1)[0])
+        word = int((table or self.table).words(address, 1)[0])
         return word & 0xFF, word >> 8 & 0xFF
 
     # The host's view -------------------------------------------------------------------------------------------------
@@ -368,7 +465,7 @@ class Window:
                 if address < starts[i] + item.nbytes:
                     if isinstance(item, Allocation):
                         return item
-                    return Allocation(starts[i], item.nbytes, item.device, item.kind)
+                    return Allocation(starts[i], item.nbytes, item.device, item.kind, table=item.table)
         return None
 
     def freed(self, address: int) -> Allocation | None:
@@ -408,7 +505,7 @@ class Window:
         if gone is not None:
             return f"{nearby(address, gone.address, gone.nbytes)} {gone}, which was freed"
         known = [a for a in self._live.values() if not a.lent] + [
-            Allocation(a, m.nbytes, m.device, m.kind) for a, m in self._mappings.items()
+            Allocation(a, m.nbytes, m.device, m.kind, table=m.table) for a, m in self._mappings.items()
         ]
         if not known:
             return "no device memory: nothing is allocated"
@@ -429,7 +526,7 @@ class Window:
 
     def uninitialised(self, address: int, nbytes: int) -> int | None:
         """The first byte of the range that nobody wrote, or None."""
-        if (self._words(address, nbytes) >> np.uint32(24) & np.uint32(KIND_INITIALISED)).all():
+        if (self.table.words(address, nbytes) >> np.uint32(24) & np.uint32(KIND_INITIALISED)).all():
             return None
         missing = self.view(address + abi.SHADOW_OFFSET, nbytes) & abi.SHADOW_INITIALISED == 0
         first = int(missing.argmax())
@@ -449,18 +546,12 @@ class Window:
             ctypes.memmove(destination + abi.SHADOW_OFFSET, source + abi.SHADOW_OFFSET, nbytes)
             self.view(destination + abi.SHADOW_OFFSET, nbytes)[:] |= abi.SHADOW_ADDRESSABLE
 
-    def _words(self, address: int, nbytes: int) -> np.ndarray:
-        first = (address - self.base) >> abi.GRANULE_SHIFT
-        last = (address + nbytes - 1 - self.base) >> abi.GRANULE_SHIFT
-        return self._access[first : last + 1]
-
-    def _set_access(
-        self, address: int, nbytes: int, device: int | None, read_mask: int, write_mask: int, kind: int
-    ) -> None:
-        if not nbytes:
-            return
-        owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
-        self._words(address, nbytes)[:] = read_mask | write_mask << 8 | owner << 16 | kind << 24
+    def _describe(self, address: int, nbytes: int, device: int | None, kind: int) -> None:
+        """Say in all tables what a range is, and that no device may access it."""
+        if nbytes:
+            owner = _OWNERS.get(Kind(kind & 0x3F), abi.OWNER_HOST) if device is None else device
+            for table in self._tables:
+                table.describe(address, nbytes, owner << 16 | kind << 24)
 
     def _mapped(self, address: int, nbytes: int) -> Iterator[tuple[int, _Mapping]]:
         i = max(bisect.bisect_right(self._mapping_starts, address) - 1, 0)
@@ -485,3 +576,9 @@ class Window:
         self._freed[allocation.address] = allocation
         if len(self._freed) > _REMEMBERED:
             self._freed.popitem(last=False)
+
+
+def _close_all(files: dict[int, int]) -> None:
+    for file in files.values():
+        os.close(file)
+    files.clear()

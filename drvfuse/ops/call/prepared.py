@@ -173,7 +173,7 @@ class Prepared(Generic[R]):
         if ready:
             planned = ready[0].planned
             barriers, waits, adapts = planned.barriers, planned.awaits_peers, planned.adapts is not None
-        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers, waits, adapts)
+        self.note = CallNote(op, algo, turns.ranks, first.shape, first.dtype, barriers, waits, adapts)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:

@@ -24,6 +24,7 @@ from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import multimem, naive, plan
+from .compared import compared
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import (
@@ -147,6 +148,7 @@ def allreduce(
             return chosen, *chosen.schedule(addresses, results)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
+    schedule, ready = compared(group, call.text, schedule, ready)
 
     def moved() -> traffic.Traffic:
         to_outputs = call.multimem is not None and call.multimem.to_outputs
@@ -211,12 +213,25 @@ class _Call:
         """What messages and `Prepared.algo` call the algorithm."""
         return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
+    @property
+    def text(self) -> str:
+        """All that must be equal on all ranks."""
+        options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
+        if self.epilogue is not None:
+            parameters = self.epilogue.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
+            options.append(f'epilogue "{self.epilogue.epilogue.expression}" with {parameters}')
+        if self.staged:
+            options.append("staged")
+        if self.multimem is not None and self.multimem.to_outputs:
+            options.append("to multicast outputs")
+        return ", ".join(options)
+
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        table = [inputs if self.multimem is None else []] * len(inputs)
-        ready = self._ready(table, inputs, outputs, 0, count)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(inputs), inputs, outputs, 0, count)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready

@@ -25,6 +25,7 @@ from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
 from . import multimem, naive, plan
+from .compared import compared
 from .kernels import (
     ALGORITHMS,
     INPUT_DTYPES,
@@ -172,6 +173,7 @@ def allreduce_rmsnorm_fp8(
         written[argument], values = of_ranks(group, argument, value, found, of, kind, queues)
         returned[argument] = values[0] if bare else values
     schedule: Schedule | None = None
+    text = f"allreduce_rmsnorm_fp8 {algos[0]} of {shape} {dtype}"
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
@@ -194,6 +196,8 @@ def allreduce_rmsnorm_fp8(
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
         moved = call.traffic
+        text = call.text(shape)
+    schedule, ready = compared(group, text, schedule, ready)
     return Prepared(
         "allreduce_rmsnorm_fp8",
         GroupTurns(group),
@@ -213,6 +217,7 @@ def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
     return list(map(list, zip(*arguments, strict=True)))
 
 
+_NUMBERS = ("epsilon", "weight_offset", "scale_ub")
 _WRITTEN = ("residual_outputs", "outputs", "scales")
 
 
@@ -251,6 +256,16 @@ class _Call:
     def scale_bytes(self) -> int:
         return self.scales_dtype.itemsize if self.out_dtype.fp8_max is not None else 0
 
+    def text(self, shape: Sequence[int]) -> str:
+        """All that must be equal on all ranks, whose inputs have that shape."""
+        algo = self.algo if self.multimem is None else multimem.NAMES[self.algo]
+        options = [f"allreduce_rmsnorm_fp8 {algo} of {shape} {self.dtype} to {self.out_dtype}"]
+        options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
+        if self.scale_bytes:
+            options.append(f"scales {self.scales_dtype}")
+        options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
+        return ", ".join(options)
+
     def traffic(self) -> traffic.Traffic:
         elements = self.rows * self.columns
         nbytes, ranks = elements * self.dtype.itemsize, self.group.size
@@ -266,7 +281,8 @@ class _Call:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        ready = self._ready([inputs if self.multimem is None else []] * len(arrays), arrays, self.rows)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(arrays), arrays, self.rows)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready

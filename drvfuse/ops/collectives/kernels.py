@@ -173,9 +173,22 @@ class Call(ctypes.Structure):
         ("input", ctypes.c_uint64),
         ("report", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
+        ("hash", ctypes.c_uint64),
         ("rank", ctypes.c_int32),
         ("early_trigger", ctypes.c_int32),
     )
+
+
+class CheckParams(ctypes.Structure):
+    """`struct CheckParams` of cu/collectives/check_call.cu."""
+
+    _fields_ = (("call", Call),)
+
+
+def check_call(ranks: int) -> Specialisation:
+    """How the kernel that compares calls is compiled."""
+    fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks}).items())
+    return Specialisation("collectives", "check_call", fixed)
 
 
 class AllreduceParams(ctypes.Structure):

@@ -76,7 +76,7 @@ def test_the_minimum_granularity_divides_the_recommended_one(cuda: Any) -> None:
         ({"numDevices": 0}, INVALID),
         ({"numDevices": 5}, INVALID),
         ({"flags": 1}, INVALID),
-        ({"handleTypes": 1}, R.CUDA_ERROR_NOT_SUPPORTED),
+        ({"handleTypes": 2}, R.CUDA_ERROR_NOT_SUPPORTED),
     ],
 )
 def test_properties_that_do_not_fit_are_refused(cuda: Any, machine: Machine, change: Any, expected: Any) -> None:

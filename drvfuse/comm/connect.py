@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ranks that have found one another to the transport of their group.
+
+    1. open      each rank checks its arguments and opens its device; a vote, as all that follows needs a device
+    2. agree     all records on all ranks (`comm.agreement`), which must go together
+    3. yield     groups that fill these devices no longer do, on all of their ranks (`comm.alone`)
+    4. transport
+
+Whatever fails is raised on all ranks, and their board is closed then. Memory is the group's next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from . import alone
+from .agreement import Record, agree
+from .process_transport import ProcessTransport, voted
+
+if TYPE_CHECKING:
+    from ..bootstrap.board import Board
+    from ..runtime.device import Device
+
+
+def connect(board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> tuple[ProcessTransport, Record]:
+    """The transport of this board's ranks, which owns `board`, and what this rank has said of itself.
+
+    `opened` gives the device, the workspace bytes and the budget of blocks of this rank. Raises what it raises, and as
+    `agree`, GroupError where another rank has failed, GroupTimeout and RankEnded.
+    """
+    try:
+        with voted(board, "open the device"):
+            device, workspace_bytes, max_blocks = opened()
+            record = Record.of(device, workspace_bytes, max_blocks)
+        agreement = agree([Record.decode(data) for data in board.gather("agree on the group", record.encode())])
+        alone.disturb(device, agreement.disturbed)
+        return ProcessTransport(board, device, agreement), record
+    except BaseException:
+        board.close()
+        raise

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptors by which memory and multicast objects pass from one process to another."""
+
+from __future__ import annotations
+
+import os
+import select
+import weakref
+from typing import TYPE_CHECKING
+
+from .objects import Mappable
+
+if TYPE_CHECKING:
+    from .mappables import Mappables
+
+Identity = tuple[int, int]  # device and inode
+
+
+class Descriptors:
+    """What was exported. Each descriptor holds its object while a copy of it is open somewhere, or on its way.
+
+    A descriptor is the writing end of a pipe that was made for it, whose reading end stays here. Both ends have the
+    identity by which `find` knows it again, however it has travelled; and when the last copy of the writing end is
+    closed, by whomever, the reading end says so. `sweep` looks, so an object goes no sooner than that is called.
+    """
+
+    def __init__(self, mappables: Mappables) -> None:
+        self._mappables = mappables
+        self._exports: dict[Identity, tuple[int, Mappable]] = {}
+        self.close = weakref.finalize(self, _close_all, self._exports)
+        self.close.atexit = False
+
+    def export(self, item: Mappable) -> int:
+        """A new descriptor, which the caller owns."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        self._exports[_identity(writing)] = reading, item
+        self._mappables.hold(item)
+        return writing
+
+    def find(self, descriptor: int) -> Mappable | None:
+        """What a descriptor, or a copy of it, stands for. It stays the caller's."""
+        try:
+            found = self._exports.get(_identity(descriptor))
+        except OSError:  # it is not open
+            return None
+        return None if found is None else found[1]
+
+    def sweep(self) -> None:
+        """Let go of what was held by descriptors of which no copy is open."""
+        if not self._exports:
+            return
+        poll, ends = select.poll(), {reading: identity for identity, (reading, _) in self._exports.items()}
+        for reading in ends:
+            poll.register(reading, 0)  # the closing of the other end is always told
+        for reading, _ in poll.poll(0):
+            _, item = self._exports.pop(ends[reading])
+            os.close(reading)
+            self._mappables.let_go(item)
+
+
+def _identity(descriptor: int) -> Identity:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _close_all(exports: dict[Identity, tuple[int, Mappable]]) -> None:
+    for reading, _ in exports.values():
+        os.close(reading)
+    exports.clear()

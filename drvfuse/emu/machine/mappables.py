@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of cuMemCreate and multicast objects: how long they live, whichever processes hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .descriptors import Descriptors
+from .objects import Bind, Mappable, Memory, Multicast
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+
+class Mappables:
+    """What there is of both in a machine. One lives until its last holder lets go: a handle with references, a mapping,
+    a descriptor or, of memory, a bind. A multicast object's binds go with it.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._live: dict[Mappable, None] = {}
+        self.descriptors = Descriptors(self)
+
+    def memories(self) -> list[Memory]:
+        return [item for item in self._live if isinstance(item, Memory)]
+
+    def multicasts(self) -> list[Multicast]:
+        return [item for item in self._live if isinstance(item, Multicast)]
+
+    def hold(self, item: Mappable) -> None:
+        """One more holder, of a new item too."""
+        self._live[item] = None
+        item.holders += 1
+
+    def let_go(self, item: Mappable) -> None:
+        """One holder less; the last one takes it along."""
+        item.holders -= 1
+        if item.holders:
+            return
+        del self._live[item]
+        if isinstance(item, Memory):
+            item.device.used -= item.nbytes
+            self._machine.window.release(item.physical)
+        elif isinstance(item, Multicast):
+            for bind in list(item.binds):
+                self.unbind(item, bind)
+
+    def unbind(self, item: Multicast, bind: Bind) -> None:
+        """Undo one bind."""
+        item.binds.remove(bind)
+        item.members.unbind(bind.device.index, bind.offset, bind.nbytes)
+        if bind.memory is not None:
+            self._machine.window.drop_alias(bind.address, bind.nbytes, bind.memory.physical)
+            self.let_go(bind.memory)

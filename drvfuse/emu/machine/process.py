@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process that uses a machine: what the driver keeps for each process of the operating system.
+
+A machine is the hardware: devices with their memory, the engine that runs kernels, the clock, what was found. A
+process has handles, contexts (with the errors that stick to them), streams, modules, pools, captures and allocations of
+its own. An address belongs to one process: kernels, copies and calls of others have no access to it. Memory of
+cuMemCreate and multicast objects pass from one to another by descriptors alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar
+
+from ..bindings import R
+from ..findings.reports import Report
+from ..space.access import AccessTable
+from . import api, host_files, interrupts
+from .capture import Capture
+from .failure import Failure, Injected
+from .host_files import FilePart
+from .memory import ProcessMemory
+from .objects import Context, Device, Event, Function, Handle, Mappable, Object, Pool, Stream, Tenancy
+from .threads import Threads
+from .work import Command, Op, call_host
+
+if TYPE_CHECKING:
+    from ..findings.counters import Summary
+    from .machine import LaunchRecord, Machine, Memory
+
+ORPHANS_KEPT = 4096
+O = TypeVar("O", bound=Object)
+
+
+class Process:
+    """A process of `machine`, made by `machine.process(name)`; `number` counts them, and 0 is the machine's own.
+
+    `driver` is its driver API. It may be given wherever drvfuse takes a driver: `df.device(0, driver=process)`. Its
+    threads are those that call its driver; one thread may call the drivers of several processes.
+    `close()`, or the end of a `with` block, is the death of the process.
+
+    `call_host(address, argument)` runs a host function where its program is.
+    `file_behind(address, nbytes)` finds the file of shared memory of the process, as `host_files.behind` does where its
+    memory is in this process of the operating system.
+    """
+
+    def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
+        self.machine, self.number, self.name, self.table = machine, number, name, table
+        self.gate: Any = None  # the Driver of the runtime for this process: they die together
+        self.initialised = False
+        self._closed = False
+        self.injected: list[Injected] = []
+        self.refusal: Report | None = None  # what the last driver call that failed says of it
+        self.threads = Threads()
+        self.handles: dict[int, Object] = {}
+        self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
+        self.captures: list[Capture] = []
+        self.memory = ProcessMemory(self)
+        self.call_host: Callable[[int, int], None] = call_host
+        self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
+        self._tenancies: list[Tenancy] = []
+        for device in machine.devices:
+            pool = self.add(Pool(device, is_default=True))
+            self._tenancies.append(Tenancy(device, pool, pool))
+
+    @functools.cached_property
+    def driver(self) -> Any:
+        """The driver API of this process, with cuda.bindings.driver's names."""
+        return api.make(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self.machine.closed
+
+    @property
+    def label(self) -> str:
+        """What reports call it; nothing on a machine that never had another one."""
+        return f"process {self.name}" if self.machine.several else ""
+
+    def close(self) -> None:
+        """The process dies, and the driver cleans up: its running and queued work ends, its contexts, objects and
+        addresses go. Memory and multicast objects that other processes have imported stay for them. Its driver answers
+        CUDA_ERROR_DEINITIALIZED from now on, to calls that wait too. Idempotent.
+        """
+        machine = self.machine
+        with interrupts.held(), machine.lock:
+            if self.closed:
+                return
+            self._closed = True
+            for context in self.contexts():
+                self.drop_context(context)
+            self.memory.clear()
+            for handle in [item for item in self.handles.values() if isinstance(item, Handle)]:
+                machine.mappables.let_go(handle.item)
+            self.handles.clear()
+            self.captures.clear()
+            machine.processes.remove(self)
+            if self.table is not machine.window.table:
+                machine.window.close_table(self.table)
+            machine.lock.changed()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Process {self.name} of {self.machine!r}{', closed' if self._closed else ''}>"
+
+    # What a program asks of its machine ------------------------------------------------------------------------------
+
+    @property
+    def reports(self) -> list[Report]:
+        """What the machine has found, in all its processes."""
+        return self.machine.reports
+
+    @property
+    def launches(self) -> deque[LaunchRecord]:
+        """The last kernels of the machine that ended, of all its processes."""
+        return self.machine.launches
+
+    def counters(self) -> Summary:
+        return self.machine.counters()
+
+    def clock(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        return self.machine.clock()
+
+    def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
+        """`Machine.declare_polled`."""
+        self.machine.declare_polled(memory, nbytes)
+
+    def held(self) -> dict[str, int]:
+        """`Machine.held`: of the whole machine."""
+        return self.machine.held()
+
+    def inject(
+        self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
+    ) -> Injected:
+        """Let a driver function fail, for tests: `times` calls of it by this process, behind the first `after`, return
+        `code` and do nothing.
+
+        With `device`, only calls that are about that device count: whose arguments name it or its memory or, if they
+        name none, whose thread has it current. `left` of the result tells how many calls are still to fail;
+        `self.injected.clear()` takes all of this back.
+        """
+        rule = Injected.checked(self, function, code, device, after, times)
+        self.injected.append(rule)
+        return rule
+
+    def finding(self, device: int) -> Report | None:
+        """What ended the work of this process on a device, if a context there is lost."""
+        found = (context.finding for context in self.contexts() if context.device.index == device)
+        return next((finding for finding in found if finding is not None), None)
+
+    # Handles and the current context ---------------------------------------------------------------------------------
+
+    def add(self, item: O) -> O:
+        """Register an object under its handle."""
+        self.handles[item.handle] = item
+        return item
+
+    def remove(self, item: Object) -> None:
+        self.handles.pop(item.handle, None)
+
+    def open_handle(self, item: Mappable) -> Handle:
+        """A new handle of something mappable, with one reference."""
+        self.machine.mappables.hold(item)
+        return self.add(Handle(item))
+
+    def orphan(self, item: Object, device: Device) -> None:
+        """Remove an object because its context goes; a later use says so."""
+        self.remove(item)
+        self.orphans[item.handle] = device.index
+        while len(self.orphans) > ORPHANS_KEPT:
+            del self.orphans[next(iter(self.orphans))]
+
+    def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
+        """The object of a handle; Failure(code) if it is not a live one of this kind."""
+        number = 0 if value is None else int(value)
+        item = self.handles.get(number)
+        if isinstance(item, kind):
+            return item
+        if number not in self.orphans:
+            raise Failure(code)
+        device = self.orphans[number]
+        name = "kernel" if kind is Function else kind.__name__.lower()
+        message = f"the {name} 0x{number:x} is used, and its context on device {device} was destroyed"
+        if kind is Event:
+            code = R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+        elif not self.threads.contexts:
+            code = R.CUDA_ERROR_INVALID_CONTEXT
+        raise Failure(code, Report("context", message, device=device))
+
+    def device(self, value: Any) -> Device:
+        index = 0 if value is None else int(value)
+        if not 0 <= index < len(self.machine.devices):
+            raise Failure(R.CUDA_ERROR_INVALID_DEVICE)
+        return self.machine.devices[index]
+
+    def tenancy(self, device: Device) -> Tenancy:
+        """What this process has on a device."""
+        return self._tenancies[device.index]
+
+    def contexts(self) -> list[Context]:
+        """Those that were not destroyed, in the order in which they were made."""
+        return [item for item in self.handles.values() if isinstance(item, Context)]
+
+    def current(self) -> Context:
+        """The calling thread's context. Failure with the error that sticks to it, if one does."""
+        stack = self.threads.contexts
+        if not stack or stack[-1] is None:
+            raise Failure(R.CUDA_ERROR_INVALID_CONTEXT)
+        context = stack[-1]
+        self.healthy(context)
+        return context
+
+    @staticmethod
+    def healthy(context: Context) -> None:
+        """Failure if the context was destroyed or had a fault."""
+        if context.destroyed:
+            raise Failure(R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        if context.error is not None:
+            raise Failure(context.error)
+
+    def stream(self, value: Any) -> Stream:
+        """A stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own."""
+        handle = 0 if value is None else int(value)
+        if handle in (0, 1):
+            return self.current().legacy
+        if handle == 2:
+            context = self.current()
+            ident = threading.get_ident()
+            if ident not in context.per_thread:
+                context.per_thread[ident] = stream = self.add(Stream(context))
+                context.streams.add(stream)
+            return context.per_thread[ident]
+        found = self.get(handle, Stream)
+        self.healthy(found.context)
+        return found
+
+    def drop_context(self, context: Context) -> None:
+        """Stop what runs in a context, and drop it with all that belongs to it."""
+        context.destroyed = True
+        self.machine.progress.fail(context, R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        for allocation in self.memory.owned(context):
+            self.memory.free(allocation)
+        functions = [function for module in context.modules for function in module.functions.values()]
+        for item in (context, *context.streams, *context.events, *context.modules, *functions):
+            self.orphan(item, context.device)
+        for other in self.contexts():
+            other.peers.discard(context)
+        for owner in context.peers:
+            self.memory.refresh_context(owner)
+
+    # Queueing --------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, stream: Stream, command: Command) -> Op | None:
+        """Queue a command on a stream, or add it to the graph that the stream is captured into (then None)."""
+        if stream.capture is not None:
+            stream.capture.record(stream, command)
+            return None
+        self.refuse_implicit(stream)
+        return self.machine.progress.enqueue(stream, command)
+
+    def refuse_implicit(self, stream: Stream) -> None:
+        """Failure if work on the legacy stream would have to wait for a stream that is being captured."""
+        if stream.is_legacy:
+            for other in stream.context.streams:
+                if other.blocking:
+                    other.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+
+    def refuse_in_capture(self) -> None:
+        """Failure, and the captures are spoilt, if a call that is unsafe during capture must not be made now."""
+        mode = self.threads.capture_mode
+        if mode == Capture.RELAXED:
+            return
+        ident = threading.get_ident()
+        hit = [
+            c
+            for c in self.captures
+            if (c.thread == ident and c.mode != Capture.RELAXED)
+            or (mode == Capture.GLOBAL and c.mode == Capture.GLOBAL)
+        ]
+        for capture in hit:
+            capture.invalidate()
+        if hit:
+            raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+
+    def context_ops(self, context: Context) -> list[Op]:
+        """All operations of a context that are still to be done, as far as its streams know them; for the race detector
+        also those that are done.
+        """
+        ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
+        return ops if self.machine.detector is not None else [op for op in ops if not op.done]
+
+    def synchronise(self, context: Context) -> None:
+        """Run until everything queued in a context is done; Failure with its error."""
+        self.machine.progress.wait(self.context_ops(context))
+        self.healthy(context)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the emulated driver keeps for each thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from .objects import Context
+
+
+class Threads(threading.local):
+    """What belongs to the calling thread in one process: its stack of contexts and its capture mode."""
+
+    _waiting: set[int] = set()
+
+    def __init__(self) -> None:
+        self.contexts: list[Context | None] = []
+        self.capture_mode = 0
+        self.in_host_function = False
+
+    def others(self) -> bool:
+        """True if another thread is alive that is not itself waiting for an emulated device."""
+        mine = threading.get_ident()
+        return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This thread queues nothing for now."""
+        self._waiting.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._waiting.discard(threading.get_ident())
+
+    @contextlib.contextmanager
+    def host_function(self) -> Iterator[None]:
+        """A host function runs in this thread; it may not call the driver."""
+        self.in_host_function = True
+        try:
+            yield
+        finally:
+            self.in_host_function = False

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that several processes of a machine use: VMM and multicast objects by descriptors, and shared host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver as types
+from emu.driver_helpers import R, code, function, ok, primary
+from emu.multicast_helpers import PIECE, access, mapped, memory_prop, object_prop
+
+from drvfuse.emu import Machine, Process
+
+KINDS = types.CUmemAllocationHandleType
+DESCRIPTOR, FABRIC = KINDS.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, KINDS.CU_MEM_HANDLE_TYPE_FABRIC
+SOURCE = """
+extern "C" __global__ void copy(int* to, const int* from) { to[threadIdx.x] = from[threadIdx.x]; }
+extern "C" __global__ void broadcast(int* to, const int* from) {
+    asm volatile("multimem.st.weak.global.u32 [%0], %1;" :: "l"(to + threadIdx.x), "r"(from[threadIdx.x]) : "memory");
+}
+"""
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    with Machine(devices=2) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(machine: Machine) -> tuple[Process, Process]:
+    """Processes a and b, with contexts on devices 0 and 1."""
+    found = machine.process("a"), machine.process("b")
+    for device, process in enumerate(found):
+        ok(process.driver.cuInit(0))
+        primary(process.driver, device)
+    return found
+
+
+def exportable(device: int) -> Any:
+    prop = memory_prop(device)
+    prop.requestedHandleTypes = DESCRIPTOR
+    return prop
+
+
+def exported(cuda: Any, device: int = 0) -> tuple[Any, int]:
+    """(handle, descriptor) of memory."""
+    handle = ok(cuda.cuMemCreate(PIECE, exportable(device), 0))
+    return handle, ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
+
+
+def imported(cuda: Any, descriptor: int) -> Any:
+    handle = ok(cuda.cuMemImportFromShareableHandle(descriptor, DESCRIPTOR))
+    os.close(descriptor)
+    return handle
+
+
+def run(cuda: Any, name: str, *pointers: int, threads: int = 64) -> Any:
+    """The result of a kernel, waited for."""
+    kernel = function(cuda, SOURCE, name)
+    params = pointers, (ctypes.c_void_p,) * len(pointers)
+    ok(cuda.cuLaunchKernel(kernel, 1, 1, 1, threads, 1, 1, 0, 0, params, 0))
+    return code(cuda.cuCtxSynchronize())
+
+
+def ints(rng: np.random.Generator, count: int = 64) -> np.ndarray:
+    return rng.integers(-(2**31), 2**31, count, np.int32)
+
+
+def read(cuda: Any, address: int, like: np.ndarray) -> np.ndarray:
+    out = np.empty_like(like)
+    ok(cuda.cuMemcpyDtoH(out, address, out.nbytes))
+    return out
+
+
+# Memory of cuMemCreate -----------------------------------------------------------------------------------------------
+
+
+def test_imported_memory_is_the_exporters(pair: tuple[Process, Process], rng: np.random.Generator) -> None:
+    a, b = (process.driver for process in pair)
+    handle, descriptor = exported(a)
+    theirs = imported(b, descriptor)
+    at_a, at_b = mapped(a, handle, PIECE, 2), mapped(b, theirs, PIECE, 2)
+    assert int(theirs) != int(handle) and at_a != at_b
+    values = ints(rng)
+    ok(a.cuMemcpyHtoD(at_a, values, values.nbytes))
+    local = mapped(b, ok(b.cuMemCreate(PIECE, memory_prop(1), 0)), PIECE, 2)
+    assert run(b, "copy", local, at_b) == R.CUDA_SUCCESS
+    np.testing.assert_array_equal(read(b, local, values), values)
+    assert run(b, "copy", at_b + 4096, local) == R.CUDA_SUCCESS
+    np.testing.assert_array_equal(read(a, at_a + 4096, values), values)
+
+
+def test_access_is_set_by_each_process_for_its_own_mapping(machine: Machine, pair: tuple[Process, Process]) -> None:
+    a, b = (process.driver for process in pair)
+    handle, descriptor = exported(a)
+    at_a = mapped(a, handle, PIECE, 2)
+    ok(a.cuMemsetD8(at_a, 1, PIECE))
+    at_b = ok(b.cuMemAddressReserve(PIECE, 0, 0, 0))
+    ok(b.cuMemMap(at_b, PIECE, 0, imported(b, descriptor), 0))
+    assert run(b, "copy", int(at_b), int(at_b)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert machine.reports[0].kind == "no_access"
+    assert run(a, "copy", at_a, at_a) == R.CUDA_SUCCESS
+
+
+def test_each_export_is_a_descriptor_of_its_own_that_does_not_survive_exec(pair: tuple[Process, Process]) -> None:
+    a, b = (process.driver for process in pair)
+    handle, first = exported(a)
+    second = ok(a.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
+    assert first != second and not os.get_inheritable(first)
+    os.close(first)
+    ok(b.cuMemRelease(imported(b, second)))
+
+
+def test_a_descriptor_travels_through_a_socket(pair: tuple[Process, Process], rng: np.random.Generator) -> None:
+    a, b = (process.driver for process in pair)
+    handle, descriptor = exported(a)
+    one, other = socket.socketpair()
+    with one, other:
+        socket.send_fds(one, [b"x"], [descriptor])
+        os.close(descriptor)
+        received = socket.recv_fds(other, 1, 1)[1][0]
+    values = ints(rng)
+    ok(a.cuMemcpyHtoD(mapped(a, handle, PIECE, 1), values, values.nbytes))
+    np.testing.assert_array_equal(read(b, mapped(b, imported(b, received), PIECE, 2), values), values)
+
+
+@pytest.mark.parametrize("last", ["handle", "mapping", "import", "descriptor", "copy"])
+def test_memory_lives_until_its_last_holder_goes(machine: Machine, pair: tuple[Process, Process], last: str) -> None:
+    a, b = (process.driver for process in pair)
+    before = machine.held()
+    handle, descriptor = exported(a)
+    address, holds = mapped(a, handle, PIECE, 1), {}
+    holds["handle"] = lambda: ok(a.cuMemRelease(handle))
+    holds["mapping"] = lambda: (ok(a.cuMemUnmap(address, PIECE)), ok(a.cuMemAddressFree(address, PIECE)))
+    theirs = ok(b.cuMemImportFromShareableHandle(descriptor, DESCRIPTOR))
+    holds["import"] = lambda: ok(b.cuMemRelease(theirs))
+    copy = os.dup(descriptor)
+    holds["descriptor"] = lambda: os.close(descriptor)
+    holds["copy"] = lambda: os.close(copy)
+    for name in [name for name in holds if name != last]:
+        holds[name]()
+    assert machine.held()["physical"] == 1 and machine.held()["device_bytes"] == PIECE
+    holds[last]()
+    assert machine.held() == before
+
+
+def test_what_only_a_descriptor_held_makes_room_for_an_allocation() -> None:
+    with Machine(devices=1, memory_bytes=2 * PIECE) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        primary(cuda)
+        handle, descriptor = exported(cuda)
+        ok(cuda.cuMemRelease(handle))
+        assert code(cuda.cuMemAlloc(2 * PIECE)) == R.CUDA_ERROR_OUT_OF_MEMORY
+        os.close(descriptor)
+        ok(cuda.cuMemAlloc(2 * PIECE))
+
+
+def test_memory_outlives_the_process_that_made_it(machine: Machine, pair: tuple[Process, Process]) -> None:
+    (a, b), values = pair, np.arange(64, dtype=np.int32)
+    handle, descriptor = exported(a.driver)
+    ok(a.driver.cuMemcpyHtoD(mapped(a.driver, handle, PIECE, 1), values, values.nbytes))
+    address = mapped(b.driver, imported(b.driver, descriptor), PIECE, 2)
+    a.close()
+    assert run(b.driver, "copy", address + 4096, address) == R.CUDA_SUCCESS
+    np.testing.assert_array_equal(read(b.driver, address + 4096, values), values)
+    assert machine.held()["physical"] == 1
+    b.close()
+    assert machine.held()["physical"] == machine.held()["device_bytes"] == 0
+
+
+def test_the_properties_of_imported_memory_are_the_exporters(pair: tuple[Process, Process]) -> None:
+    a, b = (process.driver for process in pair)
+    handle = imported(b, exported(a)[1])
+    prop = ok(b.cuMemGetAllocationPropertiesFromHandle(handle))
+    assert (prop.location.id, prop.requestedHandleTypes) == (0, DESCRIPTOR)
+    attribute = types.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+    assert ok(b.cuPointerGetAttribute(attribute, mapped(b, handle, PIECE, 1))) == int(DESCRIPTOR)
+
+
+def test_a_retained_handle_is_the_processs_own(pair: tuple[Process, Process]) -> None:
+    a, b = (process.driver for process in pair)
+    handle, descriptor = exported(a)
+    mapped(a, handle, PIECE, 1)
+    theirs = imported(b, descriptor)
+    again = ok(b.cuMemRetainAllocationHandle(mapped(b, theirs, PIECE, 1)))
+    assert int(again) == int(theirs) != int(handle)
+
+
+def test_other_descriptors_are_refused(pair: tuple[Process, Process], machine: Machine) -> None:
+    cuda = pair[1].driver
+    with open("/dev/null") as other:
+        for wrong in (other.fileno(), -1, 1 << 20):
+            assert code(cuda.cuMemImportFromShareableHandle(wrong, DESCRIPTOR)) == R.CUDA_ERROR_INVALID_VALUE
+            assert machine.reports[-1].kind == "descriptor"
+    with Machine(devices=1) as elsewhere:
+        ok(elsewhere.driver.cuInit(0))
+        _, foreign = exported(elsewhere.driver)
+        assert code(cuda.cuMemImportFromShareableHandle(foreign, DESCRIPTOR)) == R.CUDA_ERROR_INVALID_VALUE
+        os.close(foreign)
+
+
+def test_other_kinds_of_handles_are_refused_as_without_an_imex_channel(pair: tuple[Process, Process]) -> None:
+    cuda = pair[0].driver
+    fabric, windows, plain = memory_prop(0), memory_prop(0), ok(cuda.cuMemCreate(PIECE, memory_prop(0), 0))
+    fabric.requestedHandleTypes, windows.requestedHandleTypes = FABRIC, KINDS.CU_MEM_HANDLE_TYPE_WIN32
+    assert code(cuda.cuMemCreate(PIECE, fabric, 0)) == R.CUDA_ERROR_NOT_PERMITTED
+    assert code(cuda.cuMemCreate(PIECE, windows, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
+    assert code(cuda.cuMemImportFromShareableHandle(0, FABRIC)) == R.CUDA_ERROR_NOT_PERMITTED
+    assert code(cuda.cuMemExportToShareableHandle(plain, DESCRIPTOR, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
+    handle, descriptor = exported(cuda)
+    assert code(cuda.cuMemExportToShareableHandle(handle, FABRIC, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
+    assert code(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 1)) == R.CUDA_ERROR_INVALID_VALUE
+    os.close(descriptor)
+    names = types.CUdevice_attribute
+    assert ok(cuda.cuDeviceGetAttribute(names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0)) == 1
+
+
+def test_a_machine_that_is_closed_keeps_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    machine = Machine(devices=1)
+    ok(machine.driver.cuInit(0))
+    for _ in range(3):
+        os.close(exported(machine.driver)[1])
+    _, kept = exported(machine.driver)
+    machine.close()
+    os.close(kept)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Multicast -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_multicast_object_is_made_by_several_processes(
+    machine: Machine, pair: tuple[Process, Process], rng: np.random.Generator
+) -> None:
+    """Each adds its device, binds memory of its own and maps the object; a store of one reaches the memory of both."""
+    prop = object_prop(2)
+    prop.handleTypes = int(DESCRIPTOR)
+    a, b = (process.driver for process in pair)
+    handles = [ok(a.cuMulticastCreate(prop))]
+    handles.append(imported(b, ok(a.cuMemExportToShareableHandle(handles[0], DESCRIPTOR, 0))))
+    for device, (cuda, handle) in enumerate(zip((a, b), handles, strict=True)):
+        ok(cuda.cuMulticastAddDevice(handle, device))
+    memories, objects = [], []
+    for device, (cuda, handle) in enumerate(zip((a, b), handles, strict=True)):
+        memory = ok(cuda.cuMemCreate(PIECE, memory_prop(device), 0))
+        ok(cuda.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 0))
+        address = ok(cuda.cuMemAddressReserve(PIECE, 0, 0, 0))
+        ok(cuda.cuMemMap(address, PIECE, 0, handle, 0))
+        ok(cuda.cuMemSetAccess(address, PIECE, access(device), 1))
+        memories.append(mapped(cuda, memory, PIECE, 2))
+        objects.append(int(address))
+    values = ints(rng)
+    source = ok(b.cuMemAlloc(values.nbytes))
+    ok(b.cuMemcpyHtoD(source, values, values.nbytes))
+    assert run(b, "broadcast", objects[1], int(source)) == R.CUDA_SUCCESS
+    for cuda, memory in zip((a, b), memories, strict=True):
+        np.testing.assert_array_equal(read(cuda, memory, values), values)
+    assert machine.held()["multicast"] == 1 and machine.held()["binds"] == 2
+    pair[0].close()
+    ok(b.cuMemsetD8(memories[1], 0, PIECE))
+    assert run(b, "broadcast", objects[1], int(source)) == R.CUDA_SUCCESS  # the bind of the dead process lives on
+    np.testing.assert_array_equal(read(b, memories[1], values), values)
+    pair[1].close()
+    assert not any(machine.held().values())
+
+
+def test_an_object_of_another_process_is_out_of_reach(pair: tuple[Process, Process], machine: Machine) -> None:
+    a, b = (process.driver for process in pair)
+    handle = ok(a.cuMulticastCreate(object_prop(1)))
+    ok(a.cuMulticastAddDevice(handle, 0))
+    memory = ok(a.cuMemCreate(PIECE, memory_prop(0), 0))
+    ok(a.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 0))
+    address = mapped(a, handle, PIECE, 1)
+    source = ok(b.cuMemAlloc(256))
+    ok(b.cuMemsetD8(source, 1, 256))
+    assert run(b, "broadcast", address, int(source)) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert machine.reports[-1].kind == "no_access"
+
+
+# Shared host memory --------------------------------------------------------------------------------------------------
+
+
+class SharedFile:
+    """A mapping of a file in memory."""
+
+    def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
+        self.descriptor = os.memfd_create("test") if descriptor is None else os.dup(descriptor)
+        os.ftruncate(self.descriptor, nbytes)
+        self._memory = mmap.mmap(self.descriptor, nbytes)
+        self.array = np.frombuffer(self._memory, np.int32)
+        self.address = int(self.array.ctypes.data)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+@pytest.mark.parametrize("offset", [0, 4096, 70_000])
+def test_processes_reach_one_file(pair: tuple[Process, Process], rng: np.random.Generator, offset: int) -> None:
+    """By mappings of their own, at addresses that the driver tells, with bounds to the byte."""
+    nbytes, values = 200_000, ints(rng)
+    one = SharedFile(2 * nbytes)
+    other = SharedFile(2 * nbytes, one.descriptor)
+    pointers = []
+    for process, memory in zip(pair, (one, other), strict=True):
+        cuda = process.driver
+        ok(cuda.cuMemHostRegister(memory.address + offset, nbytes, 0))
+        memory.close()  # the registration needs it no longer
+        pointers.append(int(ok(cuda.cuMemHostGetDevicePointer(memory.address + offset + 400, 0))))
+    a, b = (process.driver for process in pair)
+    start = (offset + 400) // 4
+    one.array[start : start + 64] = values
+    assert run(b, "copy", pointers[1] + nbytes - 800, pointers[1]) == R.CUDA_SUCCESS
+    end = (offset + nbytes - 400) // 4
+    np.testing.assert_array_equal(other.array[end : end + 64], values)
+    assert run(a, "copy", pointers[0], pointers[0] + nbytes - 400 - 256) == R.CUDA_SUCCESS
+    assert run(a, "copy", pointers[0], pointers[0] + nbytes - 400 - 252) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert run(b, "copy", pointers[1], pointers[1] - 404) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+def test_a_registration_is_one_processs(pair: tuple[Process, Process], machine: Machine) -> None:
+    a, b = (process.driver for process in pair)
+    memory = SharedFile(8192)
+    ok(a.cuMemHostRegister(memory.address, 8192, 2))
+    pointer = int(ok(a.cuMemHostGetDevicePointer(memory.address, 0)))
+    assert code(b.cuMemHostGetDevicePointer(memory.address, 0)) == R.CUDA_ERROR_INVALID_VALUE
+    assert run(b, "copy", pointer, pointer) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert run(a, "copy", pointer, pointer + 4096) == R.CUDA_SUCCESS
+    memory.close()
+    assert machine.held()["allocations"] == 1
+
+
+def test_registered_memory_that_is_unregistered_faults(pair: tuple[Process, Process], machine: Machine) -> None:
+    cuda, memory = pair[0].driver, SharedFile(8192)
+    before = machine.held()
+    ok(cuda.cuMemHostRegister(memory.address, 8192, 0))
+    pointer = int(ok(cuda.cuMemHostGetDevicePointer(memory.address, 0)))
+    assert code(cuda.cuMemHostRegister(memory.address, 10, 0)) == R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+    assert code(cuda.cuMemFreeHost(pointer)) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuMemHostUnregister(pointer)) == R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+    ok(cuda.cuMemHostUnregister(memory.address))
+    assert machine.held() == before
+    assert run(cuda, "copy", pointer, pointer) == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert machine.reports[-1].kind == "use_after_free"
+    memory.array[:] = 5  # the host's mapping is as it was
+    memory.close()
+
+
+def test_registered_memory_has_two_addresses(pair: tuple[Process, Process]) -> None:
+    cuda, memory = pair[0].driver, SharedFile(8192)
+    ok(cuda.cuMemHostRegister(memory.address, 8192, 0))
+    pointer = int(ok(cuda.cuMemHostGetDevicePointer(memory.address + 16, 0)))
+    kind = types.CUpointer_attribute
+    for address in (memory.address + 16, pointer):
+        assert ok(cuda.cuPointerGetAttribute(kind.CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) == memory.address + 16
+        assert int(ok(cuda.cuPointerGetAttribute(kind.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address))) == pointer
+    same = types.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    assert ok(cuda.cuDeviceGetAttribute(same, 0)) == 0
+    memory.close()
+
+
+def test_copies_take_either_address_of_registered_memory(
+    pair: tuple[Process, Process], rng: np.random.Generator
+) -> None:
+    cuda, memory, values = pair[0].driver, SharedFile(8192), ints(rng, 1024)
+    ok(cuda.cuMemHostRegister(memory.address, 8192, 0))
+    pointer = int(ok(cuda.cuMemHostGetDevicePointer(memory.address, 0)))
+    device = int(ok(cuda.cuMemAlloc(4096)))
+    memory.array[:1024] = values
+    ok(cuda.cuMemcpyHtoDAsync(device, memory.address, 4096, 0))
+    ok(cuda.cuMemcpyDtoDAsync(pointer + 4096, device, 4096, 0))
+    ok(cuda.cuStreamSynchronize(0))
+    np.testing.assert_array_equal(memory.array[1024:], values)
+    memory.close()
+
+
+@pytest.mark.parametrize("kind", ["private", "anonymous", "read only", "no descriptor"])
+def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Process], kind: str) -> None:
+    cuda = pair[0].driver
+    if kind == "anonymous":
+        memory = mmap.mmap(-1, 4096)
+    else:
+        file = os.memfd_create("test")
+        os.ftruncate(file, 4096)
+        flags = mmap.MAP_PRIVATE if kind == "private" else mmap.MAP_SHARED
+        rights = mmap.PROT_READ if kind == "read only" else mmap.PROT_READ | mmap.PROT_WRITE
+        memory = mmap.mmap(file, 4096, flags, rights)
+    address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    if kind == "no descriptor":
+        part = pair[0].file_behind(address, 4096)
+        assert part is not None
+        os.close(part.descriptor)
+        pair[0].file_behind = lambda address, nbytes: None  # mmap.mmap keeps a descriptor, as others need not
+    assert code(cuda.cuMemHostRegister(address, 4096, 2)) == R.CUDA_ERROR_NOT_SUPPORTED
+    ok(cuda.cuMemHostRegister(address, 4096, 0))
+    assert code(cuda.cuMemHostGetDevicePointer(address, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
+    ok(cuda.cuMemHostUnregister(address))
