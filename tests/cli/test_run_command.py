@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from drvfuse.cli.demo import OPS
+from drvfuse.emu import Machine
+from drvfuse.emu.serve.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -243,3 +248,52 @@ def test_wrong_usage_starts_nothing(words, text):
         [sys.executable, "-m", "drvfuse", "run", *words], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 2 and text in result.stderr and not result.stdout
+
+
+@pytest.fixture
+def machine():
+    """A machine of two devices that this process serves, and its address."""
+    with Machine(devices=2, served=True) as one, Server(one) as server:
+        yield one, server.address
+
+
+@pytest.mark.emu
+def test_ranks_share_the_machine_that_a_variable_names(run, machine):
+    code = """
+        import numpy as np
+        import drvfuse as df
+        with df.Group.connect() as group:
+            (rank,) = group.ranks
+            y = df.allreduce(group, rank.array(np.full((2, 8), 1.5 + RANK, np.float32)))
+            print(rank.index, group.size, set(y.numpy().flat) == {4.0})
+    """
+    status, out, err = run(2, code, DRVFUSE_DRIVER="emu", DRVFUSE_EMU_MACHINE=machine[1], DRVFUSE_SPIN_TIMEOUT="10")
+    assert (status, sorted(out)) == (0, ["[0] 0 2 True", "[1] 1 2 True"]), err
+    assert not machine[0].reports
+
+
+@pytest.mark.emu
+def test_the_demo_runs_with_a_process_for_each_gpu(machine):
+    command = [
+        "-m",
+        "drvfuse",
+        "demo",
+        "--processes",
+        "--gpus",
+        "2",
+        "--driver",
+        "emu",
+        "--json",
+        "--rows",
+        "8",
+        "--cols",
+        "512",
+    ]
+    environment = {**os.environ, "DRVFUSE_EMU_MACHINE": machine[1]}
+    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=110)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["gpus"], report["processes"], report["ok"]) == (2, 2, True)
+    algos = ("push_one_shot", "one_stage", "two_stage")
+    assert [(check["op"], check["algo"]) for check in report["checks"]] == [(op, algo) for op in OPS for algo in algos]
+    assert not machine[0].reports
