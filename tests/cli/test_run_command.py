@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(ranks, code, *arguments, **environment)`: a running `drvfuse run` of that program."""
+    """`start(ranks, code, *arguments, options=(), **environment)`: a running `drvfuse run` of that program."""
     started = []
 
-    def begin(ranks, code, *arguments, **environment):
+    def begin(ranks, code, *arguments, options=(), **environment):
         script = tmp_path / "program.py"
         script.write_text("import os, signal, sys, time\nRANK = int(os.environ['RANK'])\n" + textwrap.dedent(code))
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "drvfuse", "run", "-n", str(ranks), str(script), *arguments],
+                [sys.executable, "-m", "drvfuse", "run", "-n", str(ranks), *options, str(script), *arguments],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "DRVFUSE_SPIN_TIMEOUT": "0.5", **environment},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -270,6 +270,52 @@ def test_ranks_share_the_machine_that_a_variable_names(run, machine):
     status, out, err = run(2, code, DRVFUSE_DRIVER="emu", DRVFUSE_EMU_MACHINE=machine[1], DRVFUSE_SPIN_TIMEOUT="10")
     assert (status, sorted(out)) == (0, ["[0] 0 2 True", "[1] 1 2 True"]), err
     assert not machine[0].reports
+
+
+EMU = "--driver", "emu"
+
+
+@pytest.mark.emu
+def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
+    code = """
+        import drvfuse as df
+        from drvfuse.errors import DrvfuseError
+        device = df.device(RANK)
+        stray = df.compile('extern "C" __global__ void stray(int* p) { *p = 1; }')["stray"]
+        try:
+            stray.prepare(1, 1, 8 if RANK else device.empty(1, "int32"))(device.stream)
+            device.stream.synchronize()
+            print("fine")
+        except DrvfuseError:
+            print("failed")
+    """
+    status, out, err = run(2, code, options=EMU)
+    assert status == 1 and {"[0] fine", "[1] failed"} <= set(out), err
+    assert any(line.startswith("[emu] ") and "stray" in line for line in out)
+    assert err == ["drvfuse run: the emulated machine ended with exit status 1"]
+
+
+@pytest.mark.emu
+def test_a_machine_that_is_killed_is_named(run):
+    code = """
+        import drvfuse as df
+        from pathlib import Path
+        df.device(0)
+        if RANK == 0:
+            machine = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()[0]
+            os.kill(int(machine), signal.SIGKILL)
+        time.sleep(1)
+    """
+    status, _, err = run(2, code, options=EMU)
+    assert status == 137
+    assert err == ["drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"]
+
+
+@pytest.mark.emu
+def test_a_machine_that_does_not_start_is_said_to(run):
+    status, out, err = run(99, "print('started')", options=EMU)
+    assert status == 2 and not out
+    assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"
 
 
 @pytest.mark.emu
