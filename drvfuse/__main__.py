@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--gpus", type=_positive, default=None, help="GPUs to use (default: 4, or all real ones if fewer)"
     )
+    demo.add_argument("--processes", action="store_true", help="one process for each GPU, in place of one for all")
     demo.add_argument("--rows", type=_positive, default=32, help="of each rank's input (default: 32)")
     demo.add_argument("--cols", type=_positive, default=4096)
     demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
