@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8, gemv, push
+from . import differing, fp8, gemv, push
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -44,4 +44,6 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
+    "calls-equal": differing.compared,
+    "calls-differing": differing.differing,
 }

@@ -278,8 +278,8 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if it has found
-        that a peer's call differs from its own. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
+        the call of a peer differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
