@@ -264,7 +264,7 @@ class GroupTimeout(GroupError):
         self.missing, self.waiting, self.seconds = tuple(missing), dict(waiting), seconds
         absent = "; ".join(f"rank {rank}: {self.waiting.get(rank, 'nothing is known of it')}" for rank in self.missing)
         present = "; ".join(f"rank {rank}: {text}" for rank, text in self.waiting.items() if rank not in self.missing)
-        text = f"{ranks_text(self.missing)} did not come within {seconds:g} s ({absent})"
+        text = f"{ranks_text(self.missing)} did not come within {seconds:.3g} s ({absent})"
         super().__init__(what, None, text + (f"; the others wait ({present})" if present else ""))
 
 
@@ -288,7 +288,8 @@ class GroupMismatch(GroupError):
         for rank, value in sorted(self.values.items()):
             ranks.setdefault(value, []).append(rank)
         texts = "; ".join(f"{ranks_text(those)}: {value}" for value, those in ranks.items())
-        super().__init__(what, None, f"the ranks disagree ({texts})")
+        super().__init__(what, None, texts)
+        self.args = (f"the ranks disagree on {what} ({texts})",)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -72,7 +72,7 @@ def listen_here(name: str) -> socket.socket:
         if error.errno != errno.EADDRINUSE:
             raise
         both = f"{_holder(name)} and process {os.getpid()} both came as rank 0 of one job"
-        raise GroupMismatch("the process of a rank", {0: both}) from None
+        raise GroupMismatch("which process is rank 0", {0: both}) from None
     listener.listen(_BACKLOG)
     return listener
 

@@ -78,7 +78,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
 
 
 def _wrong_secret(rank: int) -> GroupMismatch:
-    return GroupMismatch("DRVFUSE_SECRET", {0: "its own secret", rank: "another secret"})
+    return GroupMismatch("DRVFUSE_SECRET", {0: "one secret", rank: "another one"})
 
 
 class Connection:

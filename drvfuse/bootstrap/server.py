@@ -175,11 +175,11 @@ class Server:
         who = f"process {int(hello['pid'])}"
         problem: tuple[str, dict[int, str]] | None = None
         if size != self._size:
-            problem = "size", {0: str(self._size), rank: str(size)}
+            problem = "the number of ranks", {0: str(self._size), rank: str(size)}
         elif not 0 <= rank < size:
-            problem = "rank", {rank: f"not one of 0 to {size - 1}"}
+            problem = "which ranks there are", {rank: f"not one of 0 to {size - 1}"}
         elif (before := self._meetings.came(rank, who)) is not None:
-            problem = "the process of a rank", {rank: f"{before} and {who} both came as this rank"}
+            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both came as this rank"}
         if problem is not None:
             if not self._meetings.complete:
                 self._meetings.refuse(*problem)

@@ -29,7 +29,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Process:
-    """One process of a supervisor. A service is ended when all others have; its first line is not printed."""
+    """One process of a supervisor.
+
+    A service is ended when all others have, and fails if it ends before. Its first line of output is not printed.
+    """
 
     def __init__(self, name: str, prefix: str, service: bool, popen: subprocess.Popen[bytes]) -> None:
         self.name, self.prefix, self.service, self.popen = name, prefix.encode(), service, popen
@@ -115,7 +118,7 @@ class Supervisor:
         until = time.monotonic() + seconds
         while service.first_line is None:
             if service.ended or self._status is not None or time.monotonic() > until:
-                raise DrvfuseError(f"{service.name} did not start: {_how(service.popen.poll())}")
+                raise DrvfuseError(f"{service.name} did not start: it {_how(service.popen.poll())}")
             self._turn(until)
         return service.first_line
 
@@ -151,7 +154,8 @@ class Supervisor:
     def _note_end(self, process: Process) -> None:
         status = process.popen.returncode
         running = any(not other.ended for other in self._processes if not other.service)
-        if self._status is not None or (process.service and not running) or (status == 0 and not process.service):
+        well = status <= 0 if process.service and not running else status == 0 and not process.service
+        if self._status is not None or well:
             return
         self._status = 128 - status if status < 0 else status or 1
         text = f"{process.name} {_how(status)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8, gemv, push
+from . import differing, fp8, gemv, push
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -37,6 +37,7 @@ CASES: dict[str, Case] = {
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-few": fp8.rmsnorm_few,
+    "fp8-rmsnorm-tiles": fp8.rmsnorm_tiles,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,
     "fp8-rmsnorm-gradient": fp8.rmsnorm_gradient,
     "fp8-division": fp8.division,
@@ -45,4 +46,6 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
+    "calls-equal": differing.compared,
+    "calls-differing": differing.differing,
 }

@@ -193,7 +193,7 @@ def repeated(
         order = run.shuffled(range(4)) if alone else ()
         late = run.choice((None, 0, 1, 2, 3))
         streams = [rank.stream for rank in group]
-        with _maybe_graph(group, streams, graph):
+        with maybe_graph(group, streams, graph):
             calls[0].launch(0, streams, order, late)
             for more in calls[1:]:
                 more.launch(0, streams, order, late)
@@ -204,7 +204,7 @@ def repeated(
 
 
 @contextlib.contextmanager
-def _maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
+def maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
     """Capture what the body queues and launch it `replays` times; or, without `graph`, just let it run."""
     if not graph:
         yield

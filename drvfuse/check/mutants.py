@@ -16,6 +16,7 @@ from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
+from .differing import compared, differing
 from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
@@ -303,6 +304,12 @@ _ALL = (
         fp8.rmsnorm_rows,
     ),
     Mutant(
+        "fp8-pair-of-any-launch",
+        "blocks of the FP8 forward pass that hold tiles in registers take sums that the launch before has left",
+        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        fp8.rmsnorm_tiles,
+    ),
+    Mutant(
         "fp8-launch-number-too-early",
         "block 0 of the FP8 forward pass advances the number of the launch before the others have read it",
         "words with the number of the launch, which one block advances",
@@ -470,6 +477,61 @@ _ALL = (
         "prototypes of push protocols, whose context was lost",
         given_up,
         ("cluster_absent", "deadlock"),
+    ),
+    Mutant(
+        "call-not-told",
+        "a rank does not tell one of its peers which call it makes",
+        "checks of calls that some ranks skip",
+        partial(compared, first=False, timeout=0.002),
+        HANGS,
+    ),
+    Mutant(
+        "call-not-awaited",
+        "calls are compared if the peer's word happens to be there, and the kernel ends without it otherwise",
+        "checks that run beside what they check",
+        partial(differing, kind="dtype"),
+    ),
+    Mutant(
+        "calls-of-one-generation",
+        "a peer that is a call ahead overwrites its word before it is read",
+        "mailboxes of one entry",
+        partial(compared, first=False, timeout=0.002),
+        (*HANGS, "calls"),
+    ),
+    Mutant(
+        "call-not-numbered",
+        "the number of a call is the same in every call, as one that a graph has baked in",
+        "collectives whose counter is a launch argument, in CUDA graphs",
+        partial(compared, first=False, timeout=0.002),
+        (*HANGS, "calls"),
+    ),
+    Mutant(
+        "call-number-before-pdl-wait",
+        "the number of a call is read before the wait for the call in front, which advances it",
+        "collectives launched with programmatic dependence and no wait",
+        partial(compared, first=False, timeout=0.002, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "calls-told-by-every-block",
+        "every block counts the call and tells the peers",
+        "state of a launch that each of its blocks advances",
+        partial(compared, first=False, timeout=0.002),
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "call-told-in-halves",
+        "the word of a call is stored in two halves, the number first",
+        "messages that carry their own readiness, in stores that are split",
+        partial(compared, first=False, timeout=0.002),
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "call-told-weakly",
+        "the word of a call is stored as ordinary data, which another rank reads at the same time",
+        "mailboxes that rely on how hardware stores a word",
+        partial(compared, first=False, timeout=0.002),
+        ("race",),
     ),
     Mutant(
         "node-sums-no-start-barrier",

@@ -364,8 +364,8 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if it has found
-        that a peer's call differs from its own. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
+        the call of a peer differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
@@ -557,6 +557,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self._forget_partial()
         super().close()
+        self.transport.close()  # also where the driver is gone, and nothing was left to be freed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -598,9 +599,8 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append(
-            (workspace, multicast, budget, transport, link)
-        )  # kernels of other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
+        transport.close()
         raise failure
     budget.release()
     alone.release()

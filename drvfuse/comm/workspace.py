@@ -54,8 +54,8 @@ REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
 CALL = 3
 LEGS = ("barrier", "push", "gather", "call")
-"""What a report's field `leg` says: where the rank waited. In legs of push calls `word` is the 16-byte word of the
-slots; in "call", which is leg CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
+"""What a report's field `leg` says: where the rank waited. In push calls `word` is the 16-byte word of the slots; in
+"call", which is CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],

@@ -147,7 +147,7 @@ def test_sizes_that_differ_are_told_on_all_ranks(job):
     places = [job(0), job(1), job(2, 4)]
     errors = at_once(*(lambda p=p: join(p, secret, time.monotonic() + 5, 5) for p in places))
     for error in errors[::2]:
-        assert type(error) is GroupMismatch and error.what == "size" and error.values == {0: "3", 2: "4"}
+        assert type(error) is GroupMismatch and error.what == "the number of ranks" and error.values == {0: "3", 2: "4"}
     assert isinstance(errors[1], GroupError)  # the difference, or that rank 0 has gone with it
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,20 +15,24 @@ from pathlib import Path
 
 import pytest
 
+from drvfuse.cli.demo import OPS
+from drvfuse.emu import Machine
+from drvfuse.emu.serve.server import Server
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(ranks, code, *arguments, **environment)`: a running `drvfuse run` of that program."""
+    """`start(ranks, code, *arguments, options=(), **environment)`: a running `drvfuse run` of that program."""
     started = []
 
-    def begin(ranks, code, *arguments, **environment):
+    def begin(ranks, code, *arguments, options=(), **environment):
         script = tmp_path / "program.py"
         script.write_text("import os, signal, sys, time\nRANK = int(os.environ['RANK'])\n" + textwrap.dedent(code))
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "drvfuse", "run", "-n", str(ranks), str(script), *arguments],
+                [sys.executable, "-m", "drvfuse", "run", "-n", str(ranks), *options, str(script), *arguments],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "DRVFUSE_SPIN_TIMEOUT": "0.5", **environment},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -243,3 +248,98 @@ def test_wrong_usage_starts_nothing(words, text):
         [sys.executable, "-m", "drvfuse", "run", *words], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 2 and text in result.stderr and not result.stdout
+
+
+@pytest.fixture
+def machine():
+    """A machine of two devices that this process serves, and its address."""
+    with Machine(devices=2, served=True) as one, Server(one) as server:
+        yield one, server.address
+
+
+@pytest.mark.emu
+def test_ranks_share_the_machine_that_a_variable_names(run, machine):
+    code = """
+        import numpy as np
+        import drvfuse as df
+        with df.Group.connect() as group:
+            (rank,) = group.ranks
+            y = df.allreduce(group, rank.array(np.full((2, 8), 1.5 + RANK, np.float32)))
+            print(rank.index, group.size, set(y.numpy().flat) == {4.0})
+    """
+    status, out, err = run(2, code, DRVFUSE_DRIVER="emu", DRVFUSE_EMU_MACHINE=machine[1], DRVFUSE_SPIN_TIMEOUT="10")
+    assert (status, sorted(out)) == (0, ["[0] 0 2 True", "[1] 1 2 True"]), err
+    assert not machine[0].reports
+
+
+EMU = "--driver", "emu"
+
+
+@pytest.mark.emu
+def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
+    code = """
+        import drvfuse as df
+        from drvfuse.errors import DrvfuseError
+        device = df.device(RANK)
+        stray = df.compile('extern "C" __global__ void stray(int* p) { *p = 1; }')["stray"]
+        try:
+            stray.prepare(1, 1, 8 if RANK else device.empty(1, "int32"))(device.stream)
+            device.stream.synchronize()
+            print("fine")
+        except DrvfuseError:
+            print("failed")
+    """
+    status, out, err = run(2, code, options=EMU)
+    assert status == 1 and {"[0] fine", "[1] failed"} <= set(out), err
+    assert any(line.startswith("[emu] ") and "stray" in line for line in out)
+    assert err == ["drvfuse run: the emulated machine ended with exit status 1"]
+
+
+@pytest.mark.emu
+def test_a_machine_that_is_killed_is_named(run):
+    code = """
+        import drvfuse as df
+        from pathlib import Path
+        df.device(0)
+        if RANK == 0:
+            machine = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()[0]
+            os.kill(int(machine), signal.SIGKILL)
+        time.sleep(1)
+    """
+    status, _, err = run(2, code, options=EMU)
+    assert status == 137
+    assert err == ["drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"]
+
+
+@pytest.mark.emu
+def test_a_machine_that_does_not_start_is_said_to(run):
+    status, out, err = run(99, "print('started')", options=EMU)
+    assert status == 2 and not out
+    assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"
+
+
+@pytest.mark.emu
+def test_the_demo_runs_with_a_process_for_each_gpu(machine):
+    command = [
+        "-m",
+        "drvfuse",
+        "demo",
+        "--processes",
+        "--gpus",
+        "2",
+        "--driver",
+        "emu",
+        "--json",
+        "--rows",
+        "8",
+        "--cols",
+        "512",
+    ]
+    environment = {**os.environ, "DRVFUSE_EMU_MACHINE": machine[1]}
+    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=110)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["gpus"], report["processes"], report["ok"]) == (2, 2, True)
+    algos = ("push_one_shot", "one_stage", "two_stage")
+    assert [(check["op"], check["algo"]) for check in report["checks"]] == [(op, algo) for op in OPS for algo in algos]
+    assert not machine[0].reports

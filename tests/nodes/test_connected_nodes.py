@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from connected import Ranks, connected, outcomes, together
@@ -159,3 +161,21 @@ def test_a_rank_that_ends_is_named_by_those_of_other_nodes():
 
         for error in outcomes([lambda group=group: call(group) for group in ranks.groups[:3]]):
             assert isinstance(error, errors.RankEnded) and error.rank == 3
+
+
+@pytest.mark.parametrize("function", ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMemHostRegister"])
+def test_a_failing_call_of_one_node_leaves_nothing_on_any(function):
+    with df.emu.Machine(devices=4) as machine:
+        ranks = Ranks(machine, 4)
+        for rank in range(4):
+            df.device(rank, driver=ranks.processes[rank]).stream.synchronize()
+        before = machine.held()
+        rule = ranks.processes[3].inject(function, 2)
+        found = outcomes([lambda rank=rank: ranks.open(rank, nodes=2, exchange=engines(4)[0]) for rank in range(4)])
+        assert not rule.left
+        assert isinstance(found[3], errors.DriverError) and found[3].call == function
+        assert all(isinstance(error, errors.GroupError) for error in found[:3])
+        del found
+        gc.collect()
+        assert machine.held() == before
+        ranks.close()

@@ -87,6 +87,7 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
             args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
             break
     with interrupts.held(), machine.lock:
+        machine.lock.called(process, e.name)
         process.callers.add(threading.get_ident())
         try:
             if e.unsafe:

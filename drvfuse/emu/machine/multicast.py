@@ -68,7 +68,9 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
             now = time.monotonic()
             if count != len(item.devices) or outside(proc.machine):
                 since, count = now, len(item.devices)
-            elif not others(proc) or now >= since + max(GRACE_S, proc.machine.host_wait):
+            elif proc.machine.lock.choose(
+                "give up", not others(proc) or now >= since + max(GRACE_S, proc.machine.host_wait)
+            ):
                 there = ", ".join(str(device.index) for device in item.devices) or "none"
                 text = f"{call} waits until the team of {item.size} devices is complete (added: {there})"
                 raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", f"{text}, which nobody does"))

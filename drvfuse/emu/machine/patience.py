@@ -42,11 +42,14 @@ class Patience:
             self._queued, self._since = machine.progress.submitted, now
         if outside(machine):
             machine.progress.pass_time()
-        elif not others(self._process) or not (now < self._since + GRACE_S or now < self._since + self._host_wait()):
+        elif machine.lock.choose("go on", not others(self._process) or self._is_over(now)):
             return False
         with self._process.threads.waiting():
             machine.lock.wait(MOMENT_S)
         return True
+
+    def _is_over(self, now: float) -> bool:
+        return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
 
     def _host_wait(self) -> float:
         """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""

@@ -112,6 +112,7 @@ class Process:
         with interrupts.held(), machine.lock:
             if self.closed:
                 return
+            machine.lock.called(self, "close")
             self._closed = True
             for context in self.contexts():
                 self.drop_context(context)

@@ -36,7 +36,30 @@ extern "C" __global__ void bounded(volatile int* flag, unsigned long long ns, in
     *timed_out = 0;
 }
 extern "C" __global__ void set(volatile int* flag, int value) { *flag = value; }
+extern "C" __global__ void publish(int* flag, int value) {
+    asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(flag), "r"(value) : "memory");
+}
+__device__ int read(int* flag) {
+    int value;
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+}
+extern "C" __global__ void acquire(int* flag, int value) { while (read(flag) != value) {} }
+extern "C" __global__ void message(int* flag, int value, int released) {
+    flag[1] = 5;
+    if (released) asm volatile("st.release.sys.u32 [%0], %1;" :: "l"(flag), "r"(value) : "memory");
+    else asm volatile("st.relaxed.sys.u32 [%0], %1;" :: "l"(flag), "r"(value) : "memory");
+}
+extern "C" __global__ void receive(int* flag, int value) {
+    while (read(flag) != value) {}
+    flag[2] = flag[1];
+}
 """
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("wait", "set", "publish", "acquire", "receive"), (ctypes.c_void_p, ctypes.c_int)),
+    "bounded": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p),
+    "message": (ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+}
 SECOND = 1_000_000_000
 
 
@@ -48,12 +71,11 @@ class Rank:
         self.cuda = self.process.driver
         ok(self.cuda.cuInit(0))
         self.context = primary(self.cuda, device)
-        self.kernels = {name: function(self.cuda, SOURCE, name) for name in ("wait", "bounded", "set")}
+        self.kernels = {name: function(self.cuda, SOURCE, name) for name in SIGNATURES}
 
     def launch(self, name: str, *values: int) -> None:
-        kinds = {"wait": (ctypes.c_void_p, ctypes.c_int), "set": (ctypes.c_void_p, ctypes.c_int)}
-        kinds["bounded"] = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p)  # type: ignore[assignment]
-        ok(self.cuda.cuLaunchKernel(self.kernels[name], 1, 1, 1, 1, 1, 1, 0, 0, (values, kinds[name]), 0))
+        params = values, SIGNATURES[name]
+        ok(self.cuda.cuLaunchKernel(self.kernels[name], 1, 1, 1, 1, 1, 1, 0, 0, params, 0))
 
     def synchronise(self) -> Any:
         ok(self.cuda.cuCtxSetCurrent(self.context))
@@ -262,6 +284,25 @@ def test_ranks_that_all_wait_are_a_deadlock(machine: Machine, pair: tuple[Rank, 
     assert report.process in ("a", "b") and f"kernel wait, process {report.process}" in str(report)
 
 
+def test_a_deadlock_tells_who_wrote_by_another_address(machine: Machine, pair: tuple[Rank, Rank]) -> None:
+    a, b = pair
+    mine, theirs = shared_word(a, b)
+
+    def of_b() -> Any:
+        ok(b.cuda.cuCtxSetCurrent(b.context))
+        b.launch("publish", theirs, 1)
+        b.launch("acquire", theirs, 3)
+        return b.synchronise()
+
+    other = beside(of_b)
+    ok(a.cuda.cuCtxSetCurrent(a.context))
+    a.launch("acquire", mine, 2)
+    assert a.synchronise() == other() == R.CUDA_ERROR_LAUNCH_TIMEOUT
+    (report,) = machine.reports
+    assert report.timeline is not None
+    assert report.timeline.count("last written by device 1 block 0 thread 0") == 2
+
+
 def test_a_death_may_leave_a_deadlock(machine: Machine, pair: tuple[Rank, Rank]) -> None:
     a, b = pair
     mine, _ = shared_word(a, b)
@@ -272,6 +313,30 @@ def test_a_death_may_leave_a_deadlock(machine: Machine, pair: tuple[Rank, Rank])
     b.process.close()
     assert waiting() == R.CUDA_ERROR_LAUNCH_TIMEOUT
     assert [report.kind for report in machine.reports] == ["deadlock"]
+
+
+# Races ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_race_between_processes_names_both(ordered: bool) -> None:
+    with Machine(devices=2, race=True) as machine:
+        a, b = Rank(machine, "a"), Rank(machine, "b", 1)
+        mine, theirs = shared_word(a, b)
+        ok(a.cuda.cuMemsetD32(mine, 0, 2))
+        ok(a.cuda.cuCtxSynchronize())
+        ok(b.cuda.cuCtxSetCurrent(b.context))
+        b.launch("message", theirs, 1, int(ordered))
+        ok(a.cuda.cuCtxSetCurrent(a.context))
+        a.launch("receive", mine, 1)
+        assert a.synchronise() == R.CUDA_SUCCESS
+        if ordered:
+            assert not machine.reports
+            return
+        (report,) = machine.reports
+        assert (report.kind, report.process, report.device) == ("race", "a", 0)
+        assert report.other is not None and (report.other.process, report.other.device) == ("b", 1)
+        assert "message of process b on device 1" in str(report) and "process a" in str(report)
 
 
 # Host functions ------------------------------------------------------------------------------------------------------
