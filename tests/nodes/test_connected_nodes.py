@@ -11,7 +11,7 @@ from connected import Ranks, connected, outcomes, together
 from thread_exchange import Table, ThreadExchange
 
 import drvfuse as df
-from drvfuse import dtypes, errors, reference
+from drvfuse import config, dtypes, errors, reference
 
 pytestmark = pytest.mark.emu
 
@@ -179,3 +179,15 @@ def test_a_failing_call_of_one_node_leaves_nothing_on_any(function):
         gc.collect()
         assert machine.held() == before
         ranks.close()
+
+
+def test_calls_are_compared_first_inside_each_node(rng):
+    with config.override(check_calls=True), connected(4, nodes=2, exchange=engines(4)) as ranks:
+        check(ranks, inputs(rng, 4, 300))
+
+        def call(group):
+            df.allreduce(group, group[0].zeros(8 + 8 * (group[0].index == 0), "float32"))
+            group.synchronize()
+
+        found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert any(isinstance(error, errors.CallMismatch) for error in found[:2])
