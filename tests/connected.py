@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import drvfuse as df
 from drvfuse.bootstrap.local import LocalBoards
-from drvfuse.nodes.link import NodesWanted
+from drvfuse.nodes.joint import NodesWanted
 from drvfuse.runtime.device import Device
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from . import alone
 from .transport import Identity, Member
 
 if TYPE_CHECKING:
-    from ..nodes.link import NodesWanted
+    from ..nodes.joint import NodesWanted
     from ..runtime.device import Device
 
 
@@ -66,7 +66,7 @@ class Record:
         return cls(
             host=host,
             domain=host + wanted.domain,
-            nodes=wanted.nodes,
+            nodes=wanted.nodes if wanted.nodes == "auto" else int(wanted.nodes),
             node_order=wanted.node_order,
             exchange=wanted.engine,
             gpu=bytes(driver.cuDeviceGetUuid(device.handle).bytes).hex(),

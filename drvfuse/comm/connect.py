@@ -21,8 +21,8 @@ from .process_transport import ProcessTransport, voted
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
+    from ..nodes.joint import NodesWanted
     from ..nodes.layout import Nodes
-    from ..nodes.link import NodesWanted
     from ..runtime.device import Device
 
 

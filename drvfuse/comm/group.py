@@ -22,8 +22,9 @@ from ..errors import (
     require_kind,
 )
 from ..nodes.exchange import Exchange, Member
+from ..nodes.joint import Joint, NodesWanted
 from ..nodes.layout import Nodes, find_nodes, find_order
-from ..nodes.link import Joint, NodeLink, NodesWanted
+from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
 from ..runtime.lifetime import Owned, flush, hold, release
