@@ -203,9 +203,9 @@ def test_the_constants_of_tune_are_told_apart_by_their_file(tmp_path: Any) -> No
 def test_ranks_that_differ_all_raise_the_same(machine: df.emu.Machine, three: Ranks) -> None:
     before = machine.held()
     found = outcomes([lambda rank=rank: three.open(rank, workspace_bytes=[4096, 4096, 8192]) for rank in range(3)])
-    assert {str(error) for error in found} == {
-        "workspace_bytes failed: the ranks disagree (ranks 0 and 1: 4096; rank 2: 8192)"
-    }
+    assert all(isinstance(error, GroupMismatch) for error in found)
+    (text,) = {str(error) for error in found}
+    assert "workspace_bytes" in text and "(ranks 0 and 1: 4096; rank 2: 8192)" in text
     gc.collect()
     assert machine.held() == before
 

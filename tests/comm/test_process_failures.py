@@ -17,6 +17,7 @@ from drvfuse import config, reference
 from drvfuse.errors import (
     ArgumentError,
     BarrierTimeout,
+    CallMismatch,
     CaptureError,
     DriverError,
     GroupError,
@@ -80,6 +81,29 @@ def test_every_rank_raises_also_the_one_that_did_not_call(ranks: Ranks, algo: st
     for group in ranks.groups:
         group.check()
     work(ranks)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_calls_that_differ_between_ranks_are_named_on_all(short_waits: None, first: bool) -> None:
+    """Rank 2 sums other elements; with `check_calls` a kernel in front finds it."""
+    with config.override(check_calls=first), connected(3) as ranks:
+        work(ranks)
+
+        def call(group: df.Group) -> str:
+            rank = group[0]
+            df.allreduce(group, rank.zeros(64 if rank.index < 2 else 65, "float32"))
+            rank.drain()
+            until = time.monotonic() + 10
+            while not group.workspace.reported() and time.monotonic() < until:
+                time.sleep(0.005)
+            with pytest.raises(CallMismatch) as caught:
+                group.synchronize()
+            return str(caught.value)
+
+        for text in ranks.each(call):
+            assert "(64,) float32" in text and "(65,) float32" in text and "rank 2" in text
+        ranks.each(lambda group: group.reset())
+        work(ranks)
 
 
 def test_nothing_is_launched_before_the_reset(ranks: Ranks) -> None:
