@@ -169,8 +169,8 @@ def idle_in_a_call(rank: int, size: int) -> str:
         sums(group)
         x = group[0].zeros(64, "float32")
         if rank != 1:
-            df.allreduce(group, x)
             with pytest.raises(BarrierTimeout) as caught:
+                df.allreduce(group, x)
                 group.synchronize()
         else:
             until = time.monotonic() + 20
@@ -189,16 +189,22 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
     with config.override(spin_timeout=0.5):
         group = df.Group.connect(**SMALL)
         sums(group)
-        x = group[0].zeros(64, "float32")
+        if rank != victim:
+            df.allreduce(group, group[0].zeros(64, "float32"))
+        group.transport.board.vote("launch", None)
         if rank == victim:
-            time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        df.allreduce(group, x)
         started = time.monotonic()
         with pytest.raises(BarrierTimeout) as caught:
             group.synchronize()
-        assert time.monotonic() - started < 3
-        assert caught.value.peer == victim and set(caught.value.ended) == {victim}
+        assert time.monotonic() - started < 0.5 + 2
+        assert caught.value.peer == victim
+        until = time.monotonic() + 10
+        while victim not in group.transport.ended and time.monotonic() < until:
+            time.sleep(0.01)
+        with pytest.raises(BarrierTimeout) as caught:
+            group.check()
+        assert set(caught.value.ended) == {victim}
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()
@@ -209,12 +215,12 @@ def calls_something_else(rank: int, size: int) -> str:
     with config.override(spin_timeout=2.0), df.Group.connect(**SMALL) as group:
         sums(group)
         x = group[0].zeros(64 if rank != 1 else 128, "float32")
-        df.allreduce(group, x)
-        group[0].drain()
-        until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
-        while not group.workspace.reported() and time.monotonic() < until:
-            time.sleep(0.01)
         with pytest.raises(CallMismatch) as caught:
+            df.allreduce(group, x)
+            group[0].drain()
+            until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
+            while not group.workspace.reported() and time.monotonic() < until:
+                time.sleep(0.01)
             group.check()
         group.reset()
         sums(group)
