@@ -62,6 +62,13 @@ def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -
     same(df.allreduce(group, group[0].array(hosts[group[0].index]), algo=algo).numpy(), reference.allreduce(hosts))
 
 
+def warm_up(group: df.Group) -> None:
+    """The first call, which may compile, with the usual time-out."""
+    with config.override(spin_timeout=30.0):
+        sums(group)
+        group.synchronize()
+
+
 # Functions of the ranks -----------------------------------------------------------------------------------------------
 
 
@@ -165,8 +172,8 @@ def left_out(rank: int, size: int, missing: int) -> Any:
 
 def idle_in_a_call(rank: int, size: int) -> str:
     """Rank 1 does not call; all raise, and work again after a reset."""
-    with config.override(spin_timeout=0.3), df.Group.connect(**SMALL) as group:
-        sums(group)
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=0.3):
+        warm_up(group)
         x = group[0].zeros(64, "float32")
         if rank != 1:
             with pytest.raises(BarrierTimeout) as caught:
@@ -186,9 +193,9 @@ def idle_in_a_call(rank: int, size: int) -> str:
 
 def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
     """The victim is killed between its launches, while the others wait for it."""
+    group = df.Group.connect(**SMALL)
+    warm_up(group)
     with config.override(spin_timeout=0.5):
-        group = df.Group.connect(**SMALL)
-        sums(group)
         if rank != victim:
             df.allreduce(group, group[0].zeros(64, "float32"))
         group.transport.board.vote("launch", None)
@@ -197,14 +204,15 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
         started = time.monotonic()
         with pytest.raises(BarrierTimeout) as caught:
             group.synchronize()
-        assert time.monotonic() - started < 0.5 + 2
-        assert caught.value.peer == victim
+        took = time.monotonic() - started
+        assert took < (0.5 + 1 if group.driver.name == "cuda" else 20), f"{took} s"
+        assert caught.value.peer == victim, str(caught.value)
         until = time.monotonic() + 10
         while victim not in group.transport.ended and time.monotonic() < until:
             time.sleep(0.01)
         with pytest.raises(BarrierTimeout) as caught:
             group.check()
-        assert set(caught.value.ended) == {victim}
+        assert set(caught.value.ended) == {victim}, str(caught.value)
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()
@@ -212,8 +220,8 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
 
 
 def calls_something_else(rank: int, size: int) -> str:
-    with config.override(spin_timeout=2.0), df.Group.connect(**SMALL) as group:
-        sums(group)
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=2.0):
+        warm_up(group)
         x = group[0].zeros(64 if rank != 1 else 128, "float32")
         with pytest.raises(CallMismatch) as caught:
             df.allreduce(group, x)
