@@ -21,6 +21,10 @@ from ..errors import (
     Unsupported,
     require_kind,
 )
+from ..nodes.exchange import Exchange, Member
+from ..nodes.joint import Joint, NodesWanted
+from ..nodes.layout import Nodes, find_nodes, find_order
+from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
 from ..runtime.lifetime import Owned, flush, hold, release
@@ -31,6 +35,7 @@ from .budget import BlockBudget
 from .connect import connect
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
+from .node_transport import NodeTransport
 from .partial import PartialCalls
 from .process_transport import ProcessTransport
 from .rank import Rank
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream, StreamLike
     from .transport import Transport
 
+_LOCAL_SECONDS = 60.0  # in which an engine connects the ranks of one process
+
 _log = logging.getLogger("drvfuse.comm")
 
 
@@ -58,12 +65,20 @@ class Group(Owned, Owner):
     memory: without it the only algorithm is "naive".
     """
 
-    def __init__(self, transport: Transport, workspace_bytes: int, max_blocks: int | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        workspace_bytes: int,
+        max_blocks: int | None,
+        joint: Joint,
+    ) -> None:
         """Collective, as every step of `transport` is."""
         Owner.__init__(self)
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
+        self.layout, self._wanted = joint.nodes, joint.wanted
+        self.link: NodeLink | None = None
         self._payload_bytes, self._max_blocks = workspace_bytes, max_blocks
         self._broken: Callable[[], DrvfuseError] | None = None
         self._stale = self._held = False
@@ -81,10 +96,13 @@ class Group(Owned, Owner):
                 self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
                 undo.append(self.alone.release)
                 transport.open()
-            self.workspace = Workspace(transport, workspace_bytes)
+            self.workspace = Workspace(transport, workspace_bytes, self.layout)
             self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
             self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
-            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport
+            if self.nodes > 1:
+                self.link = self._join(joint)
+                undo.append(self.link.close)
+            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
         try:
@@ -95,6 +113,21 @@ class Group(Owned, Owner):
                 super().close()
             raise
 
+    def _join(self, joint: Joint) -> NodeLink:
+        of, place = self.layout.of, self.layout.place
+        members = [Member(rank.index, rank.device, of[rank.index], place(rank.index)) for rank in self.ranks]
+        joined: list[NodeLink] = []
+        with self.transport.step("find an engine between the nodes"):
+            engine = joint.find_engine(self.together, self.driver.name == "emu")
+        try:
+            with self.transport.step("connect the nodes", joint.timeout):
+                joined.append(joint.join(engine, members))
+        except BaseException:
+            for link in joined:
+                link.close()
+            raise
+        return joined[0]
+
     @classmethod
     def local(
         cls,
@@ -103,6 +136,9 @@ class Group(Owned, Owner):
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
+        nodes: int = 1,
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group whose ranks are all driven by this process.
 
@@ -113,6 +149,10 @@ class Group(Owned, Owner):
         device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
         launches may fill all multiprocessors while no other group is open on the devices.
 
+        `nodes` splits the ranks into so many nodes of consecutive ranks, as if they were on different hosts, to try or
+        test that (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four nodes;
+        `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of one's own.
+
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
         a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
@@ -120,7 +160,17 @@ class Group(Owned, Owner):
         calls, is captured.
         """
         payload, budget = arguments.sizes(workspace_bytes, max_blocks)
-        return cls(LocalTransport(arguments.local_devices(devices, driver)), payload, budget)
+        found = arguments.local_devices(devices, driver)
+        layout = find_nodes([0] * len(found), nodes)
+        find_order(node_order, layout.count)
+        return cls._of_devices(found, payload, budget, layout, NodesWanted(nodes, node_order, exchange))
+
+    @classmethod
+    def _of_devices(
+        cls, devices: Sequence[Device], payload: int, budget: int | None, layout: Nodes, wanted: NodesWanted
+    ) -> Group:
+        joint = Joint(layout, wanted, lambda values: values, _LOCAL_SECONDS)
+        return cls(LocalTransport(devices), payload, budget, joint)
 
     @classmethod
     def connect(
@@ -134,6 +184,9 @@ class Group(Owned, Owner):
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
         timeout: float = 60.0,
+        nodes: str | int = "auto",
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group of `size` ranks, of which this process drives one, `rank`, and other processes the others.
 
@@ -143,6 +196,12 @@ class Group(Owned, Owner):
         torch.distributed, or any object with `set` and `get` as `drvfuse.bootstrap` says; None needs none on one host.
         The other arguments are those of `local`, and equal on all ranks. `timeout` bounds, in seconds, this and each
         later step of all ranks.
+
+        Ranks of one host form a node, of up to eight ranks; a number `nodes` makes so many of consecutive ranks, also
+        on one host. All nodes have equally many ranks. For several, docs/nodes.md says what calls then do. `node_order`
+        is "fixed" or "engine", by default "fixed" for up to four nodes. `exchange` is the engine between them: "nccl",
+        "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
+        both that is installed.
 
         Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or on one what
         has failed there and on the others GroupError that names it: GroupTimeout and RankEnded, which name the ranks
@@ -158,13 +217,21 @@ class Group(Owned, Owner):
             return arguments.own_device(device, place.local_rank, driver), payload, budget
 
         place, board = meet(rank, size, store, timeout)
-        return cls._of_board(board, opened)
+        return cls._of_board(board, opened, NodesWanted(nodes, node_order, exchange))
 
     @classmethod
-    def _of_board(cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> Group:
+    def _of_board(
+        cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
+    ) -> Group:
         """The group of the ranks of a board; see `comm.connect.connect`."""
-        transport, record = connect(board, opened)
-        return cls(transport, record.workspace_bytes, record.max_blocks)
+        wanted = wanted or NodesWanted()
+        transport, record, layout = connect(board, opened, wanted)
+
+        def gather(values: Sequence[bytes]) -> list[bytes]:
+            (own,) = values
+            return board.gather("connect the engine between the nodes", own)
+
+        return cls(transport, record.workspace_bytes, record.max_blocks, Joint(layout, wanted, gather, board.timeout))
 
     @property
     def together(self) -> bool:
@@ -225,7 +292,8 @@ class Group(Owned, Owner):
             for chosen in dict.fromkeys(one for one in colors if one is not None):
                 order = sorted((keys[i], i) for i in range(len(self)) if colors[i] == chosen)
                 members = [self.ranks[i].device for _, i in order]
-                groups[chosen] = type(self)(LocalTransport(members), payload, budget)
+                layout = find_nodes([self.layout.of[i] for _, i in order])
+                groups[chosen] = self._of_devices(members, payload, budget, layout, self._wanted.of_part(""))
                 undo.append(groups[chosen].close)
             undo.commit()
         every = [None if one is None else groups[one] for one in colors]
@@ -233,16 +301,35 @@ class Group(Owned, Owner):
 
     def _split_board(self, color: int | None, key: int, payload: int, budget: int | None) -> Group | None:
         transport, device = self.transport, self.ranks[0].device
-        assert isinstance(transport, ProcessTransport)
+        assert isinstance(transport, (ProcessTransport, NodeTransport))
         board = transport.board.split(color, key)
         if transport.identity is not None:  # all of its ranks are here, also those that are to be in no new group
             disturb(device, [transport.identity.number])
-        return None if board is None else self._of_board(board, lambda: (device, payload, budget))
+        return (
+            None
+            if board is None
+            else self._of_board(board, lambda: (device, payload, budget), self._wanted.of_part(f" node {self.node}"))
+        )
 
     @property
     def peers_readable(self) -> bool:
         """Whether every rank can access every other rank's memory."""
         return self.transport.shared
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the group spans."""
+        return self.layout.count
+
+    @property
+    def node(self) -> int:
+        """The node of the first local rank."""
+        return self.layout.of[self.ranks[0].index]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The ranks of that node, in their order."""
+        return self.layout.ranks(self.node)
 
     @property
     def max_blocks(self) -> int:
@@ -290,6 +377,9 @@ class Group(Owned, Owner):
             self._broken = error_of(found, self._history, self.calls, self.transport.ended)
         if self._broken is not None:
             raise self._broken()
+        if self.link is not None and self.link.failure is not None:
+            self._stale = True
+            raise self.link.failure
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -310,6 +400,9 @@ class Group(Owned, Owner):
         self._forget_partial()
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
+        if self.link is not None:
+            with self.transport.step("reset the group: connect the nodes"):
+                self.link.reset()
         self._history.clear()
         self._broken = None
         self._stale = False
@@ -328,7 +421,7 @@ class Group(Owned, Owner):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported():
+        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
             self.check()
         elif self.transport.ended:
             rank, how = next(iter(self.transport.ended.items()))  # the first one
@@ -420,6 +513,8 @@ class Group(Owned, Owner):
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
         self.require_open()
+        if self.nodes > 1:
+            raise Unsupported("multicast memory is that of one node, and the group has several")
         self.transport.require_multicast()
         self._require_shared()
 
@@ -443,6 +538,8 @@ class Group(Owned, Owner):
         return self._multicast.staging(streams)
 
     def _require_shared(self) -> None:
+        if self.nodes > 1:
+            raise Unsupported("symmetric memory is that of one node, and the group has several")
         if not self.peers_readable:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "
@@ -488,6 +585,7 @@ def _dispose(
     budget: BlockBudget,
     alone: AloneLaunches,
     transport: Transport,
+    link: NodeLink | None,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -502,12 +600,14 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
         transport.close()
         raise failure
     budget.release()
     alone.release()
     with Undo() as undo:
         undo.append(transport.close)
+        if link is not None:
+            undo.append(link.close)
         undo.append(workspace.close)
         undo.append(multicast.close)

@@ -99,6 +99,10 @@ def record(**values: Any) -> Record:
         "number": 1,
         "alone": True,
         "filling": (),
+        "domain": "h",
+        "nodes": "auto",
+        "node_order": None,
+        "exchange": "None",
     }
     return Record(**{**usual, **values})
 
@@ -116,6 +120,7 @@ def test_a_group_knows_its_world_and_its_own_rank() -> None:
 
 
 def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None:
+    gc.collect()  # of other tests
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
@@ -138,6 +143,9 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
         ("spin_timeout", 1.0),
         ("check_calls", True),
         ("tuning", "abcd"),
+        ("nodes", 3),
+        ("node_order", "engine"),
+        ("exchange", "'mpi'"),
     ],
 )
 def test_what_must_be_equal_is_named_with_the_ranks_that_differ(name: str, other: Any) -> None:
@@ -159,11 +167,18 @@ def test_a_gpu_of_two_ranks_is_refused_naming_them() -> None:
         agree([record(gpu="a"), record(gpu="b"), record(gpu="a")])
 
 
-def test_more_than_eight_ranks_and_several_hosts_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="size is 9; it must be at most 8"):
+def test_more_than_eight_ranks_of_a_host_and_hosts_of_unequal_size_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="9 ranks form a node; it must be so that at most 8 do"):
         agree([record(gpu=str(i)) for i in range(9)])
-    with pytest.raises(Unsupported, match="2 hosts"):
-        agree([record(gpu="a"), record(gpu="b", host="elsewhere")])
+    with pytest.raises(ArgumentError, match="1 on 'h', 2 on 'elsewhere'"):
+        agree([record(gpu="a"), *(record(gpu=gpu, domain="elsewhere") for gpu in "bc")])
+
+
+def test_the_ranks_of_a_host_form_a_node() -> None:
+    hosts = ["h", "i", "h", "i"]
+    found = agree([record(gpu=str(i), host=host, domain=host) for i, host in enumerate(hosts)])
+    assert found.layout.of == (0, 1, 0, 1)
+    assert (found.of((1, 3)).gpus, len(found.of((1, 3)).members)) == (("1", "3"), 2)
 
 
 def test_a_group_that_fills_its_devices_is_disturbed_by_all_of_its_ranks_or_not_at_all() -> None:
