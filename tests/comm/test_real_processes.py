@@ -62,6 +62,13 @@ def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -
     same(df.allreduce(group, group[0].array(hosts[group[0].index]), algo=algo).numpy(), reference.allreduce(hosts))
 
 
+def warm_up(group: df.Group) -> None:
+    """The first call, which may compile, with the usual time-out."""
+    with config.override(spin_timeout=30.0):
+        sums(group)
+        group.synchronize()
+
+
 # Functions of the ranks -----------------------------------------------------------------------------------------------
 
 
@@ -165,12 +172,12 @@ def left_out(rank: int, size: int, missing: int) -> Any:
 
 def idle_in_a_call(rank: int, size: int) -> str:
     """Rank 1 does not call; all raise, and work again after a reset."""
-    with config.override(spin_timeout=0.3), df.Group.connect(**SMALL) as group:
-        sums(group)
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=0.3):
+        warm_up(group)
         x = group[0].zeros(64, "float32")
         if rank != 1:
-            df.allreduce(group, x)
             with pytest.raises(BarrierTimeout) as caught:
+                df.allreduce(group, x)
                 group.synchronize()
         else:
             until = time.monotonic() + 20
@@ -186,19 +193,26 @@ def idle_in_a_call(rank: int, size: int) -> str:
 
 def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
     """The victim is killed between its launches, while the others wait for it."""
+    group = df.Group.connect(**SMALL)
+    warm_up(group)
     with config.override(spin_timeout=0.5):
-        group = df.Group.connect(**SMALL)
-        sums(group)
-        x = group[0].zeros(64, "float32")
+        if rank != victim:
+            df.allreduce(group, group[0].zeros(64, "float32"))
+        group.transport.board.vote("launch", None)
         if rank == victim:
-            time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        df.allreduce(group, x)
         started = time.monotonic()
         with pytest.raises(BarrierTimeout) as caught:
             group.synchronize()
-        assert time.monotonic() - started < 3
-        assert caught.value.peer == victim and set(caught.value.ended) == {victim}
+        took = time.monotonic() - started
+        assert took < (0.5 + 1 if group.driver.name == "cuda" else 20), f"{took} s"
+        assert caught.value.peer == victim, str(caught.value)
+        until = time.monotonic() + 10
+        while victim not in group.transport.ended and time.monotonic() < until:
+            time.sleep(0.01)
+        with pytest.raises(BarrierTimeout) as caught:
+            group.check()
+        assert set(caught.value.ended) == {victim}, str(caught.value)
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()
@@ -206,15 +220,15 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
 
 
 def calls_something_else(rank: int, size: int) -> str:
-    with config.override(spin_timeout=2.0), df.Group.connect(**SMALL) as group:
-        sums(group)
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=2.0):
+        warm_up(group)
         x = group[0].zeros(64 if rank != 1 else 128, "float32")
-        df.allreduce(group, x)
-        group[0].drain()
-        until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
-        while not group.workspace.reported() and time.monotonic() < until:
-            time.sleep(0.01)
         with pytest.raises(CallMismatch) as caught:
+            df.allreduce(group, x)
+            group[0].drain()
+            until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
+            while not group.workspace.reported() and time.monotonic() < until:
+                time.sleep(0.01)
             group.check()
         group.reset()
         sums(group)
