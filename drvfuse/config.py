@@ -116,6 +116,12 @@ SETTINGS: Mapping[str, Setting] = {
         _whole(1, 65535), 29683, "a port, 1 to 65535", "where rank 0 listens to the ranks on other hosts (TCP)"
     ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
+    "emu_machine": Setting(
+        _text,
+        "",
+        'an address such as "unix:@NAME" or "unix:/PATH"',
+        "the emulated machine of another process (`drvfuse emu serve`) that this one uses in place of its own",
+    ),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
     ),

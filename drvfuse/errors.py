@@ -133,7 +133,9 @@ class BarrierTimeout(DrvfuseError):
     which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`, which the first
-    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead).
+    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead). With
+    ranks in several processes all of them call it. `ended` says of each rank whose process has ended how it did; such a
+    group cannot be reset.
     """
 
     def __init__(
@@ -146,17 +148,51 @@ class BarrierTimeout(DrvfuseError):
         seen: int,
         call: str = "",
         word: int | None = None,
+        ended: Mapping[int, str] | None = None,
     ) -> None:
         self.rank, self.peer, self.block, self.phase = rank, peer, block, phase
         self.expected, self.seen, self.call, self.word = expected, seen, call, word
+        self.ended = dict(ended or {})
         where = f" in {call}" if call else ""
         if word is None:
             what = f"{phase} barrier: flag must reach {expected}, stood at {seen}"
         else:
             what = f"{phase}: word {word} of its slots has not come"
+        gone = "".join(f" Rank {number} has ended: {how}." for number, how in sorted(self.ended.items()))
+        then = "" if gone else "; group.reset() makes the group usable again"
         super().__init__(
-            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}). All results since that call "
-            f"are undefined on every rank; group.reset() makes the group usable again."
+            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}).{gone} All results since that "
+            f"call are undefined on every rank{then}."
+        )
+
+
+class ExchangeError(DrvfuseError):
+    """The engine that exchanges partial sums between nodes failed, or could not connect the ranks.
+
+    `rank` is the local rank that noticed, `engine` the engine's name.
+    """
+
+    def __init__(self, rank: int, engine: str, problem: str) -> None:
+        self.rank, self.engine = rank, engine
+        super().__init__(f"rank {rank}: the exchange between nodes by {engine} {problem}")
+
+
+class ExchangeTimeout(ExchangeError):
+    """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
+
+    `rank` of node `node` waited for some of the ranks `peers`, those with its place in the other nodes; the engine does
+    not tell for which. All results of that call and of every later one are undefined on every rank until
+    `group.reset()`, which connects the engine anew: graphs that hold exchanges must be captured again.
+    """
+
+    def __init__(self, rank: int, node: int, peers: Sequence[int], engine: str, seconds: float) -> None:
+        self.node, self.peers, self.seconds = node, tuple(peers), seconds
+        some = f"rank {peers[0]}" if len(peers) == 1 else f"one of the ranks {list(peers)}"
+        super().__init__(
+            rank,
+            engine,
+            f"of node {node} with {some} did not end within {seconds:g} s and was aborted. All results since that call "
+            "are undefined on every rank; group.reset() connects the engine anew, and graphs must be captured again.",
         )
 
 
@@ -228,7 +264,7 @@ class GroupTimeout(GroupError):
         self.missing, self.waiting, self.seconds = tuple(missing), dict(waiting), seconds
         absent = "; ".join(f"rank {rank}: {self.waiting.get(rank, 'nothing is known of it')}" for rank in self.missing)
         present = "; ".join(f"rank {rank}: {text}" for rank, text in self.waiting.items() if rank not in self.missing)
-        text = f"{ranks_text(self.missing)} did not come within {seconds:g} s ({absent})"
+        text = f"{ranks_text(self.missing)} did not come within {seconds:.3g} s ({absent})"
         super().__init__(what, None, text + (f"; the others wait ({present})" if present else ""))
 
 
@@ -252,7 +288,8 @@ class GroupMismatch(GroupError):
         for rank, value in sorted(self.values.items()):
             ranks.setdefault(value, []).append(rank)
         texts = "; ".join(f"{ranks_text(those)}: {value}" for value, those in ranks.items())
-        super().__init__(what, None, f"the ranks disagree ({texts})")
+        super().__init__(what, None, texts)
+        self.args = (f"the ranks disagree on {what} ({texts})",)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

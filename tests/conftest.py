@@ -126,3 +126,19 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return made
 
     return count
+
+
+@pytest.fixture(scope="session")
+def _pool() -> Iterator[Any]:
+    from process_pool import ProcessPool
+
+    made = ProcessPool()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool(_pool: Any) -> Iterator[Any]:
+    """Processes that run functions of a test module as ranks (`process_pool.ProcessPool`)."""
+    yield _pool
+    _pool.close_machine()

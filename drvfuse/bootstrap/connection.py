@@ -40,6 +40,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
     OSError if the server has gone or does not answer within `seconds`.
     """
     connected.settimeout(seconds)
+    handshake.notice_loss(connected)
     frames = Unpacker()
 
     def received() -> dict[str, Any]:
@@ -77,7 +78,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
 
 
 def _wrong_secret(rank: int) -> GroupMismatch:
-    return GroupMismatch("DRVFUSE_SECRET", {0: "its own secret", rank: "another secret"})
+    return GroupMismatch("DRVFUSE_SECRET", {0: "one secret", rank: "another one"})
 
 
 class Connection:

@@ -135,7 +135,7 @@ def _all_can(what: str, cards: list[dict[str, str]], wrong: ArgumentError | None
             raise GroupError(what, rank, card["failure"])
     if len({card["host"] for card in cards}) > 1:
         hosts = {rank: card["host"] for rank, card in enumerate(cards)}
-        raise GroupMismatch("the host (boot id, network namespace), as descriptors do not cross hosts", hosts)
+        raise GroupMismatch("the host (boot id, network namespace), which descriptors do not leave", hosts)
 
 
 def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> socket.socket:

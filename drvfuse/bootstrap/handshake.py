@@ -59,6 +59,15 @@ def same_user(connected: socket.socket) -> bool:
     return known is None or known[1] == os.getuid()
 
 
+def notice_loss(connected: socket.socket) -> None:
+    """Of a TCP connection: send at once, and notice within half a minute that the other host has gone."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def loss(error: OSError) -> str:
     """What a failed transfer says of the process at the other end."""
     ended = error.errno in (errno.EPIPE, errno.ECONNRESET)

@@ -164,7 +164,7 @@ class Meetings:
         requests = [board.requests[rank] for rank in board.members]
         if len({(request.kind, request.what) for request in requests}) > 1:
             values = {place: request.what for place, request in enumerate(requests)}
-            self._mismatch(number, board.members, "meeting in one step", values)
+            self._mismatch(number, board.members, "the step to take", values)
         elif requests[0].kind == "split":
             self._split(board, [json.loads(request.value) for request in requests])
         else:

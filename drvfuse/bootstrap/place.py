@@ -85,7 +85,7 @@ class Place:
     @property
     def one_host(self) -> bool | None:
         """Whether all ranks are on this host; None where nobody said."""
-        return None if self.local_size is None else self.local_size == self.size
+        return True if self.size == 1 else None if self.local_size is None else self.local_size == self.size
 
 
 def find_place(rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None) -> Place:
@@ -175,10 +175,14 @@ def _pmi_server(variables: Mapping[str, str]) -> str | None:
 
     MPICH sets nothing else that tells one job from another. Nothing is read or written: the kernel knows who made it.
     """
-    text = variables.get("PMI_FD", "")
+    copy = -1
     try:
-        with socket.socket(fileno=os.dup(int(text))) as served:
-            known = handshake.credentials(served)
+        copy = os.dup(int(variables.get("PMI_FD", "")))
+        served = socket.socket(fileno=copy)
     except (ValueError, OSError):
+        if copy >= 0:
+            os.close(copy)
         return None
+    with served:
+        known = handshake.credentials(served)
     return f"process {known[0]}" if known and known[0] else None

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +27,7 @@ from .meetings import Meetings, Request
 _log = logging.getLogger("drvfuse.bootstrap")
 _HANDSHAKE_SECONDS = 10.0
 _MOST_STRANGERS = 64
+_live: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class _Client:
@@ -32,6 +35,7 @@ class _Client:
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         connected.setblocking(False)
+        handshake.notice_loss(connected)
         self.socket, self.where, self.rank = connected, where, -1
         self.frames, self.out = Unpacker(), bytearray()
         self.nonce, self.until = handshake.nonce(), time.monotonic() + _HANDSHAKE_SECONDS
@@ -59,6 +63,7 @@ class Server:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        _live.add(self)
         self._thread = threading.Thread(target=self._run, name="drvfuse board", daemon=True)
         self._thread.start()
 
@@ -79,6 +84,7 @@ class Server:
         """In a forked child: close its copies of the sockets, so that the other ends see when the parent has ended."""
         for its in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
             its.close()
+        self._selector.close()
 
     def _run(self) -> None:
         served = False
@@ -111,15 +117,18 @@ class Server:
         elif ready is self._woken:
             self._woken.recv(64)
         elif ready in self._listeners:
-            with contextlib.suppress(OSError):
+            try:
                 connected, address = ready.accept()
-                known = handshake.credentials(connected)
-                where = f"process {known[0]}" if known else f"{address[0]}"
-                if handshake.same_user(connected) and len(self._clients) - len(self._ranks) < _MOST_STRANGERS:
-                    self._admit(connected, where)
-                else:
-                    _log.debug("a connection from %s was refused: of another user, or one of too many", where)
-                    connected.close()
+            except OSError:  # it has gone already; or no descriptor is free, and trying again at once would help nobody
+                return time.sleep(0.01)
+            known = handshake.credentials(connected)
+            where = f"process {known[0]}" if known else f"{address[0]}"
+            if handshake.same_user(connected) and len(self._clients) - len(self._ranks) < _MOST_STRANGERS:
+                self._admit(connected, where)
+            else:
+                _log.debug("a connection from %s was refused: of another user, or one of too many", where)
+                connected.close()
+        return None
 
     def _admit(self, connected: socket.socket, where: str) -> None:
         client = _Client(connected, where)
@@ -166,11 +175,11 @@ class Server:
         who = f"process {int(hello['pid'])}"
         problem: tuple[str, dict[int, str]] | None = None
         if size != self._size:
-            problem = "size", {0: str(self._size), rank: str(size)}
+            problem = "the number of ranks", {0: str(self._size), rank: str(size)}
         elif not 0 <= rank < size:
-            problem = "rank", {rank: f"not one of 0 to {size - 1}"}
+            problem = "which ranks there are", {rank: f"not one of 0 to {size - 1}"}
         elif (before := self._meetings.came(rank, who)) is not None:
-            problem = "the process of a rank", {rank: f"{before} and {who} both came as this rank"}
+            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both came as this rank"}
         if problem is not None:
             if not self._meetings.complete:
                 self._meetings.refuse(*problem)
@@ -239,3 +248,11 @@ class Server:
         if client.rank >= 0:
             del self._ranks[client.rank]
             self._meetings.end(client.rank, how)
+
+
+def _in_child() -> None:
+    for server in list(_live):
+        server.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)

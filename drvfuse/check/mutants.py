@@ -19,7 +19,7 @@ from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .differing import FEW, compared, differing
 from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
-from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
+from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
 WRONG = ("race", "mismatch", "uninitialised")
 
@@ -88,6 +88,8 @@ push_rounds = partial(
 )
 near_push = partial(near_32_bits, algo="push_one_shot")
 near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
+
+several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
 
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
@@ -532,6 +534,32 @@ _ALL = (
         "mailboxes that rely on how hardware stores a word",
         few_compared,
         ("race",),
+    ),
+    Mutant(
+        "node-sums-no-start-barrier",
+        "the sums of a node are begun before the peers' inputs are written",
+        "hierarchical all-reduces that take the end of the last one for the start of the next",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "node-sums-staging-unpublished",
+        "a flag says that inputs are staged, of a block whose other threads are still at it",
+        "staged reduce-scatters with a flag a block",
+        partial(several_nodes, private=True),
+    ),
+    Mutant(
+        "node-results-before-barrier",
+        "results are gathered as soon as the own ones are there",
+        "hierarchical all-reduces whose exchange is taken for a barrier of the node",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "exchange-before-sums",
+        "partial sums are exchanged before the kernels that make them have ended, or made anew while they are copied",
+        "exchanges that are queued on a stream of their own",
+        several_nodes,
+        host=NO_MEETING,
+        in_kernels=False,
     ),
 )
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -25,4 +25,10 @@ def _driver_of(process: Process) -> Any:
     return EmulatedDriver(process)
 
 
-api.make = _driver_of
+def _attach(address: str) -> Any:
+    from .serve.client import AttachedMachine
+
+    return AttachedMachine(address, "environment variable DRVFUSE_EMU_MACHINE")
+
+
+api.make, api.attach = _driver_of, _attach

@@ -74,8 +74,9 @@ public:
     }
 
     // All threads of the block, once, after the last barrier of a call that was not aborted: the last block to get here
-    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before.
-    __device__ __forceinline__ void finish() {
+    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before. Returns the
+    // new epoch to the one thread that has written it, and 0 to all others.
+    __device__ __forceinline__ u64 finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];
             const u32 before = FAULT("last-arriver-relaxed") ? ptx::increment_relaxed_gpu(arrived_word(own))
@@ -83,9 +84,14 @@ public:
             if (before == gridDim.x - 1) {
                 *arrived_word(own) = 0;
                 if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = (epoch_ + ordinal_) * EPOCH_UNIT;
+                return epoch_ + ordinal_;
             }
         }
+        return 0;
     }
+
+    // The epoch with which the kernel began, to the threads t < Ranks.
+    __device__ __forceinline__ u64 epoch() const { return epoch_; }
 
 private:
     __device__ __forceinline__ bool wait(int peer, u64 expected, bool hear, u64& met) {

@@ -14,7 +14,6 @@ cuda.bindings' own. A function of the driver that is not emulated raises `Unsupp
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ...errors import Unsupported
@@ -49,8 +48,7 @@ class EmulatedDriver:
         self.process = process
 
     def __getattr__(self, name: str) -> Any:
-        process = self.process
-        value = _lookup(name, lambda: process)
+        value = _lookup(name, self.process)
         setattr(self, name, value)
         return value
 
@@ -61,16 +59,14 @@ class EmulatedDriver:
         return f"<EmulatedDriver of {self.process!r}>"
 
 
-def _lookup(name: str, process: Callable[[], Process]) -> Any:
+def _lookup(name: str, process: Process | None) -> Any:
     entry = ENTRIES.get(name)
-    if entry is not None:
+    if entry is not None and process is not None:
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            return invoke(process(), entry, args, kwargs)
+            return invoke(process, entry, args, kwargs)
 
-        call.__name__ = call.__qualname__ = name
-        call.__doc__ = entry.function.__doc__
-        return call
+        return _named(call, name)
     value = getattr(T, name)
     if name.startswith("cu") and callable(value) and not isinstance(value, type):
 
@@ -81,10 +77,24 @@ def _lookup(name: str, process: Callable[[], Process]) -> Any:
     return value
 
 
+def _of_default_machine(name: str) -> Any:
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        result: tuple[Any, ...] = getattr(default_machine().driver, name)(*args, **kwargs)
+        return result
+
+    return _named(call, name)
+
+
+def _named(call: Any, name: str) -> Any:
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = ENTRIES[name].function.__doc__
+    return call
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    value = _lookup(name, lambda: default_machine().own)
+    value = _of_default_machine(name) if name in ENTRIES else _lookup(name, None)
     globals()[name] = value
     return value
 

@@ -7,7 +7,6 @@ success. `@entry` registers it under its own name, and `invoke` turns both into 
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 import threading
@@ -21,6 +20,10 @@ from ..bindings import MAJOR, R, T
 from ..machine import interrupts
 from ..machine.failure import Failure
 from ..machine.objects import Handle, Memory
+from ..wire.arguments import host_address as host_address
+from ..wire.arguments import is_enum as is_enum
+from ..wire.arguments import number as number
+from ..wire.arguments import text as text
 
 if TYPE_CHECKING:
     from ..machine.process import Process
@@ -139,14 +142,6 @@ def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
     return found
 
 
-# Reading arguments --------------------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> int:
-    """An int, or a cuda.bindings handle or pointer; None is 0. Raises TypeError as the bindings do."""
-    return 0 if value is None else int(value)
-
-
 def check(condition: Any, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> None:
     """Fail with `code` unless the condition holds."""
     if not condition:
@@ -157,46 +152,3 @@ def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Valu
     """The value; fail with `code` if it is None."""
     check(value is not None, code)
     return cast(Value, value)
-
-
-def is_enum(value: Any, kind: Any, argument: str) -> None:
-    """Raise TypeError, as the bindings do, for anything but a member of the enum."""
-    if not isinstance(value, kind):
-        raise TypeError(
-            f"Argument {argument!r} has incorrect type (expected {kind.__name__}, got {type(value).__name__})"
-        )
-
-
-def text(value: Any) -> str:
-    """A C string argument, which the bindings take as bytes."""
-    if not isinstance(value, bytes | bytearray):
-        raise TypeError(f"expected bytes, {type(value).__name__} found")
-    return bytes(value).decode()
-
-
-def host_address(value: Any) -> tuple[int, Any]:
-    """(address, what keeps it alive) of a host pointer argument: an int, None, or any contiguous buffer."""
-    if value is None:
-        return 0, None
-    if isinstance(value, int):
-        return value, None
-    if isinstance(value, np.ndarray):
-        if not (value.flags.c_contiguous or value.flags.f_contiguous):
-            raise RuntimeError("Failed to retrieve buffer through Buffer Protocol")
-        return int(value.ctypes.data), value
-    try:
-        view = memoryview(value)
-    except TypeError:
-        try:
-            return int(value), None
-        except TypeError:
-            raise TypeError(
-                f"Provided argument is of type {type(value)} but expected Type None, int or object with Buffer Protocol"
-            ) from None
-    array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    return int(array.ctypes.data), array
-
-
-def pointers(address: int, count: int) -> list[int]:
-    """`count` pointers of a C array at `address`."""
-    return [int(p or 0) for p in (ctypes.c_void_p * count).from_address(address)] if count else []

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +13,12 @@ from ..machine.objects import Function
 from ..machine.process import Process
 from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
 from ..machine.work import Dim, Launch
-from .entry import check, entry, host_address, pointers
+from ..wire.parameters import Layout, pack
+from .entry import check, entry, present
 from .function import NON_PORTABLE, max_dynamic, required_cluster
 from .module import resolve
 
 _ID = T.CUlaunchAttributeID
-_EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 
@@ -77,76 +75,9 @@ def attributes_of(config: Any) -> _Attributes:
 # Parameters ---------------------------------------------------------------------------------------------------------
 
 
-def _slot(value: Any, kind: Any) -> tuple[int, Any]:
-    """(address of the value, what keeps it alive) of one entry of cuda.bindings' tuple form."""
-    pointer = getattr(value, "getPtr", None)
-    if kind is None:
-        if callable(pointer):
-            return pointer(), value
-        if isinstance(value, ctypes.Structure):
-            return ctypes.addressof(value), value
-        if isinstance(value, int):  # an enum
-            enum = ctypes.c_int64(value)
-            return ctypes.addressof(enum), enum
-        raise TypeError(
-            f"Provided argument is of type {type(value)} but expected a structure or an object with getPtr()"
-        )
-    if kind is ctypes.c_void_p:
-        if callable(pointer):
-            value = pointer()
-        raw = value.value or 0 if isinstance(value, ctypes.c_void_p) else int(value)
-    else:
-        if kind is ctypes.c_int and isinstance(value, int) and not -(2**31) <= value < 2**31:
-            raise OverflowError("value too large to convert to int")
-        item = value if isinstance(value, kind) else kind(getattr(value, "value", value))
-        padded = ctypes.create_string_buffer(bytes(item), 8)
-        return ctypes.addressof(padded), padded
-    whole = ctypes.c_uint64(raw)
-    return ctypes.addressof(whole), whole
-
-
-def _pack(function: Function, kernelParams: Any, extra: Any) -> bytes:
-    """The parameter block of a launch, copied out of whichever form it was given in."""
+def layout_of(function: Function) -> Layout:
     code = function.code
-    block = bytearray(code.param_bytes)
-    if not code.params:
-        return bytes(block)
-    if kernelParams is None or (isinstance(kernelParams, int) and kernelParams == 0):
-        return _from_extra(function, extra)
-    keep: Any
-    if isinstance(kernelParams, tuple):
-        if len(kernelParams) != 2 or len(kernelParams[0]) != len(kernelParams[1]):
-            raise TypeError("Argument 'kernelParams' has tuples with different length")
-        slots = [_slot(value, kind) for value, kind in zip(*kernelParams, strict=True)]
-        check(len(slots) >= len(code.params))
-        addresses, keep = [address for address, _ in slots], slots
-    else:
-        address, keep = host_address(kernelParams)
-        addresses = pointers(address, len(code.params))
-    for param, address in zip(code.params, addresses, strict=False):
-        check(address)
-        block[param.offset : param.offset + param.size] = ctypes.string_at(address, param.size)
-    del keep
-    return bytes(block)
-
-
-def _from_extra(function: Function, extra: Any) -> bytes:
-    address = host_address(extra)[0]
-    check(address)
-    buffer = size = 0
-    while True:
-        key, value = struct.unpack("QQ", ctypes.string_at(address, 16))
-        if key == _EXTRA_END:
-            break
-        check(key in (_EXTRA_BUFFER, _EXTRA_SIZE))
-        if key == _EXTRA_BUFFER:
-            buffer = value
-        else:
-            size = ctypes.c_size_t.from_address(value).value
-        address += 16
-    needed: int = function.code.param_bytes
-    check(buffer and size >= needed)
-    return ctypes.string_at(buffer, needed)
+    return Layout(code.param_bytes, tuple((p.offset, p.size) for p in code.params))
 
 
 # Clusters -----------------------------------------------------------------------------------------------------------
@@ -211,7 +142,7 @@ def _launch(
     function = resolve(proc, proc.get(f, Function), stream.context)
     assert function.module is not None
     check(function.module.context is stream.context, R.CUDA_ERROR_INVALID_HANDLE)
-    params = _pack(function, kernelParams, extra)
+    params = present(pack(layout_of(function), kernelParams, extra))
     proc.enqueue(stream, make(proc, function, grid, block, smem, params, a))
 
 

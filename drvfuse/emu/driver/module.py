@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ from ..machine.engine import EngineModule
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
 from ..machine.process import Process
+from ..wire.arguments import image_bytes
 from .entry import check, entry, is_enum, present, text
 from .error import NEWEST_PTX
 
 _ELF = b"\x7fELF"
-_ELF_HEADER = 64
 _EM_CUDA = 190
 _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 
@@ -33,15 +32,7 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 
 def _ptx(proc: Process, image: Any) -> str:
     """The text of an image argument (bytes, a buffer, or the address of a C string)."""
-    if isinstance(image, int):
-        check(image != 0)
-        binary = ctypes.string_at(image, 4) in (_ELF, *_FATBIN)
-        data = ctypes.string_at(image, _ELF_HEADER) if binary else ctypes.string_at(image)
-    elif isinstance(image, bytes | bytearray):
-        data = bytes(image)
-    else:
-        check(image is not None)
-        data = bytes(np.asarray(memoryview(image)).view(np.uint8))
+    data = present(image_bytes(image))
     if data[:4] in (_ELF, *_FATBIN):
         raise _binary(data)
     data = data.split(b"\0", 1)[0]

@@ -11,3 +11,8 @@ if TYPE_CHECKING:
 
 make: Callable[[Process], Any]
 """The API of a process, as an object whose attributes are the functions. Set by `drvfuse/emu/__init__.py`."""
+
+attach: Callable[[str], Any]
+"""The machine that another process serves at an address, as an object with what others use of a `Machine`. Set there
+too.
+"""

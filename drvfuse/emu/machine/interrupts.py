@@ -4,6 +4,9 @@
 Python runs signal handlers between any two bytecodes of the main thread, so a KeyboardInterrupt could lose an operation
 on its way from one list to the next. A driver call holds SIGINT back while it runs; it takes effect where the call says
 that it may (`taken`, `check`), else when the call is over. Handlers of other signals, and other threads, are let alone.
+
+Where another process makes the calls, its Ctrl-C comes as a message: `interrupt(thread)` has the effect in the thread
+that does the call, and `held(watcher)` is how the caller learns that there is something to tell.
 """
 
 from __future__ import annotations
@@ -22,11 +25,18 @@ _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's 
 _open = False
 _native = False
 _pending = False
+_watcher: Callable[[], None] | None = None
+_interrupted: set[int] = set()  # threads, by their idents
 
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _open, _pending
-    if _open and not _native and _handler is not None:
+    if _watcher is not None and _handler is not None:
+        if _pending:  # once more: whoever was told does not answer
+            _handler(number, frame)
+        _pending = True
+        _watcher()
+    elif _open and not _native and _handler is not None:
         _open = False  # what the handler raises is cleaned up after undisturbed
         _handler(number, frame)
     else:
@@ -34,12 +44,18 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 class held:
-    """Context manager: SIGINT waits until the end of the block. Blocks nest; the outermost one decides."""
+    """Context manager: SIGINT waits until the end of the block. Blocks nest; the outermost one decides.
 
-    __slots__ = ("_mine",)
+    With a `watcher`, which is called when SIGINT comes, only the first one waits.
+    """
+
+    __slots__ = ("_mine", "_watcher")
+
+    def __init__(self, watcher: Callable[[], None] | None = None) -> None:
+        self._watcher = watcher
 
     def __enter__(self) -> None:
-        global _handler, _open, _pending
+        global _handler, _open, _pending, _watcher
         self._mine: Any = None
         if _handler is not None or threading.current_thread() is not threading.main_thread():
             return
@@ -48,15 +64,16 @@ class held:
             return
         _open = _pending = False
         self._mine = handler
+        _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
         _handler = handler  # after the exchange, and gone before the one below: there an interrupt may end this method
 
     def __exit__(self, *exc: object) -> None:
-        global _handler, _pending
+        global _handler, _pending, _watcher
         handler = self._mine
         if handler is None:
             return
-        _handler = None
+        _handler = _watcher = None
         _c.signal(signal.SIGINT, handler)
         if _pending:
             _pending = False
@@ -88,6 +105,7 @@ def native() -> Iterator[None]:
     global _native
     if threading.current_thread() is not threading.main_thread():
         yield
+        check()
         return
     with held():
         _native = True
@@ -100,12 +118,27 @@ def native() -> Iterator[None]:
 
 def pending() -> bool:
     """True if this thread was interrupted and has not noticed yet."""
+    if _interrupted and threading.get_ident() in _interrupted:
+        return True
     return _pending and threading.current_thread() is threading.main_thread()
+
+
+def interrupt(thread: int) -> None:
+    """Let KeyboardInterrupt be raised in a thread where its driver call may be interrupted, as by Ctrl-C."""
+    _interrupted.add(thread)
+
+
+def forget(thread: int) -> None:
+    """The call that was to be interrupted is over."""
+    _interrupted.discard(thread)
 
 
 def check() -> None:
     """Let a SIGINT that was held back take effect here."""
     global _pending
+    if _interrupted and threading.get_ident() in _interrupted:
+        forget(threading.get_ident())
+        raise KeyboardInterrupt
     if _pending and _handler is not None and threading.current_thread() is threading.main_thread():
         _pending = False
         _handler(signal.SIGINT, None)

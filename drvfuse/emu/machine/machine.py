@@ -18,7 +18,7 @@ from ...errors import ArgumentError, ClosedError, require_integer
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
-from . import interrupts, residency
+from . import api, interrupts, residency
 from .engine import Engine, EngineLaunch, EngineModule
 from .failure import Injected
 from .lock import MachineLock
@@ -97,6 +97,7 @@ class Machine:
     record    a file to which the order of calls of processes and threads is written (`order`)
     replay    such a file: the calls are let in in that order, so that the run is the recorded one, step for step; a
               call that does not fit raises `Diverged`
+    served    other processes of the operating system can use it (`drvfuse.emu.serve`)
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
     Every call takes the machine's lock; nothing runs between calls.
@@ -117,13 +118,19 @@ class Machine:
         delay_stores: bool = False,
         record: str | os.PathLike[str] | None = None,
         replay: str | os.PathLike[str] | None = None,
+        *,
+        served: bool = False,
     ) -> None:
         self.gate: Any = None  # the Driver of the runtime for the machine's own process: they die together
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)
         memory_bytes = _integer("memory_bytes", memory_bytes, 1)
-        for name, flag in (("check_initialised", check_initialised), ("delay_stores", delay_stores)):
+        for name, flag in (
+            ("check_initialised", check_initialised),
+            ("delay_stores", delay_stores),
+            ("served", served),
+        ):
             if not isinstance(flag, bool):
                 raise ArgumentError(name, repr(flag), "True or False")
         if not isinstance(race, bool) and race not in PROFILES:
@@ -150,7 +157,9 @@ class Machine:
         self.closed = False
         self.several = False  # another process than the machine's own was ever made
         cells = race is not False
-        self.window = Window(config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells)
+        self.window = Window(
+            config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells, shares_host=served
+        )
         self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
         self._loop_limit = config.get("emu_loop_limit")
         self.host_wait = config.get("emu_host_wait")
@@ -330,9 +339,12 @@ _default_lock = threading.Lock()
 
 
 def default_machine() -> Machine:
-    """The process-wide machine of 8 devices behind `driver="emu"`, made on first use."""
+    """The process-wide machine behind `driver="emu"`, made on first use: 8 devices of its own, or the machine at the
+    address that the setting `emu_machine` (`DRVFUSE_EMU_MACHINE`) names, which another process holds.
+    """
     global _default
     with _default_lock:
         if _default is None or _default.closed:
-            _default = Machine()
+            address = config.get("emu_machine")
+            _default = api.attach(address) if address else Machine()
         return _default

@@ -67,12 +67,15 @@ _FIXED = 0x10
 _NORESERVE = 0x4000
 _FIXED_NOREPLACE = 0x100000
 _PUNCH_HOLE = 0x02 | 0x01  # with KEEP_SIZE
+_NO_ACCESS = 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 
 
-def _map_at(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
-    got = _libc.mmap(address, nbytes, _READ_WRITE, flags, fd, offset)
+def _map_at(
+    address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0, protection: int = _READ_WRITE
+) -> None:
+    got = _libc.mmap(address, nbytes, protection, flags, fd, offset)
     if got == ctypes.c_void_p(-1).value or got is None:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -93,6 +96,21 @@ def map_file(address: int, nbytes: int, fd: int, offset: int) -> None:
 def map_empty(address: int, nbytes: int) -> None:
     """Put fresh zeroed memory at an address of a reserved area."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED)
+
+
+def keep_free(address: int, nbytes: int) -> None:
+    """Take a range of addresses, so that nothing else gets any of them. OSError where something is there already."""
+    _map_at(address, nbytes, _ANONYMOUS | _FIXED_NOREPLACE, protection=_NO_ACCESS)
+
+
+def keep_free_again(address: int, nbytes: int) -> None:
+    """Take away what was mapped in a range that is kept free."""
+    _map_at(address, nbytes, _ANONYMOUS | _FIXED, protection=_NO_ACCESS)
+
+
+def give_up(address: int, nbytes: int) -> None:
+    """Give a range back that was kept free, with all that is mapped in it."""
+    _libc.munmap(address, nbytes)
 
 
 def drop(address: int, nbytes: int) -> None:
@@ -120,15 +138,17 @@ def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
     return (*found, (cell_address(base), nbytes >> abi.LINE_SHIFT << 2)) if cells else found
 
 
-def reserve(asked: int, cells: bool) -> tuple[int, int]:
-    """(base, size) of a fresh window: the first slot where nothing is in the way, as large as the process may.
+def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
+    """(base, size) of a fresh window: the first slot where nothing is in the way, or the last one, as large as the
+    process may.
 
     Windows of machines that were dropped, which reference cycles keep open, are given up before a smaller one is taken.
     """
     refusal, taken, collected = "", False, False  # not the exception: its traceback would keep the window in a cycle
     nbytes = asked
+    slots = range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked)
     while nbytes >= 256 << 20:
-        for base in range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked):
+        for base in slots[::-1] if last else slots:
             done = []
             try:
                 for address, size in areas(base, nbytes, cells):

@@ -120,14 +120,23 @@ class Window:
     256 MiB, and says so in the log. Raises WindowError where that fails too. Several windows can be open in one
     process. It spans `[base, end)`. One that is dropped without `close` goes when no view of it is left.
     Without `check_initialised` all memory counts as written from the start. With `cells`, the race detector sets
-    `forget(address, nbytes)`, which is called for memory that is freed.
+    `forget(address, nbytes)`, which is called for memory that is freed. With `shares_host`, each piece of pinned memory
+    is a file in memory, which other processes can map; such a window takes the last addresses that are free, where
+    those of other processes hardly are.
     """
 
-    def __init__(self, gib: int = abi.WINDOW_GIB, *, check_initialised: bool = True, cells: bool = False) -> None:
+    def __init__(
+        self,
+        gib: int = abi.WINDOW_GIB,
+        *,
+        check_initialised: bool = True,
+        cells: bool = False,
+        shares_host: bool = False,
+    ) -> None:
         if not 1 <= gib <= abi.SHADOW_OFFSET >> 30:
             raise ArgumentError("gib", gib, f"between 1 and {abi.SHADOW_OFFSET >> 30}")
         asked = gib << 30
-        self.base, self.nbytes = pages.reserve(asked, cells)
+        self.base, self.nbytes = pages.reserve(asked, cells, last=shares_host)
         if self.nbytes < asked:
             log.warning(
                 "the emulated driver asked for %d GiB of address space and got %d MiB: the process's limit is too low "
@@ -136,7 +145,7 @@ class Window:
                 self.nbytes >> 20,
             )
         self.end = self.base + self.nbytes
-        self._check_initialised = check_initialised
+        self._check_initialised, self.shares_host = check_initialised, shares_host
         self.cells = cells
         self.forget: Callable[[int, int], None] = lambda address, nbytes: None
         self.table = AccessTable(self.base, self.nbytes, pages.access_address(self.base))
@@ -158,11 +167,15 @@ class Window:
         self._mapping_starts: list[int] = []
         self.teams = Teams()
         self._aliases: dict[int, Allocation] = {}
+        self._host_files: dict[int, int] = {}
+        self._close_host_files = weakref.finalize(self, _close_all, self._host_files)
+        self._close_host_files.atexit = False
         self._release = weakref.finalize(self, pages.unmap, self.base, self.nbytes, cells, *files)
         self._release.atexit = False
 
     def close(self) -> None:
         """Give the addresses back. Every pointer into the window is dead afterwards. Idempotent."""
+        self._close_host_files()
         self._release()
 
     def contains(self, address: int, nbytes: int = 1) -> bool:
@@ -220,7 +233,17 @@ class Window:
 
     def host_alloc(self, nbytes: int, table: AccessTable | None = None) -> int:
         """Pinned host memory that every device of its process may access; it counts as initialised."""
-        return self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True, table=table)
+        address = self.alloc(nbytes, None, 0xFF, 0xFF, kind=Kind.HOST, initialised=True, table=table)
+        if self.shares_host:
+            self._host_files[address] = file = os.memfd_create("drvfuse-pinned", os.MFD_CLOEXEC)
+            span = round_up(nbytes, mmap.PAGESIZE)
+            os.ftruncate(file, span)
+            pages.map_file(address, span, file, 0)
+        return address
+
+    def host_file(self, address: int) -> int:
+        """A descriptor of the pinned memory that begins at an address; it stays the window's (`shares_host`)."""
+        return self._host_files[address]
 
     def map_host(self, nbytes: int, file: int, offset: int, table: AccessTable | None = None) -> int:
         """An address of part of an open file that the host has mapped too: pinned memory that every device of its
@@ -278,6 +301,10 @@ class Window:
         self._starts.pop(bisect.bisect_left(self._starts, address))
         span = round_up(allocation.nbytes, GRANULE)
         self.forget(address, span)
+        file = self._host_files.pop(address, None)
+        if file is not None:
+            pages.map_empty(address, span)
+            os.close(file)
         pages.drop(address, span)
         pages.drop(address + abi.SHADOW_OFFSET, span)
         if allocation.lent:
@@ -564,3 +591,9 @@ class Window:
         self._freed[allocation.address] = allocation
         if len(self._freed) > _REMEMBERED:
             self._freed.popitem(last=False)
+
+
+def _close_all(files: dict[int, int]) -> None:
+    for file in files.values():
+        os.close(file)
+    files.clear()

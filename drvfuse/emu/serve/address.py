@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of served machines: Unix sockets, whose two ends belong to one user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import struct
+
+from ...errors import ArgumentError, DriverUnavailable
+
+EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
+
+
+def fresh() -> str:
+    """An address that nobody has. It has no file, so nothing is left of it when its process is killed."""
+    return f"unix:@drvfuse-emu-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def parse(text: str, argument: str) -> str:
+    """The socket's name as Python takes it."""
+    match = re.fullmatch(r"unix:(?:@([^\0]+)|(/[^\0]*))", text)
+    name = "" if match is None else f"\0{match[1]}" if match[1] else match[2]
+    if match is None or len(name.encode()) > 107:
+        raise ArgumentError(argument, repr(text), EXPECTED)
+    return name
+
+
+def listen(address: str) -> socket.socket:
+    """Raises ArgumentError if the address is taken."""
+    name = parse(address, "address")
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(name)
+        if not name.startswith("\0"):
+            os.chmod(name, 0o600)
+        made.listen(64)
+    except OSError as error:
+        made.close()
+        raise ArgumentError("address", repr(address), f"free and writable ({error.strerror or error})") from None
+    return made
+
+
+def connect(address: str, argument: str) -> socket.socket:
+    """A connection to a served machine. Raises DriverUnavailable if nobody listens, or a process of another user."""
+    name = parse(address, argument)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(name)
+        owner = peer(made)[1]
+    except OSError as error:
+        made.close()
+        raise DriverUnavailable(
+            f"no emulated machine is served at {address} ({error.strerror or error}): it has ended, or the address is "
+            "wrong; `drvfuse emu serve` prints the address of a new one"
+        ) from None
+    if owner != os.getuid():
+        made.close()
+        raise DriverUnavailable(f"{address} belongs to user {owner}, and this process to user {os.getuid()}")
+    return made
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end, when it connected or listened."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return pid, uid
+
+
+def close(listening: socket.socket, address: str) -> None:
+    """Stop listening; who waits in `accept` is woken. A socket's file goes."""
+    name = parse(address, "address")
+    with contextlib.suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    if not name.startswith("\0"):
+        with contextlib.suppress(OSError):
+            os.unlink(name)

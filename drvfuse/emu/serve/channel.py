@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages over a stream socket: a head, words and bytes, and descriptors.
+
+The two ends take turns, so a reader never meets the beginning of a second message behind the first.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import pickle
+import socket
+import struct
+from enum import IntEnum
+from typing import Any
+
+from ..wire.message import Incoming, Outgoing
+
+_HEAD = struct.Struct("<QHH")  # bytes behind it, tag, descriptors
+_SMALL = 1 << 16  # what is copied together before it is sent
+_FIRST = 1 << 12  # what is read at once
+_MOST_DESCRIPTORS = 16
+_ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
+
+
+class Tag(IntEnum):
+    """What a message is; a driver call has the function's number instead."""
+
+    HELLO = 0xFF00
+    ASK = 0xFF01
+    INTERRUPT = 0xFF02
+    RESULT = 0xFF10
+    RAISED = 0xFF11
+    CALLBACK = 0xFF12
+
+
+class Ended(Exception):
+    """The other end has closed the connection."""
+
+
+def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
+    """Raises Ended. The descriptors of `out.own` are closed in any case."""
+    try:
+        content = out.parts
+        nbytes = sum(map(len, content))
+        head = _HEAD.pack(nbytes, tag, len(out.descriptors))
+        small = nbytes < _SMALL
+        first = b"".join((head, *content)) if small else head
+        if out.descriptors:
+            sent = socket.send_fds(connection, [first], out.descriptors)
+            first = first[sent:]
+        connection.sendall(first)
+        if not small:
+            for part in content:
+                connection.sendall(part)
+    except (BrokenPipeError, ConnectionResetError):
+        raise Ended from None
+    finally:
+        for descriptor in out.own:
+            os.close(descriptor)
+        out.own.clear()
+
+
+def receive(connection: socket.socket) -> tuple[int, Incoming]:
+    """(tag, content) of the next message. Raises Ended."""
+    descriptors: list[int] = []
+    try:
+        # Descriptors come with the first byte of a message, and no call reads beyond the end of one.
+        piece, control, _, _ = connection.recvmsg(_FIRST, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])
+        while 0 < len(piece) < _HEAD.size:
+            more = connection.recv(_HEAD.size - len(piece))
+            piece = piece + more if more else b""
+        if not piece:
+            raise Ended
+        nbytes, tag, count = _HEAD.unpack_from(piece)
+        content = memoryview(piece)[_HEAD.size :]
+        if len(content) < nbytes:
+            content = _rest(connection, content, nbytes)
+        if len(descriptors) != count or len(content) != nbytes:
+            raise Ended
+    except BaseException as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if isinstance(error, ConnectionResetError):
+            raise Ended from None
+        raise
+    return tag, Incoming(content, descriptors)
+
+
+def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryview:
+    """All of a message's content, of which the beginning is here."""
+    whole = memoryview(bytearray(nbytes))
+    at = len(begun)
+    whole[:at] = begun
+    while at < nbytes:
+        got = connection.recv_into(whole[at:])
+        if not got:
+            raise Ended
+        at += got
+    return whole
+
+
+def close_rest(incoming: Incoming) -> None:
+    """Close the descriptors of a message that nobody took."""
+    for descriptor in incoming.descriptors:
+        if descriptor is not None:
+            os.close(descriptor)
+    incoming.descriptors.clear()
+
+
+def packed(value: Any) -> Outgoing:
+    """A Python value as a message; only for two ends of one user and one version."""
+    out = Outgoing()
+    out.data(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    return out
+
+
+def unpacked(incoming: Incoming) -> Any:
+    return pickle.loads(incoming.data() or b"")

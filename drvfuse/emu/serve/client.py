@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine that another process holds, as this process sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import pickle
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, SupportsInt
+
+from ...errors import ArgumentError, ClosedError, DriverUnavailable
+from ..bindings import R
+from ..machine import host_files, interrupts
+from ..space import pages
+from ..wire.arguments import host_address
+from ..wire.coder import Coder
+from ..wire.message import Incoming, Outgoing
+from ..wire.parameters import Layout
+from . import address as addresses
+from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
+from .hello import greeting
+
+if TYPE_CHECKING:
+    from ..findings.counters import Summary
+    from ..findings.reports import Report
+
+_REGISTERED = 1 << 56
+"""What is added to the addresses of registered memory on their way: the machine has memory of its own at addresses that
+are the same, and none at these.
+"""
+_NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
+
+
+class _Line:
+    """A connection to the machine, with its number there."""
+
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        self.connection, self.number = connection, number
+
+    def __del__(self) -> None:
+        self.connection.close()  # the thread has ended, or the machine is not used any more
+
+
+@dataclass(frozen=True)
+class _Registration:
+    """Registered memory; `file`: the machine has the file behind it, so kernels and copies reach it."""
+
+    nbytes: int
+    file: bool
+
+
+class _Local(threading.local):
+    """What belongs to the calling thread."""
+
+    line: _Line | None = None
+    in_host_function = False
+    offered: Any = None
+
+
+class AttachedMachine:
+    """The machine that is served at `address`, as one of the processes that use it.
+
+    `driver` is its driver API, for this process. `df.device(0, driver=machine)` and `Group.connect(driver=machine)`
+    take it as they take a `Machine`. `close()` is what the end of this process would be. Raises DriverUnavailable where
+    the machine cannot be reached or used, which says why.
+    """
+
+    def __init__(self, address: str, argument: str = "address") -> None:
+        self.address = address
+        self.gate: Any = None  # the Driver of the runtime for this machine: they die together
+        self.pid = os.getpid()
+        self.closed = False
+        self._argument = argument
+        self._local = _Local()
+        self._layouts: dict[int, Layout] = {}
+        self._registered: dict[int, _Registration] = {}  # by address
+        self._pinned: dict[int, int] = {}  # address -> bytes
+        self._lock = threading.Lock()
+        self._host_line: socket.socket | None = None
+        self._known: list[Report] = []
+        self.refusal: Report | None = None
+        name = os.environ.get("RANK", "")
+        self._life, facts = self._greet("life", name=f"rank {name}" if name.isdigit() else None)
+        self.name, self._key, self._machine = facts["name"], facts["key"], facts["machine"]
+        self.server_pid: int = facts["pid"]
+        self.device_count, self.arch, self.seed = facts["devices"], facts["arch"], facts["seed"]
+        self.sm_count: int = facts["sm_count"]
+        self._base, self._end = facts["base"], facts["base"] + facts["nbytes"]
+        self._reserve(facts["nbytes"])
+        _attached.add(self)
+
+    def _reserve(self, nbytes: int) -> None:
+        """Keep the addresses of the machine's memory free."""
+        try:
+            pages.keep_free(self._base, nbytes)
+        except OSError:
+            self._life.close()
+            raise DriverUnavailable(
+                f"the machine at {self.address} needs the addresses 0x{self._base:x} to 0x{self._end:x} here for its "
+                "pinned memory, and something is there already: a machine of this process's own, perhaps, or another "
+                "one that it is attached to"
+            ) from None
+        self._release = weakref.finalize(self, pages.give_up, self._base, nbytes)
+        self._release.atexit = False
+
+    # Life ------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the machine: all that this process has there goes. Idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        if self.pid == os.getpid():
+            self._disconnect()
+            self._release()
+
+    def _disconnect(self) -> None:
+        """Close the connections of this process, but for those that other threads use now."""
+        self._life.close()
+        if self._host_line is not None:
+            self._host_line.close()
+        self._local.line = None
+
+    def __enter__(self) -> AttachedMachine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{self._machine[1:-1]}, at {self.address}{', closed' if self.closed else ''}>"
+
+    def _greet(self, kind: str, **more: Any) -> tuple[socket.socket, Any]:
+        """A new connection, and the machine's answer to its greeting."""
+        connection = addresses.connect(self.address, self._argument)
+        try:
+            send(connection, Tag.HELLO, packed(greeting(kind, **more)))
+            tag, incoming = receive(connection)
+            found: Any = unpacked(incoming) if incoming.content else None
+        except (Ended, OSError):
+            connection.close()
+            raise DriverUnavailable(f"the process that serves the machine at {self.address} has ended") from None
+        if tag == Tag.RAISED:
+            connection.close()
+            raise found
+        return connection, found
+
+    def _line(self) -> _Line:
+        found = self._local.line
+        if found is None:
+            found = self._local.line = _Line(*self._greet("line", session=self._key))
+        return found
+
+    def _lost(self) -> None:
+        """The other end is gone."""
+        self.closed = True
+
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def driver(self) -> Any:
+        """The driver API of the machine for this process, with cuda.bindings.driver's names."""
+        from .remote import AttachedDriver
+
+        return AttachedDriver(self)
+
+    def call(self, coder: Coder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """A driver call: `(CUresult, results...)`. Raises what the bindings raise for arguments of wrong types."""
+        signature = coder.signature
+        nothing = (None,) * len(signature.returned)
+        if self.closed:
+            return self._answered_here(signature.name, args, nothing)
+        if self.pid != os.getpid():
+            return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
+        if self._local.in_host_function:
+            return (R.CUDA_ERROR_NOT_PERMITTED, *nothing)
+        if signature.name == "cuLaunchHostFunc":
+            self._serve_host_functions()
+        out = Outgoing()
+        try:
+            call = coder.write_call(out, signature.bind(args, kwargs), self)
+        except BaseException:
+            for descriptor in out.own:
+                os.close(descriptor)
+            raise
+        try:
+            tag, incoming = self._exchange(signature.number, out)
+        except (Ended, DriverUnavailable, OSError):
+            self._lost()
+            return (R.CUDA_ERROR_DEINITIALIZED, *nothing)
+        try:
+            if tag == Tag.RAISED:
+                raise unpacked(incoming)
+            code = R(incoming.word())
+            if code:
+                refusal = incoming.data()
+                self.refusal = None if refusal is None else pickle.loads(refusal)
+                return (code, *nothing)
+            results = coder.read_result(incoming, call)
+        finally:
+            close_rest(incoming)
+        self.refusal = None
+        after = _AFTER.get(signature.name)
+        if after is not None:
+            after(self, call.values)
+        return (code, *results)
+
+    def _answered_here(self, name: str, args: tuple[Any, ...], nothing: tuple[None, ...]) -> tuple[Any, ...]:
+        """What works on a machine that was closed too."""
+        if name in _NO_MACHINE:
+            from ..driver import ENTRIES
+
+            return (R.CUDA_SUCCESS, ENTRIES[name].function(None, *args))
+        return (R.CUDA_ERROR_DEINITIALIZED, *nothing)
+
+    def _exchange(self, tag: int, out: Outgoing) -> tuple[int, Incoming]:
+        """Send a message and get the answer; callbacks that the machine asks for in between run here."""
+        line = self._line()
+        connection = line.connection
+        with interrupts.held(lambda: self._interrupt(line)):
+            try:
+                send(connection, tag, out)
+                while True:
+                    got, incoming = receive(connection)
+                    if got != Tag.CALLBACK:
+                        return got, incoming
+                    function, argument = incoming.word(), incoming.word()
+                    answer = Outgoing()
+                    answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
+                    send(connection, Tag.RESULT, answer)
+            except BaseException:  # the answer, if it comes, must not be taken for that of the next call
+                self._local.line = None
+                raise
+
+    def _interrupt(self, line: _Line) -> None:
+        """Ctrl-C: the machine ends the wait of the call that is under way, which then answers."""
+        out = Outgoing()
+        out.word(line.number)
+        send(self._life, Tag.INTERRUPT, out)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        if self.closed:
+            raise ClosedError(f"{self!r} was closed, and its memory with it")
+        try:
+            tag, incoming = self._exchange(Tag.ASK, packed((name, arguments)))
+        except (Ended, DriverUnavailable, OSError):
+            self._lost()
+            raise ClosedError(f"{self!r} has ended, and its memory with it") from None
+        found = unpacked(incoming)
+        if tag == Tag.RAISED:
+            raise found
+        return found
+
+    # Host functions --------------------------------------------------------------------------------------------------
+
+    def _serve_host_functions(self) -> None:
+        """Start the thread that runs host functions, once."""
+        with self._lock:
+            if self._host_line is not None:
+                return
+            self._host_line, _ = self._greet("host", session=self._key)
+        reference = weakref.ref(self)
+        target = _run_host_functions
+        threading.Thread(
+            target=target, args=(self._host_line, self._local, reference), name="drvfuse-host-functions", daemon=True
+        ).start()
+
+    # What a call asks of the caller's end (`wire.calls.Caller`) -------------------------------------------------------
+
+    def shared(self, address: int) -> int | None:
+        if self._base <= address < self._end:
+            return address
+        found = self._registration_of(address)
+        return address + _REGISTERED if found is not None and found.file else None
+
+    def known(self, address: int) -> int:
+        return address if self._registration_of(address) is None else address + _REGISTERED
+
+    def back(self, address: int) -> int:
+        return address - _REGISTERED if address >= _REGISTERED else address
+
+    def register(self, address: int) -> int:
+        return address + _REGISTERED if address else 0
+
+    def _registration_of(self, address: int) -> _Registration | None:
+        found = (r for start, r in list(self._registered.items()) if start <= address < start + r.nbytes)
+        return next(found, None) if self._registered else None
+
+    def layout(self, function: int) -> Layout | None:
+        found = self._layouts.get(function)
+        if found is None:
+            found = self._ask("layout", function)
+            if found is not None:
+                self._layouts[function] = found
+        return found
+
+    def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
+        span = pages.round_up(nbytes, mmap.PAGESIZE)
+        try:
+            pages.map_file(address, span, descriptor, 0)
+        finally:
+            os.close(descriptor)
+        self._pinned[address] = span
+
+    def unmap_pinned(self, address: int) -> None:
+        """It was freed."""
+        span = self._pinned.pop(address, None)
+        if span is not None and not self.closed:
+            pages.keep_free_again(address, span)
+
+    def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        found = self._local.offered = host_files.behind(address, nbytes)
+        return found
+
+    def registered(self, address: int, nbytes: int) -> None:
+        """It was registered."""
+        self._registered[address] = _Registration(nbytes, self._local.offered is not None)
+
+    def unregistered(self, address: int) -> None:
+        self._registered.pop(address, None)
+
+    # What else a program asks of its machine -------------------------------------------------------------------------
+
+    @property
+    def reports(self) -> list[Report]:
+        """What the machine has found, in all processes that use it; those known so far once it is gone."""
+        if not self.closed:
+            with contextlib.suppress(ClosedError):
+                self._known += self._ask("reports", len(self._known))
+        return self._known
+
+    @property
+    def launches(self) -> list[Any]:
+        """The last kernels of the machine that ended, of all processes."""
+        found: list[Any] = self._ask("launches")
+        return found
+
+    def counters(self) -> Summary:
+        from ..findings.counters import Summary
+
+        return Summary((record.kernel, record.counters) for record in self.launches)
+
+    def finding(self, device: int) -> Report | None:
+        """What ended the work of this process on a device, if a context there is lost."""
+        found: Report | None = self._ask("finding", device)
+        return found
+
+    def clock(self) -> int:
+        """Virtual nanoseconds since the machine started."""
+        return int(self._ask("clock"))
+
+    def held(self) -> dict[str, int]:
+        """`Machine.held`: of the whole machine."""
+        found: dict[str, int] = self._ask("held")
+        return found
+
+    def declare_polled(self, memory: Any | SupportsInt, nbytes: int | None = None) -> None:
+        """`Machine.declare_polled`."""
+        address = getattr(memory, "ptr", memory)
+        try:
+            address = int(address)
+        except (TypeError, ValueError):
+            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+        self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
+
+    def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
+        """`Process.inject`, for calls of this process; `clear_injected` takes all back."""
+        self._ask("inject", function, code, device, after, times)
+
+    def clear_injected(self) -> None:
+        self._ask("clear_injected")
+
+
+_attached: weakref.WeakSet[AttachedMachine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """The child must not hold the parent's connections open: the machine would not notice the parent's death."""
+    for machine in list(_attached):
+        machine._disconnect()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _run_host_functions(
+    connection: socket.socket, local: _Local, machine: Callable[[], AttachedMachine | None]
+) -> None:
+    """Run host functions one after another, in a thread that may not call the driver."""
+    local.in_host_function = True
+    try:
+        while True:
+            _, incoming = receive(connection)
+            function, argument = incoming.word(), incoming.word()
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
+            send(connection, Tag.RESULT, Outgoing())
+    except (Ended, OSError):
+        pass  # the machine is gone, or this process has left it
+
+
+_AFTER: dict[str, Callable[[AttachedMachine, Any], None]] = {
+    "cuMemFreeHost": lambda machine, values: machine.unmap_pinned(host_address(values[0])[0]),
+    "cuMemHostRegister": lambda machine, values: machine.registered(host_address(values[0])[0], int(values[1])),
+    "cuMemHostUnregister": lambda machine, values: machine.unregistered(host_address(values[0])[0]),
+}
+"""What is left to do in the client when a call has succeeded."""

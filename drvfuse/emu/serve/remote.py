@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver API of a machine that another process holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import Unsupported
+from ..bindings import T
+from ..wire.coder import coder
+from ..wire.signatures import SIGNATURES
+
+if TYPE_CHECKING:
+    from .client import AttachedMachine
+
+
+class AttachedDriver:
+    """The functions as attributes; everything else is cuda.bindings.driver's."""
+
+    def __init__(self, machine: AttachedMachine) -> None:
+        self.machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._function(name) if name in SIGNATURES and hasattr(T, name) else self._other(name)
+        setattr(self, name, value)
+        return value
+
+    def _function(self, name: str) -> Any:
+        made, machine = coder(name), self.machine
+
+        def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            return machine.call(made, args, kwargs)
+
+        call.__name__ = call.__qualname__ = name
+        return call
+
+    @staticmethod
+    def _other(name: str) -> Any:
+        value = getattr(T, name)
+        if name.startswith("cu") and callable(value) and not isinstance(value, type):
+
+            def refuse(*args: Any, **kwargs: Any) -> Any:
+                raise Unsupported(f"{name} is not part of the emulated driver")
+
+            return refuse
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(T), *SIGNATURES})
+
+    def __repr__(self) -> str:
+        return f"<AttachedDriver of {self.machine!r}>"

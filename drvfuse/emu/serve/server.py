@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that holds a machine for others."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ArgumentError, DriverUnavailable
+from ..wire.message import Outgoing
+from . import address as addresses
+from .channel import Ended, Tag, packed, receive, send, unpacked
+from .hello import refusal_of
+from .session import Line, Session
+
+if TYPE_CHECKING:
+    from ..machine.machine import Machine
+    from ..machine.process import Process
+
+log = logging.getLogger("drvfuse.emu")
+
+_HELLO_S = _END_S = 10.0
+_SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter from another one: a call waits for it where a kernel is being set up."""
+
+
+class Server:
+    """Serves `machine` at `address` from threads of this process, until `close()` or the end of a `with` block.
+
+    Clients of other users, or of another version, are refused. `sessions` are the clients that are alive.
+    """
+
+    def __init__(self, machine: Machine, address: str | None = None) -> None:
+        self.machine = machine
+        self.address = addresses.fresh() if address is None else address
+        self.sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._numbers = itertools.count(1)
+        self._closed = False
+        if not machine.window.shares_host:
+            raise ArgumentError("machine", repr(machine), "one that was made with served=True")
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+        self._listening = addresses.listen(self.address)
+        self._start("accept", self._accept)
+
+    def close(self) -> None:
+        """Every client's calls answer CUDA_ERROR_DEINITIALIZED from now on, those that wait too. The machine stays
+        open, and nothing of the server uses it any more when this returns. Idempotent.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            sessions = list(self.sessions.values())
+        addresses.close(self._listening, self.address)
+        for session in sessions:
+            session.end()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(_END_S)
+
+    def wait_for_clients(self, timeout: float = 10.0) -> bool:
+        """Wait until no client is left, and all that they had is gone from the machine; False if that takes longer."""
+        deadline = time.monotonic() + timeout
+        while self.sessions and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return not self.sessions
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Server of {self.machine!r} at {self.address}{', closed' if self._closed else ''}>"
+
+    def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            self._start("line", self._greet, connection)
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Serve a connection from its first message to its end."""
+        _, uid = addresses.peer(connection)
+        try:
+            if uid != os.getuid():
+                connection.close()  # not a word to strangers
+                return
+            connection.settimeout(_HELLO_S)
+            tag, incoming = receive(connection)
+            hello = unpacked(incoming) if tag == Tag.HELLO else {}
+            connection.settimeout(None)
+            refusal = refusal_of(hello)
+            if refusal:
+                send(connection, Tag.RAISED, packed(DriverUnavailable(refusal)))
+                connection.close()
+                return
+            if hello["kind"] == "life":
+                self._open(connection, hello)
+            else:
+                self._attach(connection, hello)
+        except (Ended, OSError):
+            connection.close()
+
+    def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
+        machine = self.machine
+        with self._lock:
+            if self._closed or machine.closed:
+                raise Ended
+            session = Session(secrets.token_hex(8), self._process(hello.get("name")), connection)
+            self.sessions[session.key] = session
+        facts = {
+            "key": session.key,
+            "name": session.process.name,
+            "pid": os.getpid(),
+            "machine": repr(machine),
+            "devices": len(machine.devices),
+            "arch": machine.arch,
+            "seed": machine.seed,
+            "sm_count": machine.sm_count,
+            "base": machine.window.base,
+            "nbytes": machine.window.nbytes,
+        }
+        try:
+            send(connection, Tag.RESULT, packed(facts))
+            session.watch()
+        finally:
+            session.end()
+            with self._lock:
+                self.sessions.pop(session.key, None)
+            connection.close()
+
+    def _process(self, name: str | None) -> Process:
+        """A process of the name that the client wishes, with a number behind it if another one has that."""
+        taken = {process.name for process in self.machine.processes}
+        names = (f"{name} ({number})" if number > 1 else name for number in itertools.count(1))
+        return self.machine.process(None if name is None else next(n for n in names if n not in taken))
+
+    def _attach(self, connection: socket.socket, hello: dict[str, Any]) -> None:
+        session = self.sessions.get(hello["session"])
+        if session is None:
+            raise Ended
+        if hello["kind"] == "host":
+            session.host_line(connection)
+            send(connection, Tag.RESULT, Outgoing())
+            return
+        line = Line(next(self._numbers), session, connection)
+        if not session.join(line):
+            raise Ended
+        send(connection, Tag.RESULT, packed(line.number))
+        line.run()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two ends of a call keep while it is under way, and what they ask of their surroundings."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .parameters import Layout
+from .signatures import Signature
+
+
+class Caller(Protocol):
+    """The process that calls."""
+
+    def shared(self, address: int) -> int | None:
+        """The address by which the machine knows the host memory at `address`; None if it does not know it."""
+
+    def known(self, address: int) -> int:
+        """The same, of memory that was only registered too; any other address is its own."""
+
+    def back(self, address: int) -> int:
+        """The inverse of `known`."""
+
+    def register(self, address: int) -> int:
+        """By which address the machine shall know memory that is registered now."""
+
+    def layout(self, function: int) -> Layout | None:
+        """The parameters of a kernel; None if there is no such function."""
+
+    def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
+        """Put pinned memory at its address. The descriptor is closed."""
+
+    def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """(descriptor, offset) of the file that the range is a shared mapping of; None if it is none."""
+
+
+class Machine(Protocol):
+    """The process that runs calls."""
+
+    def pinned(self, address: int) -> int:
+        """A descriptor of the pinned memory at an address."""
+
+    def call_back(self, function: int, argument: int) -> int:
+        """Call `size_t f(int)` of the caller."""
+
+
+@dataclass
+class Call:
+    """A call at the caller's end. `lent` are the functions that take what came back for memory that it lends."""
+
+    signature: Signature
+    values: Sequence[Any]
+    caller: Caller
+    lent: list[Callable[[Any], None]] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+
+    def value(self, name: str | None) -> Any:
+        """An argument by name."""
+        return next(v for p, v in zip(self.signature.given, self.values, strict=True) if p.name == name)
+
+
+@dataclass
+class Run:
+    """A call at the machine's end. `lent` stands for memory of the caller that the call writes; all of `keep` has to
+    stay as long as work that was queued may use it.
+    """
+
+    signature: Signature
+    machine: Machine
+    values: list[Any] = field(default_factory=list)
+    lent: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    """Descriptors that came with the call, to be closed after it."""
+    file: tuple[int, int] | None = None
+    """(descriptor, offset) of the file of memory that the call registers."""
+
+    def memory(self, content: Any) -> int:
+        """The address of memory that holds these bytes: themselves, if they can be written."""
+        nbytes = len(content)
+        if nbytes and not memoryview(content).readonly:
+            self.keep.append(content)
+            return ctypes.addressof((ctypes.c_char * nbytes).from_buffer(content))
+        made = (ctypes.c_char * (nbytes + 1)).from_buffer_copy(bytes(content) + b"\0")
+        self.keep.append(made)
+        return ctypes.addressof(made)
+
+    def lend(self, nbytes: int) -> int:
+        """The address of memory that goes back to the caller; one byte more, so that it has an address."""
+        made = (ctypes.c_char * (nbytes + 1))()
+        self.keep.append(made)
+        self.lent.append(made)
+        return ctypes.addressof(made)
+
+    def value(self, name: str | None) -> Any:
+        return next(v for p, v in zip(self.signature.given, self.values, strict=False) if p.name == name)

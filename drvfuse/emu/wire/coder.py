@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole calls and results as messages.
+
+A call is its arguments in the order of the table. What comes back is its results in that order, then the bytes of the
+memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else. Functions of numbers
+alone, which most are, are packed at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from . import inputs, outputs
+from .calls import Call, Caller, Machine, Run
+from .copy2d import Copy2D
+from .message import Incoming, Outgoing
+from .scalars import scalar
+from .signatures import ALL, SIGNATURES, Parameter, Signature
+
+_INPUT_ROLES: dict[str, type[inputs.Input]] = {
+    "image": inputs.Image,
+    "parameters": inputs.Parameters,
+    "options": inputs.Options,
+    "attribute": inputs.Attribute,
+    "descriptor": inputs.Descriptor,
+    "host": inputs.Address,
+    "registered": inputs.Registered,
+}
+_OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
+    "attribute": outputs.Attribute,
+    "descriptor": outputs.Descriptor,
+    "pinned": outputs.Pinned,
+}
+_INPUT_TYPES: dict[str, type[inputs.Input]] = {
+    "CUDA_MEMCPY2D": Copy2D,
+    "CUoccupancyB2DSize": inputs.Callback,
+    "char": inputs.Text,
+}
+
+
+def input_of(p: Parameter) -> inputs.Input:
+    """How an argument travels."""
+    if p.role:
+        return _INPUT_ROLES[p.role](p)
+    if p.type in _INPUT_TYPES:
+        return _INPUT_TYPES[p.type](p)
+    if p.type == "void" or (p.type == "CUdeviceptr" and p.extent):
+        return inputs.Target(p) if p.lent else inputs.Source(p)
+    if scalar(p.type) is None:
+        return (inputs.StructArray if p.extent else inputs.Struct)(p)
+    return (inputs.Array if p.extent else inputs.Input)(p)
+
+
+def output_of(p: Parameter) -> outputs.Output:
+    """How a result travels."""
+    if p.role:
+        return _OUTPUT_ROLES[p.role](p)
+    if p.type == "char":
+        return outputs.Text(p)
+    if scalar(p.type) is None and p.type != "void":
+        return (outputs.StructArray if p.extent else outputs.Struct)(p)
+    return (outputs.Array if p.extent else outputs.Output)(p)
+
+
+class Coder:
+    """Writes and reads the calls of one function."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.inputs = [input_of(p) for p in signature.given]
+        self.outputs = [output_of(p) for p in signature.returned]
+        self._numbers = self._form(self.inputs, inputs.Input)
+        self._results = self._form(self.outputs, outputs.Output)
+
+    @staticmethod
+    def _form(items: Sequence[Any], plain: type) -> struct.Struct | None:
+        """The form of numbers alone; None if there is something else."""
+        if any(type(item) is not plain for item in items):
+            return None
+        return struct.Struct("<" + "".join(item.scalar.code for item in items))
+
+    def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
+        """Raises TypeError or OverflowError, as cuda.bindings do, for arguments that the function does not take."""
+        call = Call(self.signature, values, caller)
+        if self._numbers is not None:
+            read = [item.scalar.read(v, item.name) for item, v in zip(self.inputs, values, strict=True)]
+            out.parts.append(self._numbers.pack(*read))
+        else:
+            for item, value in zip(self.inputs, values, strict=True):
+                item.put(out, value, call)
+        return call
+
+    def read_call(self, incoming: Incoming, machine: Machine) -> Run:
+        run = Run(self.signature, machine)
+        if self._numbers is not None:
+            words = incoming.take(self._numbers)
+            run.values = [item.scalar.given(w) for item, w in zip(self.inputs, words, strict=True)]
+        else:
+            for item in self.inputs:
+                run.values.append(item.take(incoming, run))
+        return run
+
+    def write_result(self, out: Outgoing, results: Sequence[Any], run: Run) -> None:
+        """The results of a call that succeeded, without the CUresult."""
+        if self._results is not None:
+            raw = [item.scalar.raw(v) for item, v in zip(self.outputs, results, strict=True)]
+            out.parts.append(self._results.pack(*raw))
+        else:
+            for item, value in zip(self.outputs, results, strict=True):
+                item.put(out, value, run)
+        for memory in run.lent:
+            out.data(memoryview(memory)[:-1])
+
+    def read_result(self, incoming: Incoming, call: Call) -> list[Any]:
+        if self._results is not None:
+            words = incoming.take(self._results)
+            found = [item.scalar.result(w) for item, w in zip(self.outputs, words, strict=True)]
+        else:
+            found = [item.take(incoming, call) for item in self.outputs]
+        for store in call.lent:
+            store(incoming.view() or b"")
+        return found
+
+
+@functools.cache
+def coder(name: str) -> Coder:
+    """The coder of a function that the installed bindings have."""
+    return Coder(SIGNATURES[name])
+
+
+def numbered(number: int) -> Coder | None:
+    """The coder of the function of a number; None if the installed bindings have no such function."""
+    if not 0 <= number < len(ALL) or SIGNATURES.get(ALL[number].name) is not ALL[number]:
+        return None
+    return coder(ALL[number].name)

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine, several processes: memory, descriptors, host functions, threads, death."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from driver_helpers import code, function, ok, primary
+from process_pool import Died, RankFailed
+
+import drvfuse as df
+from drvfuse.emu.bindings import R, T
+
+pytestmark = pytest.mark.emu
+
+KERNELS = """
+extern "C" __global__ void add(unsigned* words, unsigned value, unsigned count) {
+  for (unsigned i = threadIdx.x; i < count; i += blockDim.x) words[i] += value;
+}
+extern "C" __global__ void busy(unsigned* words, unsigned value, unsigned count) {
+  for (unsigned i = 0; i < count; i++) atomicAdd(words, value);
+}
+extern "C" __global__ void await(volatile unsigned* word) { while (*word == 0) {} }
+"""
+SIZE = 2 << 20
+
+
+def attached() -> Any:
+    cuda = df.emu.default_machine().driver
+    ok(cuda.cuInit(0))
+    primary(cuda)
+    return cuda
+
+
+def launch(cuda: Any, name: str, *values: int) -> None:
+    kinds = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint][: len(values)]
+    kernel = function(cuda, KERNELS, name)
+    ok(cuda.cuLaunchKernel(kernel, 1, 1, 1, 64, 1, 1, 0, 0, (tuple(values), tuple(kinds)), 0))
+
+
+def words(address: int, count: int) -> np.ndarray:
+    """Host memory of this process."""
+    return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
+
+
+def meet(rank: int) -> socket.socket:
+    """A connection between the two ranks of a run."""
+    name = "\0" + os.environ["TORCHELASTIC_RUN_ID"]
+    if rank == 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(name)
+            listening.listen()
+            return listening.accept()[0]
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    while True:
+        try:
+            made.connect(name)
+            return made
+        except ConnectionRefusedError:
+            time.sleep(0.005)
+
+
+# Groups and reports -------------------------------------------------------------------------------------------------
+
+
+def run_a_group(rank: int, size: int, seed: int) -> bool:
+    rng = np.random.default_rng(seed + rank)
+    host = [rng.standard_normal((5, 96), np.float32) for _ in range(2)]
+    with df.Group.local([2 * rank, 2 * rank + 1]) as group:
+        xs = [member.array(a) for member, a in zip(group, host, strict=True)]
+        return all((y.numpy() == host[0] + host[1]).all() for y in df.allreduce(group, xs))
+
+
+def test_each_process_runs_a_group_of_its_own(pool):
+    assert pool.run(2, run_a_group, 7, machine={"race": True}) == [True, True]
+    assert not pool.machine.reports
+    assert pool.machine.held()["device_bytes"] == 0
+
+
+def read_far_behind(rank: int, size: int) -> tuple[str, int]:
+    device = df.device(0)
+    array = device.array(np.arange(64, dtype=np.uint32))
+    kernel = df.compile(KERNELS, driver=device.driver, arch=device.arch)["add"]
+    with pytest.raises(df.errors.DriverError) as caught:
+        kernel.prepare(1, 64, array, np.uint32(1), np.uint32(65))(device.stream)
+        device.synchronize()
+    machine = df.emu.default_machine()
+    assert machine.finding(0) is not None
+    return str(caught.value), len(machine.reports)
+
+
+def test_a_client_is_told_what_the_machine_found(pool):
+    ((text, reports),) = pool.run(1, read_far_behind)
+    assert "4 bytes" in text and "behind the end of" in text and reports == 1
+    assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+def use_pinned_memory(rank: int, size: int) -> bool:
+    cuda = attached()
+    address = ok(cuda.cuMemHostAlloc(1000, 0))
+    assert int(ok(cuda.cuMemHostGetDevicePointer(address, 0))) == address
+    own = words(address, 250)
+    own[:] = np.arange(250)
+    launch(cuda, "add", address, 10 + rank, 250)
+    ok(cuda.cuCtxSynchronize())
+    assert (own == np.arange(250) + 10 + rank).all()
+    pointer = ok(cuda.cuMemAlloc(1000))
+    ok(cuda.cuMemcpyAsync(pointer, address, 1000, 0))
+    own[:] = 5  # an asynchronous copy reads pinned memory when it is done, as here no sooner than someone waits
+    ok(cuda.cuCtxSynchronize())
+    back = np.zeros(250, np.uint32)
+    ok(cuda.cuMemcpyDtoH(back, pointer, 1000))
+    ok(cuda.cuMemFreeHost(address))
+    return bool((back == 5).all())
+
+
+def test_pinned_memory_has_one_address_on_the_host_and_on_devices(pool):
+    assert pool.run(2, use_pinned_memory) == [True, True]
+    assert not pool.machine.reports
+
+
+def register_a_file(rank: int, size: int) -> bool:
+    cuda = attached()
+    file = os.memfd_create("shared")
+    os.ftruncate(file, 8192)
+    memory = mmap.mmap(file, 8192)
+    own = np.frombuffer(memory, np.uint32)
+    address = int(own.ctypes.data)
+    own[:] = np.arange(2048)
+    ok(cuda.cuMemHostRegister(address, 8192, 2))
+    os.close(file)
+    pointer = ok(cuda.cuMemHostGetDevicePointer(address, 0))
+    launch(cuda, "add", int(pointer), 100, 2048)
+    ok(cuda.cuCtxSynchronize())
+    assert (own == np.arange(2048) + 100).all()
+    device = ok(cuda.cuMemAlloc(8192))
+    ok(cuda.cuMemcpyHtoDAsync(device, address, 8192, 0))
+    ok(cuda.cuMemsetD32(device, 3, 1024))
+    ok(cuda.cuMemcpyDtoH(address, device, 8192))
+    ok(cuda.cuMemHostUnregister(address))
+    assert (own[:1024] == 3).all()
+    return bool((own[1024:] == np.arange(1024, 2048) + 100).all())
+
+
+def test_shared_memory_of_a_file_can_be_registered(pool):
+    assert pool.run(1, register_a_file) == [True]
+
+
+def share_memory(rank: int, size: int) -> bool:
+    cuda, peer = attached(), meet(rank)
+    prop = T.CUmemAllocationProp()
+    prop.type = T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type = T.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    kind = T.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    prop.requestedHandleTypes = kind
+    if rank == 0:
+        handle = ok(cuda.cuMemCreate(SIZE, prop, 0))
+        descriptor = ok(cuda.cuMemExportToShareableHandle(handle, kind, 0))
+    else:
+        _, (descriptor,), _, _ = socket.recv_fds(peer, 1, 1)
+        handle = ok(cuda.cuMemImportFromShareableHandle(descriptor, kind))
+    access = T.CUmemAccessDesc()
+    access.location, access.flags = prop.location, T.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    address = ok(cuda.cuMemAddressReserve(SIZE, 0, 0, 0))
+    ok(cuda.cuMemMap(address, SIZE, 0, handle, 0))
+    ok(cuda.cuMemSetAccess(address, SIZE, [access], 1))
+    ok(cuda.cuMemRelease(handle))
+    if rank == 0:
+        ok(cuda.cuMemsetD32(address, 40, 1000))
+        ok(cuda.cuCtxSynchronize())
+        socket.send_fds(peer, [str(int(address)).encode()], [descriptor])
+        os.close(descriptor)
+        peer.recv(1)
+        back = np.zeros(1000, np.uint32)
+        ok(cuda.cuMemcpyDtoH(back, address, 4000))
+        return bool((back == 42).all())
+    os.close(descriptor)
+    launch(cuda, "add", int(address), 2, 1000)
+    ok(cuda.cuCtxSynchronize())
+    peer.send(b".")
+    return True
+
+
+def test_memory_passes_from_process_to_process_by_descriptors(pool):
+    assert pool.run(2, share_memory) == [True, True]
+    assert not pool.machine.reports
+    assert pool.machine.held() == dict.fromkeys(pool.machine.held(), 0)
+
+
+def use_a_foreign_pointer(rank: int, size: int) -> Any:
+    cuda, peer = attached(), meet(rank)
+    if rank == 0:
+        pointer = ok(cuda.cuMemAlloc(4096))
+        ok(cuda.cuMemsetD32(pointer, 1, 1024))
+        ok(cuda.cuCtxSynchronize())
+        peer.send(str(int(pointer)).encode())
+        peer.recv(1)
+        launch(cuda, "add", int(pointer), 1, 1024)
+        return int(cuda.cuCtxSynchronize()[0])
+    foreign = int(peer.recv(64))
+    copied = code(cuda.cuMemcpyDtoD(foreign, foreign, 16))
+    launch(cuda, "add", foreign, 1, 1024)
+    found = code(cuda.cuCtxSynchronize())
+    peer.send(b".")
+    return int(copied), int(found)
+
+
+def test_a_pointer_of_another_process_is_none(pool):
+    expected = int(R.CUDA_ERROR_INVALID_VALUE), int(R.CUDA_ERROR_ILLEGAL_ADDRESS)
+    assert pool.run(2, use_a_foreign_pointer) == [0, expected]
+
+
+# Code of the client -------------------------------------------------------------------------------------------------
+
+
+def launch_host_functions(rank: int, size: int) -> Any:
+    cuda = attached()
+    seen: list[Any] = []
+
+    def note(argument: int) -> None:
+        seen.append((argument, os.getpid() == pid, code(cuda.cuCtxSynchronize())))
+
+    pid, made = os.getpid(), ctypes.CFUNCTYPE(None, ctypes.c_void_p)(note)
+    address = ctypes.cast(made, ctypes.c_void_p).value
+    for number in (1, 2, 3):
+        ok(cuda.cuLaunchHostFunc(0, T.CUhostFn(address), number))
+    ok(cuda.cuCtxSynchronize())
+    return [(number, here, int(result)) for number, here, result in seen]
+
+
+def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
+    refused = int(R.CUDA_ERROR_NOT_PERMITTED)
+    expected = [(number, True, refused) for number in (1, 2, 3)]
+    assert pool.run(2, launch_host_functions) == [expected, expected]
+
+
+def ask_for_a_block_size(rank: int, size: int) -> Any:
+    cuda = attached()
+    asked: list[int] = []
+
+    def shared_memory(threads: int) -> int:
+        asked.append(threads)
+        return 200 << 10 if threads > 256 else 0
+
+    made = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(shared_memory)
+    callback = T.CUoccupancyB2DSize(ctypes.cast(made, ctypes.c_void_p).value)
+    found = ok(cuda.cuOccupancyMaxPotentialBlockSize(function(cuda, KERNELS, "add"), callback, 0, 0))
+    return tuple(found), 1024 in asked
+
+
+def test_callbacks_of_a_call_run_in_its_process(pool):
+    (((blocks, threads), asked),) = pool.run(1, ask_for_a_block_size)
+    assert (blocks, threads, asked) == (132 * 8, 256, True)
+
+
+def use_threads(rank: int, size: int) -> Any:
+    cuda = attached()
+    found: list[Any] = []
+
+    def work(device: int) -> None:
+        found.append(int(ok(cuda.cuCtxGetCurrent())))
+        primary(cuda, device)
+        found.append(int(ok(cuda.cuCtxGetDevice())))
+
+    for device in (1, 2):
+        thread = threading.Thread(target=work, args=(device,))
+        thread.start()
+        thread.join()
+    return found, int(ok(cuda.cuCtxGetDevice()))
+
+
+def test_each_thread_has_its_own_contexts_and_may_end(pool):
+    assert pool.run(1, use_threads) == [([0, 1, 0, 2], 0)]
+
+
+# The end ------------------------------------------------------------------------------------------------------------
+
+
+def spin(rank: int, size: int) -> Any:
+    cuda, peer = attached(), meet(rank)
+    word = ok(cuda.cuMemHostAlloc(4, 0))
+    words(word, 1)[:] = 0
+    if rank == 1:
+        launch(cuda, "await", word)
+        peer.send(b".")
+        cuda.cuCtxSynchronize()
+        return "not killed"
+    peer.recv(1)
+    assert peer.recv(1) == b""  # it is dead
+    launch(cuda, "add", word, 7, 1)
+    ok(cuda.cuCtxSynchronize())
+    return int(words(word, 1)[0]), run_a_group(1, 2, 3)
+
+
+def test_a_process_that_is_killed_within_a_call_leaves_nothing(pool):
+    with pool.job(2, spin) as job:
+        time.sleep(1)
+        job.kill(1)
+        assert job.outcomes() == [(7, True), Died(-signal.SIGKILL)]
+    deadline = time.monotonic() + 5
+    while any(pool.machine.held().values()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert pool.machine.held() == dict.fromkeys(pool.machine.held(), 0)
+    assert len(pool.machine.processes) == 1
+
+
+def fork_after_attaching(rank: int, size: int) -> Any:
+    cuda = attached()
+    child = os.fork()
+    if child == 0:
+        os._exit(int(cuda.cuCtxSynchronize()[0]))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status, int(cuda.cuCtxSynchronize()[0])
+
+
+def test_a_forked_child_has_no_machine_and_does_not_take_the_parents(pool):
+    assert pool.run(1, fork_after_attaching) == [(int(R.CUDA_ERROR_NOT_INITIALIZED), 0)]
+
+
+def interrupt(rank: int, size: int) -> Any:
+    cuda = attached()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as under nohup
+    launch(cuda, "busy", ok(cuda.cuMemHostAlloc(4, 0)), 1, 1 << 31)
+    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        cuda.cuCtxSynchronize()
+    timer.join()
+    return int(cuda.cuCtxSynchronize()[0])
+
+
+def test_ctrl_c_ends_a_wait_and_what_runs(pool):
+    assert pool.run(1, interrupt) == [int(R.CUDA_ERROR_LAUNCH_TIMEOUT)]
+    assert [report.kind for report in pool.machine.reports] == ["interrupted"]
+
+
+def outlive_the_machine(rank: int, size: int, name: str) -> Any:
+    device = df.device(0)
+    array = device.zeros(16, "float32")
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(name)
+        assert peer.recv(1) == b""
+    with pytest.raises(df.errors.ClosedError, match="closed"):
+        array.numpy()
+    machine = df.emu.default_machine
+    with pytest.raises(df.errors.DriverUnavailable, match="no emulated machine is served"):
+        machine()
+    return int(device.driver.machine.driver.cuCtxSynchronize()[0])
+
+
+def test_a_machine_that_ends_is_noticed(pool):
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("")
+        listening.listen()
+        listening.settimeout(30)
+        with pool.job(1, outlive_the_machine, listening.getsockname()) as job:
+            connection, _ = listening.accept()
+            pool.close_machine()
+            connection.close()
+            assert job.outcomes() == [int(R.CUDA_ERROR_DEINITIALIZED)]
+
+
+def fail_in_rank_one(rank: int, size: int) -> int:
+    if rank == 1:
+        raise ValueError("as planned")
+    return rank
+
+
+def test_the_pool_says_which_rank_failed(pool):
+    with pytest.raises(RankFailed, match=r"ranks \[1\] of 2 failed; rank 1: ValueError: as planned") as caught:
+        pool.run(2, fail_in_rank_one)
+    assert caught.value.outcomes[0] == 0

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of prototypes against the emulated functions and against cuda.bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import cuda.bindings
+import pytest
+from cuda.bindings import driver as real
+
+from drvfuse.emu.bindings import MAJOR
+from drvfuse.emu.driver import ENTRIES
+from drvfuse.emu.wire import structs
+from drvfuse.emu.wire.coder import coder
+from drvfuse.emu.wire.signatures import ALL, SIGNATURES, read
+from drvfuse.emu.wire.table import ATTRIBUTES
+
+
+def _declared() -> dict[str, list[str]]:
+    """C types of the parameters of all functions, from the declarations that the wheel of cuda.bindings has."""
+    path = Path(cuda.bindings.__file__).with_name("cydriver.pxd")
+    if not path.exists():
+        pytest.skip("these bindings come without their declarations")
+    found = {}
+    for name, text in re.findall(r"^cdef CUresult (cu\w+)\((.*?)\) except", path.read_text(), re.MULTILINE):
+        found[name] = [re.sub(r" \w+$", "", p) for p in text.split(", ") if p]
+    return found
+
+
+def test_every_emulated_function_is_in_the_table_and_no_other() -> None:
+    missing = set(SIGNATURES) - set(ENTRIES)
+    assert set(ENTRIES) <= set(SIGNATURES)
+    assert all(not hasattr(real, name) for name in missing)  # some releases of the bindings lack them
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_arguments_and_results_are_those_of_the_emulated_function(name: str) -> None:
+    signature = SIGNATURES[name]
+    assert [p.name for p in signature.given] == list(inspect.signature(ENTRIES[name].function).parameters)[1:]
+    assert len(signature.returned) == ENTRIES[name].outputs
+
+
+def test_the_c_types_are_those_of_the_header() -> None:
+    declared = _declared()
+    for name in ENTRIES:
+        assert [p.c for p in SIGNATURES[name].parameters] == declared[name], name
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_every_kind_of_argument_can_travel(name: str) -> None:
+    made = coder(name)
+    assert len(made.inputs) == len(made.signature.given)
+    assert len(made.outputs) == len(made.signature.returned)
+
+
+def test_extents_name_parameters() -> None:
+    for signature in ALL:
+        names = {p.name for p in signature.parameters}
+        assert all(p.extent in names for p in signature.parameters if p.extent), signature.name
+
+
+def test_both_major_versions_have_one_form_of_each_function() -> None:
+    for major in (12, 13):
+        names = [s.name for s in ALL if major in s.majors]
+        assert len(names) == len(set(names))
+    assert MAJOR in (12, 13)
+
+
+def test_attributes_are_the_bindings_own() -> None:
+    for enum, kinds in ATTRIBUTES.items():
+        known = [member.name for member in getattr(real, enum)]
+        for attribute in kinds:
+            assert sum(name.endswith(f"_{attribute}") for name in known) == 1, attribute
+
+
+_NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t)
+
+
+def _same_places(value: Any, place: Any) -> int:
+    """How many numbers of a structure of the bindings were found where the table says after they were written."""
+    checked = 0
+    for field, kind in place._fields_:
+        if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
+            checked += _same_places(getattr(value, field), getattr(place, field))
+        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams"):
+            number = 7 + checked
+            setattr(value, field, number)
+            assert int(getattr(place, field)) == number, field
+            checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - {"CUlaunchAttribute", "CUuuid", "CUexecAffinityParam"}))
+def test_structures_lie_as_those_of_the_bindings(name: str) -> None:
+    value = getattr(real, name)()
+    assert _same_places(value, structs.STRUCTS[name].from_address(int(value.getPtr())))
+
+
+def test_a_prototype_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="a prototype"):
+        read("nonsense;")
+    with pytest.raises(ValueError, match="a parameter"):
+        read("cuNothing(int);")
+
+
+def test_arguments_are_bound_by_position_and_by_name() -> None:
+    memset = SIGNATURES["cuMemsetD8"]
+    assert memset.bind((1, 2), {"N": 3}) == (1, 2, 3)
+    assert SIGNATURES["cuGraphGetNodes"].bind((1,), {}) == (1, 0)
+    for args, kwargs, text in (
+        ((1, 2, 3, 4), {}, "takes 3"),
+        ((1, 2), {"n": 3}, "unexpected"),
+        ((1, 2, 3), {"N": 3}, "multiple"),
+        ((1, 2), {}, "misses"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            memset.bind(args, kwargs)
