@@ -149,6 +149,21 @@ def _parser() -> argparse.ArgumentParser:
         "program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a Python script and its arguments"
     )
 
+    emu = commands.add_parser("emu", help="emulated GPUs").add_subparsers(dest="emu_command", required=True)
+    serve = emu.add_parser("serve", help="hold a machine that several processes use, each with DRVFUSE_EMU_MACHINE")
+    serve.add_argument("--devices", type=_positive, default=8, help="emulated GPUs, up to 8 (default: 8)")
+    serve.add_argument("--arch", default="sm_90a", help="what they are (default: sm_90a)")
+    serve.add_argument("--seed", type=_natural, default=0, help="of the order in which work runs (default: 0)")
+    serve.add_argument(
+        "--race", nargs="?", choices=("hardware", "strict"), const="hardware", default=False, help="report data races"
+    )
+    serve.add_argument("--delay-stores", action="store_true", help="show stores late where nothing orders them")
+    serve.add_argument("--record", metavar="FILE", default=None, help="write the order of calls to a file")
+    serve.add_argument("--replay", metavar="FILE", default=None, help="repeat the order of such a file")
+    serve.add_argument(
+        "--address", metavar="ADDRESS", default=None, help='"unix:@NAME" or "unix:/PATH" (default: a name nobody has)'
+    )
+
     tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")
     tune.add_argument("--remove", action="store_true", help="go back to the built-in constants")

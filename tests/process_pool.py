@@ -11,7 +11,7 @@
 
 The machine is in the test's own process and is served to the ranks, which find it by DRVFUSE_EMU_MACHINE; it stays open
 until the next run. RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_RUN_ID are
-set as torchrun sets them, the last one anew for each run. A process that fails, is killed or does not end in time is
+set as torchrun sets them, the last one anew for each run. A process that is killed or does not end in time is
 replaced.
 """
 
@@ -101,7 +101,7 @@ class Job:
                 rank = left[pipe]  # type: ignore[index]
                 try:
                     found[rank] = pipe.recv()  # type: ignore[union-attr]
-                    self.finished[rank] = not isinstance(found[rank], BaseException)
+                    self.finished[rank] = True
                 except (EOFError, ConnectionResetError):
                     found[rank] = Died(self.workers[rank].process.wait())
         return [found[rank] for rank in range(len(self.workers))]
@@ -172,6 +172,7 @@ class ProcessPool:
                     self._idle.append(worker)
                 else:
                     worker.end()
+            server.wait_for_clients()
 
     def run(
         self, size: int, function: Callable[..., Any], *args: Any, timeout: float = 60, **options: Any

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError
 
-_FILES = ("out", "plot", "png")
+_FILES = ("out", "plot", "png", "record")
 
 
 def check_files(arguments: argparse.Namespace) -> None:

@@ -165,7 +165,9 @@ def pids_of(process, ranks):
     """The process ids that the ranks print first; empty lines may lie between."""
     pids = []
     while len(pids) < ranks:
-        pids += map(int, process.stdout.readline().split()[1:])
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        pids += map(int, line.split()[1:])
     return pids
 
 

@@ -221,6 +221,7 @@ class Teams(Structure):
     "u64 tank",  # accesses that a thread was given since it was resumed, `fuel` included
     # A pass and a probe that the last call may have left unfinished.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak, advancing, slept",
+    "u32 counted, timed",  # budgets are numbers of resumes; no sleeper is woken before its time
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # The last attempt before a deadlock is declared: a sum over all threads' saved states, the one that it is compared
     # to (renewed after 1, 2, 4, ... rounds, so that every cycle is found), and whether the limit ended that.

@@ -43,7 +43,7 @@ def report_unfinished(proc: Process, context: Context) -> None:
             f"the context is destroyed before its kernels have ended ({', '.join(sorted(set(kernels)))}): the call "
             "waits for them, and what they leave in the context's memory is lost; synchronise first"
         )
-        proc.machine.report(Report("context", message, kernels[0], device=context.device.index))
+        proc.machine.report(Report("context", message, kernels[0], device=context.device.index, process=proc.title))
 
 
 @entry(1, bindings=12)

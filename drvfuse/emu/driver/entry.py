@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -86,6 +87,8 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
             args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
             break
     with interrupts.held(), machine.lock:
+        machine.lock.called(process, e.name)
+        process.callers.add(threading.get_ident())
         try:
             if e.unsafe:
                 process.refuse_in_capture()
@@ -95,9 +98,11 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
         except Failure as failure:
             if process.closed:  # by another thread, while this call waited
                 return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
-            process.refusal = failure.report
-            if failure.report is not None:
-                machine.report(failure.report)
+            report = failure.report
+            if report is not None:
+                report = replace(report, process=process.title)
+                machine.report(report)
+            process.refusal = report
             return (failure.code, *(None,) * e.outputs)
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)

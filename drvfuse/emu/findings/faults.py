@@ -30,6 +30,7 @@ class Fault:
     block: Index
     thread: Index
     address: int | None
+    process: str | None
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
@@ -44,6 +45,7 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
         identity.device,
         *identity.index(f.block, f.thread),
         int(f.addr) if f.size else None,
+        identity.process,
     )
 
 

@@ -16,13 +16,16 @@ Index = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Identity:
-    """An operation: a launch, or a copy or fill, which has no blocks and no sites."""
+    """An operation: a launch, or a copy or fill, which has no blocks and no sites. `process` is the name of its
+    process, where a machine has several.
+    """
 
     kernel: str
     device: int
     grid: Index = (1, 1, 1)
     block: Index = (1, 1, 1)
     sites: tuple[Site, ...] = ()
+    process: str | None = None
 
     def index(self, block: int, thread: int) -> tuple[Index, Index]:
         """(block, thread) as indices."""

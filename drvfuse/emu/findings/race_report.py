@@ -102,7 +102,7 @@ def report(
         message = f"{what}, at 0x{f.addr:x}, by {other}: {edge}"
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, address,
-        other=other, edge=edge, callers=mine.callers,
+        other=other, edge=edge, callers=mine.callers, process=mine.process,
     )  # fmt: skip
 
 
@@ -144,6 +144,7 @@ def _place(identity: Identity | None, number: int, block: int, thread: int, whol
         return Place("an operation long ago", None, None, 0, None, None)
     site = identity.site(number)
     if site is None:
-        return Place(identity.kernel, None, None, identity.device, identity.index(block, 0)[0] if whole else None, None)
+        where = identity.index(block, 0)[0] if whole else None
+        return Place(identity.kernel, None, None, identity.device, where, None, process=identity.process)
     place, index = identity.place(number), identity.index(block, thread)
-    return Place(identity.kernel, *place, identity.device, *index, site.inlined)
+    return Place(identity.kernel, *place, identity.device, *index, site.inlined, identity.process)

@@ -17,6 +17,7 @@ class Place:
     """Where an access came from. A copy or fill has no line and no thread.
 
     callers  where the functions that were inlined around it were called, (file, line), innermost first
+    process  the name of the process that made it, where the machine has several
     """
 
     kernel: str
@@ -26,13 +27,15 @@ class Place:
     block: Index | None
     thread: Index | None
     callers: tuple[tuple[str, int], ...] = ()
+    process: str | None = None
 
     def __str__(self) -> str:
+        kernel = self.kernel if self.process is None else f"{self.kernel} of process {self.process}"
         if self.block is None or self.thread is None:
-            return f"{self.kernel} of device {self.device}"
+            return f"{kernel} of device {self.device}" if self.process is None else f"{kernel} on device {self.device}"
         at = short_place(self.file, self.line) + called_at(self.callers)
         block, thread = index_text(self.block), index_text(self.thread)
-        return f"{self.kernel} on device {self.device} block {block} thread {thread} at {at}"
+        return f"{kernel} on device {self.device} block {block} thread {thread} at {at}"
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Report:
     edge     of a race: what would have to order the two, in words
     callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
+    process  the name of the process whose kernel or copy it is, where the machine has several
 
     `str` is all that was found but the timeline, over several lines where it takes them; `repr` and `brief()` are one.
     """
@@ -62,6 +66,7 @@ class Report:
     edge: str | None = None
     callers: tuple[tuple[str, int], ...] = ()
     timeline: str | None = None
+    process: str | None = None
 
     @property
     def rank(self) -> int | None:
@@ -91,6 +96,7 @@ class Report:
     def _where(self) -> str:
         indices = (("block", self.block), ("thread", self.thread))
         where = [f"kernel {self.kernel}"] if self.kernel else []
+        where += [] if self.process is None else [f"process {self.process}"]
         where += [] if self.device is None else [f"device {self.device}"]
         where += [f"{name} {index_text(index)}" for name, index in indices if index is not None]
         return f" ({', '.join(where)})" if where else ""
@@ -105,17 +111,17 @@ def standstill(
 ) -> Report:
     """The report of where launches are that cannot go on, or that are ended.
 
-    `launches` holds (kernel, device, engine launch); `crowded` the kernels (kernel, device) that find no room;
-    `without_work` the devices that run nothing, with what ended their kernels, if that was a finding. Threads that wait
-    at the same place for the same thing are one line.
+    `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
+    `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
+    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line.
     """
     lines: list[str] = []
     first: Any = None
     waits = [(kernel, device, launch.blocked()) for kernel, device, launch in launches]
-    for kernel, device, waiting in waits:
+    for (_, _, launch), (kernel, device, waiting) in zip(launches, waits, strict=True):
         groups: dict[tuple[Any, ...], list[Any]] = {}
         for blocked in waiting:
-            first = first or (kernel, device, blocked)
+            first = first or (launch.identity, blocked)
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen, blocked.mbarrier)
             groups.setdefault(key, []).append(blocked)
         for (status, file, line, address, seen, told), members in groups.items():
@@ -136,9 +142,9 @@ def standstill(
         return Report(kind, text)
     engine = launches[0][2].engine
     story = timeline.of_deadlock(waits, engine.history(), engine.identities, engine.window, idle)
-    kernel, device, blocked = first
-    where = blocked.file, blocked.line, device, blocked.block, blocked.thread, blocked.address
-    return Report(kind, text, kernel, *where, timeline=story)
+    identity, blocked = first
+    where = blocked.file, blocked.line, identity.device, blocked.block, blocked.thread, blocked.address
+    return Report(kind, text, identity.kernel, *where, timeline=story, process=identity.process)
 
 
 def _ended(device: int, report: Report) -> str:

@@ -229,7 +229,8 @@ def of_race(
     chosen = of_blocks(records, identities, [(s.device, s.block) for s in sides])
     events = decode(chosen, identities)
     text = render(events, sides, names=names, last=last)
-    who = f"{other.kernel} on device {other.device}"
+    process = "" if other.process is None else f" of process {other.process}"
+    who = f"{other.kernel}{process} on device {other.device}"
     if other.block is not None and other.thread is not None:
         who += f" block {index_text(other.block)} {_place_of(other)}{called_at(other.callers)}"
     called = called_at(report.callers).removeprefix(", ")
@@ -294,7 +295,7 @@ def _word(
     names: Names,
     window: Window | None,
 ) -> list[str]:
-    """Lines on one word that is polled: who waits, who wrote it, and else who wrote near it."""
+    """Lines on one word that is polled: who waits, who wrote it (by any of its addresses), else who wrote near it."""
     device, first = pollers[0]
     who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"
     more = f" and {len(pollers) - 1} other threads" if len(pollers) > 1 else ""
@@ -303,15 +304,16 @@ def _word(
     if first.mbarrier:
         lines.append(f"  it is an mbarrier: {first.mbarrier}")
     writes = records[np.isin(records["kind"], (EventKind.STORE, EventKind.ATOMIC))]
-    here = decode(writes[writes["address"] == address][-1:], identities)
+    places = np.array([address] if window is None else window.same(address), np.int64)
+    here = decode(writes[np.isin(writes["address"].astype(np.int64), places)][-1:], identities)
     if here:
         e = here[0]
         by = f"device {e.device} block {index_text(e.block)} thread {index_text(e.thread)}"
         lines.append(f"  last written by {by}: {_text([e], names)}")
         return [_cut(line, WIDTH) for line in lines]
     lines.append("  nobody wrote it in the events that are kept")
-    offsets = writes["address"].astype(np.int64) - address
-    peers = sorted({e.device for e in decode(writes[np.abs(offsets) <= NEAR], identities)})
+    offsets = writes["address"].astype(np.int64)[:, None] - places
+    peers = sorted({e.device for e in decode(writes[(np.abs(offsets) <= NEAR).any(1)], identities)})
     if peers:
         lines.append(f"  words within {NEAR} bytes of it were written by device {', '.join(map(str, peers))} only")
     return [_cut(line, WIDTH) for line in lines]

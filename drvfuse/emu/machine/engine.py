@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 EngineModule = loader.NativeModule
 _IDENTITIES = 1 << 16  # of operations that are remembered
+_RESUMES = 20_000  # of a run that ends after a number of them
 _ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
 
 
@@ -44,8 +45,9 @@ class Engine:
     """Runs launches of one machine. `seed` 0 runs blocks in order; others rotate them and hold launches and warps back.
 
     `loop_limit`: accesses, or rounds of loops without accesses, that a thread may make between two places where it can
-    wait. `delay_stores`: stores reach other blocks late (native/delay.cuh). `idle` tells whether the last `run` ended
-    because nothing could move; `clock_ns` is the virtual time.
+    wait. `delay_stores`: stores reach other blocks late (native/delay.cuh). `count_resumes()` lets a `run` end after a
+    number of steps and not after some time, so that it ends at the same place each time. `idle` tells whether the last
+    `run` ended because nothing could move; `clock_ns` is the virtual time.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Engine:
         u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
         self._run = runtime.function("rt_run", u32, at, at, u32, u64, u32)
         self._advance = runtime.function("rt_advance", u32, at, at, u32, u32)
+        self._pass_time = runtime.function("rt_pass_time", u32, at, at, u32, u64, u32)
         self._printer = Printer(window)
         printer = self._printer
         self._print = ctypes.CFUNCTYPE(u32, at)(lambda call: printer.add(call) if call else interrupts.pending())
@@ -117,7 +120,8 @@ class Engine:
     def identify(self, op: Op, launch: EngineLaunch | None = None) -> None:
         """Remember what an operation is, for reports; the last ones."""
         if launch is None:
-            found = Identity(type(op.command).__name__.lower(), op.command.context.device.index)
+            context = op.command.context
+            found = Identity(type(op.command).__name__.lower(), context.device.index, process=context.process.title)
         else:
             found = launch.identity
         self.identities[op.number] = found
@@ -134,14 +138,19 @@ class Engine:
 
     def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
         """Run these launches together until one ends, faults or has triggered in all its blocks, nothing can move
-        (`idle`), or the time is up. Launches that have ended already are passed over.
+        (`idle`), or the time, or number of resumes, is up. Launches that have ended already are passed over.
         """
         live = [launch for launch in launches if launch.running]
         self._last = live
         if not live:
             self.idle = True
             return
-        self.idle = self._native(self._run, live, int(budget_ms * 1e6)) == RunEnd.IDLE
+        budget = _RESUMES if self._state.counted else int(budget_ms * 1e6)
+        self.idle = self._native(self._run, live, budget) == RunEnd.IDLE
+
+    def count_resumes(self) -> None:
+        """From now on."""
+        self._state.counted = 1
 
     def advance_clock(self) -> bool:
         """The launches of the last `run` are idle: let virtual time pass, in growing steps, and all spins poll again.
@@ -151,8 +160,15 @@ class Engine:
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._advance, live))
 
+    def pass_time(self, ns: int) -> bool:
+        """The launches of the last `run` are idle, and others may still do something: let so much virtual time pass and
+        all spins poll again, once or more. False if nothing came of it.
+        """
+        live = [launch for launch in self._last if launch.running]
+        return bool(live) and bool(self._native(self._pass_time, live, ns))
+
     def _native(self, function: Callable[..., int], launches: Sequence[EngineLaunch], *budget: int) -> int:
-        """Call a native function of launches until it has no more to do; a time `budget` is for the first call."""
+        """Call a native function of launches until it has no more to do; a `budget` is for the first call."""
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
         while found == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
@@ -209,7 +225,8 @@ class EngineLaunch:
     """A launch that the engine's `run` will run, for `op`. At most `max_resident` of its blocks are resident at once.
     `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
 
-    `access` is the table of the process that launches it, the window's first one where it is None.
+    `access` is the table of the process that launches it, the window's first one where it is None, and `process` its
+    name, if a machine has several.
     `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
     """
 
@@ -229,12 +246,13 @@ class EngineLaunch:
         cluster: Index | None = None,
         op: Op | None = None,
         access: AccessTable | None = None,
+        process: str | None = None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
         self.kernel = kernel = module.kernels[kernel_name]
         self.grid, self.block = grid, block
-        self.identity = Identity(kernel.name, device, grid, block, kernel.sites)
+        self.identity = Identity(kernel.name, device, grid, block, kernel.sites, process)
         self.fault: Fault | None = None
         self._counters: Counters | None = None
         self._allowed: int | None = None

@@ -48,6 +48,7 @@ class Kernels:
             cluster=command.cluster,
             op=op,
             access=command.context.process.table,
+            process=command.context.process.title,
         )
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
@@ -93,6 +94,8 @@ class Kernels:
 
 
 def _named(op: Op) -> tuple[str, int]:
-    """A kernel and its device."""
+    """A kernel, with its process, and its device."""
     assert isinstance(op.command, Launch)
-    return op.command.function.name, op.command.context.device.index
+    name, context = op.command.function.name, op.command.context
+    process = context.process.title
+    return name if process is None else f"{name} of process {process}", context.device.index

@@ -6,17 +6,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from . import interrupts
 
+if TYPE_CHECKING:
+    from .order import Order
+    from .process import Process
+
 
 class MachineLock:
-    """One lock a machine, which a thread that waits for work passes on to those that want to queue some."""
+    """One lock a machine, which a thread that waits for work passes on to those that want to queue some.
+
+    `order` records who gets it, or decides that: `with lock: lock.called(process, what); ...`.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.RLock())
         self._count = threading.Lock()
         self._contenders = 0
+        self._waiting = 0
+        self._caller: Process | None = None
+        self.changes = self._told = 0  # how often `changed` was called, and had been when way was last given
+        self.order: Order | None = None
 
     def __enter__(self) -> None:
         if not self._condition.acquire(blocking=False):
@@ -30,26 +42,72 @@ class MachineLock:
                     self._contenders -= 1
 
     def __exit__(self, *exc: object) -> None:
+        if self.order is not None:
+            self._condition.notify_all()  # one of those who wait for their turn may have it now
         self._condition.release()
+
+    def called(self, process: Process, what: str) -> None:
+        """The calling thread has it for a call of a process. Where a run repeats another it waits for its turn here."""
+        self._caller = process
+        if self.order is not None:
+            self.order.called(process, what)
+            self._caller = process
+
+    def choose(self, kind: str, value: int) -> int:
+        """The value of a choice that depends on the time of the wall, of which 0 is the usual one: `value`, unless a
+        run is repeated where it was another.
+        """
+        return value if self.order is None else self.order.choose(kind, int(value))
 
     def changed(self) -> None:
         """Something was queued or ended: wake those that wait."""
+        self.changes += 1
         self._condition.notify_all()
 
     def wait(self, seconds: float) -> None:
         """Let others in until something changes, or for so long."""
-        self._condition.wait(seconds)
+        self._waiting += 1
+        try:
+            with self._lent():
+                self._condition.wait(seconds)
+        finally:
+            self._waiting -= 1
 
     def give_way(self) -> None:
-        """Let a thread in that stands at the lock."""
-        if self._contenders:
-            self._condition.wait(0.0005)
+        """Let a thread in that stands at the lock, or that waits for what may have changed."""
+        wanted = self._contenders or (self._waiting and self._told != self.changes)
+        if self.choose("give way", bool(wanted)):
+            self._told = self.changes
+            with self._lent():
+                self._condition.wait(0.0005)
+
+    def stand_aside(self, seconds: float) -> None:
+        """`wait` that `order` knows nothing of."""
+        interrupts.check()
+        self._condition.wait(seconds)
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
         """Not held inside the block."""
-        self._condition.release()
+        with self._lent():
+            if self.order is not None:
+                self._condition.notify_all()
+            self._condition.release()
+            try:
+                yield
+            finally:
+                self._condition.acquire()
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[None]:
+        """Others have it inside the block; then the calling thread has it back."""
+        caller = self._caller
+        if self.order is not None:
+            self._condition.notify_all()
         try:
             yield
         finally:
-            self._condition.acquire()
+            self._caller = caller
+            if self.order is not None and caller is not None:
+                self.order.back(caller)
+                self._caller = caller

@@ -24,6 +24,7 @@ from .failure import Injected
 from .lock import MachineLock
 from .mappables import Mappables
 from .objects import Device
+from .order import Recorder, Replayer
 from .process import Process
 from .progress import Progress
 from .threads import Threads
@@ -91,6 +92,9 @@ class Machine:
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
               unless a release or fence that covers them, of sufficient scope, comes first: a missing one shows as a
               wrong result under some seed. Loads are never stale otherwise, so a missing acquire does not show.
+    record    a file to which the order of calls of processes and threads is written (`order`)
+    replay    such a file: the calls are let in in that order, so that the run is the recorded one, step for step; a
+              call that does not fit raises `Diverged`
     served    other processes of the operating system can use it (`drvfuse.emu.serve`)
 
     `reports` holds what was found, oldest first; `launches` the last kernels that ended, with their counts.
@@ -110,6 +114,8 @@ class Machine:
         memory_bytes: int = 16 << 30,
         check_initialised: bool = True,
         delay_stores: bool = False,
+        record: str | os.PathLike[str] | None = None,
+        replay: str | os.PathLike[str] | None = None,
         *,
         served: bool = False,
     ) -> None:
@@ -134,6 +140,15 @@ class Machine:
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
         self.seed, self.sm_count, self.delay_stores = seed, sm_count, delay_stores
+        self.lock = MachineLock()
+        options = {"devices": devices, "arch": arch, "seed": seed, "race": race, "sm_count": sm_count}
+        options |= {"memory_bytes": memory_bytes, "delay_stores": delay_stores, "check_initialised": check_initialised}
+        if record is not None and replay is not None:
+            raise ArgumentError("replay", repr(replay), "None, as a record is written")
+        if replay is not None:
+            self.lock.order = Replayer(replay, options, self.lock.stand_aside)
+        elif record is not None:
+            self.lock.order = Recorder(record, options)
         self.reports: list[Report] = []
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
@@ -145,7 +160,6 @@ class Machine:
         self.detector = Detector(self.window, "hardware" if race is True else str(race)) if cells else None
         self._loop_limit = config.get("emu_loop_limit")
         self.host_wait = config.get("emu_host_wait")
-        self.lock = MachineLock()
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
         self.images: dict[str, EngineModule] = {}
         self.mappables = Mappables(self)
@@ -163,6 +177,8 @@ class Machine:
             self._engine = Engine(
                 self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores
             )
+            if self.several or self.lock.order is not None:
+                self._engine.count_resumes()
         return self._engine
 
     def _require_open(self) -> None:
@@ -193,6 +209,7 @@ class Machine:
         """
         self._require_open()
         with interrupts.held(), self.lock:
+            self.lock.called(self.own, "process")
             number = next(self._process_numbers)
             name = str(number) if name is None else name
             if not isinstance(name, str) or not name.strip() or not name.isprintable():
@@ -200,7 +217,9 @@ class Machine:
             if any(process.name == name for process in self.processes):
                 raise ArgumentError("name", repr(name), "a name that no other live process of the machine has")
             self.several = True
-            self.window.table.name = self.own.label
+            if self._engine is not None:
+                self._engine.count_resumes()
+            self.window.table.name = f"process {self.own.name}"
             process = Process(self, number, name, self.window.open_table(f"process {name}"))
             self.processes.append(process)
             return process
@@ -215,6 +234,8 @@ class Machine:
                     process.handles.clear()
                 if self.pid == os.getpid():
                     self.mappables.descriptors.close()
+                    if self.lock.order is not None:
+                        self.lock.order.close()
                     self.window.close()
 
     def __enter__(self) -> Machine:
@@ -238,6 +259,7 @@ class Machine:
         `reservations`. What was released and is still mapped or bound counts.
         """
         with self.lock:
+            self.lock.called(self.own, "held")
             self.mappables.descriptors.sweep()
             multicasts = self.mappables.multicasts()
             found = {
@@ -294,6 +316,7 @@ class Machine:
             raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")
         nbytes = _integer("nbytes", nbytes, 1)
         with self.lock:
+            self.lock.called(self.own, "declare_polled")
             if not self.window.covers(address, nbytes):
                 where = f"{nbytes} bytes at 0x{address:x} ({self.window.nearest(address)})"
                 raise ArgumentError("memory", where, "a range of allocated memory of this machine")

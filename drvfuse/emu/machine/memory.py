@@ -140,7 +140,8 @@ class ProcessMemory:
                 if kind:
                     name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
                     text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
-                    return Report(kind, text, device=command.context.device.index, address=at.address)
+                    device, process = command.context.device.index, self._process.title
+                    return Report(kind, text, device=device, address=at.address, process=process)
         return None
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
@@ -194,7 +195,7 @@ class ProcessMemory:
         """(bytes, what made it) of all memory of a device, or of all pinned memory, in all processes."""
         machine = self._process.machine
         for process in machine.processes:
-            whose = f" in {process.label}" if process.label else ""
+            whose = "" if process.title is None else f" in process {process.title}"
             for a in process.memory._live.values():
                 if a.mapped is None and a.device is device and not a.registered and a.host is None:
                     maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"

@@ -22,8 +22,8 @@ from .failure import Failure
 from .machine import Machine
 from .memory import Allocation
 from .objects import Bind, Device, Handle, Memory, Multicast
+from .patience import GRACE_S, MOMENT_S, others, outside
 from .process import Process
-from .progress import GRACE_S
 
 
 def supported(machine: Machine, device: Device) -> bool:
@@ -62,21 +62,24 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
     Others may call the driver meanwhile: what the caller has found out may not hold any more.
     """
     since, count = time.monotonic(), len(item.devices)
-    while not item.complete:
-        interrupts.check()
-        now = time.monotonic()
-        if count != len(item.devices):
-            since, count = now, len(item.devices)
-        if not proc.threads.others() or now >= since + max(GRACE_S, proc.machine.host_wait):
-            there = ", ".join(str(device.index) for device in item.devices) or "none"
-            text = f"{call} waits until the team of {item.size} devices is complete (added: {there}), which nobody does"
-            raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", text))
-        with proc.threads.waiting():
-            proc.machine.lock.wait(0.02)
-        if proc.closed:
-            raise Failure(R.CUDA_ERROR_DEINITIALIZED)
-        if not handle.references:
-            raise refused(f"{call}: the multicast object was released while its team was waited for")
+    with proc.blocking(lambda: item.complete or not handle.references or proc.closed):
+        while not item.complete:
+            interrupts.check()
+            now = time.monotonic()
+            if count != len(item.devices) or outside(proc.machine):
+                since, count = now, len(item.devices)
+            elif proc.machine.lock.choose(
+                "give up", not others(proc) or now >= since + max(GRACE_S, proc.machine.host_wait)
+            ):
+                there = ", ".join(str(device.index) for device in item.devices) or "none"
+                text = f"{call} waits until the team of {item.size} devices is complete (added: {there})"
+                raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", f"{text}, which nobody does"))
+            with proc.threads.waiting():
+                proc.machine.lock.wait(MOMENT_S)
+            if proc.closed:
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+            if not handle.references:
+                raise refused(f"{call}: the multicast object was released while its team was waited for")
 
 
 def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:

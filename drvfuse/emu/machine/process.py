@@ -9,10 +9,11 @@ cuMemCreate and multicast objects pass from one to another by descriptors alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar
 
 from ..bindings import R
@@ -42,9 +43,9 @@ class Process:
     threads are those that call its driver; one thread may call the drivers of several processes.
     `close()`, or the end of a `with` block, is the death of the process.
 
-    `call_host(address, argument)` runs a host function where its program is.
-    `file_behind(address, nbytes)` finds the file of shared memory of the process, as `host_files.behind` does where its
-    memory is in this process of the operating system.
+    Two functions do what depends on where the process really is, which is this process of the operating system unless
+    they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`, and
+    `call_host(function, argument)`, which is called without the machine's lock, calls one of its host functions.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -59,8 +60,10 @@ class Process:
         self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
-        self.call_host: Callable[[int, int], None] = call_host
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
+        self.call_host: Callable[[int, int], None] = call_host
+        self.callers: set[int] = set()  # threads that have ever called its driver
+        self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
             pool = self.add(Pool(device, is_default=True))
@@ -76,9 +79,29 @@ class Process:
         return self._closed or self.machine.closed
 
     @property
-    def label(self) -> str:
-        """What reports call it; nothing on a machine that never had another one."""
-        return f"process {self.name}" if self.machine.several else ""
+    def title(self) -> str | None:
+        """Its name in reports; None on a machine that never had another one."""
+        return self.name if self.machine.several else None
+
+    @property
+    def alive(self) -> bool:
+        """True if it may call the driver; the machine's own process, if it uses the machine at all."""
+        return not self.closed and (self.number > 0 or bool(self.contexts()))
+
+    @contextlib.contextmanager
+    def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
+        """The calling thread is in a call of this process that blocks until `done()`."""
+        ident = threading.get_ident()
+        self._blocked[ident] = done
+        try:
+            yield
+        finally:
+            del self._blocked[ident]
+
+    @property
+    def blocked(self) -> set[int]:
+        """The threads in calls that cannot return yet."""
+        return {ident for ident, done in list(self._blocked.items()) if not done()}
 
     def close(self) -> None:
         """The process dies, and the driver cleans up: its running and queued work ends, its contexts, objects and
@@ -89,6 +112,7 @@ class Process:
         with interrupts.held(), machine.lock:
             if self.closed:
                 return
+            machine.lock.called(self, "close")
             self._closed = True
             for context in self.contexts():
                 self.drop_context(context)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..abi import Kind
 from ..bindings import R
 from ..findings import reports, timeline
 from ..space.window import WindowError
@@ -23,15 +22,16 @@ from .backlog import Backlog
 from .failure import Failure
 from .kernels import Kernels
 from .objects import Context, Stream
+from .patience import MOMENT_S, Patience, outside
+from .wall_time import WallTime
 from .work import Command, Free, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
     from .machine import Machine
+    from .process import Process
 
 BUDGET_MS = 50
-GRACE_S = 1.0
-"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
 IDLE_QUERIES = 2000
 """Queries in a row that find nothing able to move before they let virtual time pass."""
 
@@ -61,6 +61,8 @@ class Progress:
         self._kernels = Kernels(machine)
         self._in_host_function = 0
         self._idle_queries = (0, 0)
+        self._wall_time = WallTime(machine.lock, lambda ns: machine.engine.pass_time(ns))
+        self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
         self._pending = 0
         self._races: set[Any] = set()  # those reported, by their places
 
@@ -146,13 +148,16 @@ class Progress:
                 waited.pop()
             return not waited
 
-        try:
-            self.run_until(done)
-        except KeyboardInterrupt:
-            self._interrupted()
-            raise
-        if ops and ops[0].command.context.process.closed:  # by another thread, and all its objects with it
-            raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+        if waited:
+            process = ops[0].command.context.process
+            try:
+                with process.blocking(done):
+                    self._run_until(done, process)
+            except KeyboardInterrupt:
+                self._interrupted()
+                raise
+            if process.closed:  # by another thread, and all its objects with it
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
         if self.detector is not None:
             self.detector.host_learns(ops)
 
@@ -163,34 +168,42 @@ class Progress:
         if self._kernels.running:
             self._give_up("interrupted", "Ctrl-C ended what ran")
 
-    def run_until(self, done: Callable[[], bool]) -> None:
-        lock, threads = self.machine.lock, self.machine.threads
-        queued, since = -1, 0.0  # when nothing could move for the first time after so much had been queued
+    def _run_until(self, done: Callable[[], bool], process: Process) -> None:
+        lock, patience = self.machine.lock, Patience(process)
         while not done():
             interrupts.check()
-            if not self.step() and not done():
-                now = time.monotonic()
-                if queued != self.submitted:
-                    queued, since = self.submitted, now
+            if not self._try_step() and not done():
                 if self._in_host_function:
                     lock.wait(0.05)
-                elif threads.others() and (now < since + GRACE_S or now < since + self._host_wait()):
-                    with threads.waiting():
-                        lock.wait(0.02)
-                elif not self._advance_clock():
+                elif not patience.wait() and not self._advance_clock():
                     self._deadlock()
             lock.give_way()
 
-    def _host_wait(self) -> float:
-        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
-        polled = {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
-        found = [self.machine.window.find(address) for address in polled]
-        return self.machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
+    def _try_step(self) -> bool:
+        """`step`, unless another thread has found just now that nothing can move."""
+        lock = self.machine.lock
+        if self.machine.several:
+            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
+            if lock.choose("rest", resting):
+                return False
+        return self.step()
+
+    def polled(self) -> set[int]:
+        """The addresses that kernels poll."""
+        return {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
+
+    def pass_time(self) -> None:
+        """Nothing can move: virtual time goes with that of the wall."""
+        if self._kernels.running:
+            self._rest_until = 0.0
+            with interrupts.taken():
+                self._wall_time.go()
 
     def _advance_clock(self) -> bool:
         """Let virtual time pass; False if that changes nothing."""
         if not self._kernels.running:
             return False
+        self._rest_until = 0.0
         with interrupts.taken():
             return self.machine.engine.advance_clock()
 
@@ -200,14 +213,22 @@ class Progress:
         if not all(op.done for op in waited):
             moved = self.step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
-            if count == IDLE_QUERIES and self._advance_clock():
-                count -= 1  # and again at the next
+            if count == IDLE_QUERIES:
+                count -= self._let_time_go(waited[0].command.context.process)  # and again at the next
             self._idle_queries = (self.submitted, count)
         if not all_done(waited):
             return False
         if self.detector is not None:
             self.detector.host_learns(waited)
         return True
+
+    def _let_time_go(self, process: Process) -> bool:
+        """Of a query by a process that is answered again and again that nothing has changed; False if time stands."""
+        with process.blocking(lambda: False):
+            if outside(self.machine):
+                self.pass_time()
+                return True
+        return self._advance_clock()
 
     def kernels(self, context: Context) -> list[str]:
         """The kernels of a context that have not ended, in the order in which they were queued."""
@@ -227,6 +248,7 @@ class Progress:
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
+        begun = time.monotonic()
         for op in self._kernels.make_room():
             self._backlog.ready(op)
         moved = self._start_ready()
@@ -243,6 +265,11 @@ class Progress:
         if not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._report_races()
+        if moved:
+            self._wall_time.stop()
+        else:
+            now = time.monotonic()
+            self._rest, self._rest_until = self.machine.lock.changes, now + max(MOMENT_S / 2, now - begun)
         return moved
 
     def _report_races(self) -> None:
@@ -306,9 +333,9 @@ class Progress:
         try:
             return self._kernels.place(op, command)
         except WindowError as error:
-            name, device = command.function.name, command.context.device.index
+            name, device, process = command.function.name, command.context.device.index, command.context.process
             message = f"no room for the shared and local memory of its resident blocks: {error}"
-            report = reports.Report("memory", message, name, device=device)
+            report = reports.Report("memory", message, name, device=device, process=process.title)
             self.machine.report(report)
             self._finish(op)
             self.fail(command.context, R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, report)
@@ -348,13 +375,14 @@ class Progress:
             self.machine.note(op.command, op.launch)
         op.launch = None
         self._backlog.ended(op)
+        self.machine.lock.changed()
 
     def _call(self, command: HostCall) -> None:
         machine = self.machine
         self._in_host_function += 1
         try:
             with command.context.process.threads.host_function(), machine.lock.released():
-                command.context.process.call_host(command.address, command.argument)
+                command.context.process.call_host(command.function, command.argument)
         finally:
             self._in_host_function -= 1
             machine.lock.changed()

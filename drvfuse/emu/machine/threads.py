@@ -11,7 +11,9 @@ from .objects import Context
 
 
 class Threads(threading.local):
-    """What belongs to the calling thread in one process: its stack of contexts and its capture mode."""
+    """What belongs to the calling thread in one process: its stack of contexts, its capture mode, and the `number` by
+    which records name it.
+    """
 
     _waiting: set[int] = set()
 
@@ -19,6 +21,7 @@ class Threads(threading.local):
         self.contexts: list[Context | None] = []
         self.capture_mode = 0
         self.in_host_function = False
+        self.number: int | None = None
 
     def others(self) -> bool:
         """True if another thread is alive that is not itself waiting for an emulated device."""

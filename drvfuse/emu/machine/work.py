@@ -183,9 +183,9 @@ class Record(Command):
 
 @dataclass(frozen=True, eq=False)
 class HostCall(Command):
-    """A host function. It runs without the machine's lock held and may call nothing of the driver."""
+    """A host function, by its address. It runs without the machine's lock held and may call nothing of the driver."""
 
-    address: int
+    function: int
     argument: int
     keep: Any = None
 

@@ -17,7 +17,8 @@ from typing import Any
 from ..wire.message import Incoming, Outgoing
 
 _HEAD = struct.Struct("<QHH")  # bytes behind it, tag, descriptors
-_PIECE = 1 << 16
+_SMALL = 1 << 16  # what is copied together before it is sent
+_FIRST = 1 << 12  # what is read at once
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
@@ -40,20 +41,18 @@ class Ended(Exception):
 def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
     """Raises Ended. The descriptors of `out.own` are closed in any case."""
     try:
-        nbytes = sum(len(part) for part in out.parts)
+        content = out.parts
+        nbytes = sum(map(len, content))
         head = _HEAD.pack(nbytes, tag, len(out.descriptors))
-        if nbytes < _PIECE:
-            first, rest = b"".join((head, *out.parts)), []
-        else:
-            first, rest = head, out.parts
+        small = nbytes < _SMALL
+        first = b"".join((head, *content)) if small else head
         if out.descriptors:
             sent = socket.send_fds(connection, [first], out.descriptors)
-            if sent < len(first):
-                connection.sendall(first[sent:])
-        else:
-            connection.sendall(first)
-        for part in rest:
-            connection.sendall(part)
+            first = first[sent:]
+        connection.sendall(first)
+        if not small:
+            for part in content:
+                connection.sendall(part)
     except (BrokenPipeError, ConnectionResetError):
         raise Ended from None
     finally:
@@ -65,26 +64,22 @@ def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
 def receive(connection: socket.socket) -> tuple[int, Incoming]:
     """(tag, content) of the next message. Raises Ended."""
     descriptors: list[int] = []
-    content = bytearray()
-    wanted = _HEAD.size
-    tag = count = 0
     try:
-        while len(content) < wanted:
-            room = _ROOM if not content else 0
-            piece, control, _, _ = connection.recvmsg(
-                min(max(wanted - len(content), _PIECE), 1 << 24), room, socket.MSG_CMSG_CLOEXEC
-            )
-            for level, kind, raw in control:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])
-            if not piece:
-                raise Ended
-            begins = len(content) < _HEAD.size
-            content += piece
-            if begins and len(content) >= _HEAD.size:
-                nbytes, tag, count = _HEAD.unpack_from(content)
-                wanted = _HEAD.size + nbytes
-        if len(descriptors) != count or len(content) != wanted:
+        # Descriptors come with the first byte of a message, and no call reads beyond the end of one.
+        piece, control, _, _ = connection.recvmsg(_FIRST, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, raw in control:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])
+        while 0 < len(piece) < _HEAD.size:
+            more = connection.recv(_HEAD.size - len(piece))
+            piece = piece + more if more else b""
+        if not piece:
+            raise Ended
+        nbytes, tag, count = _HEAD.unpack_from(piece)
+        content = memoryview(piece)[_HEAD.size :]
+        if len(content) < nbytes:
+            content = _rest(connection, content, nbytes)
+        if len(descriptors) != count or len(content) != nbytes:
             raise Ended
     except BaseException as error:
         for descriptor in descriptors:
@@ -92,7 +87,20 @@ def receive(connection: socket.socket) -> tuple[int, Incoming]:
         if isinstance(error, ConnectionResetError):
             raise Ended from None
         raise
-    return tag, Incoming(memoryview(content)[_HEAD.size :], descriptors)
+    return tag, Incoming(content, descriptors)
+
+
+def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryview:
+    """All of a message's content, of which the beginning is here."""
+    whole = memoryview(bytearray(nbytes))
+    at = len(begun)
+    whole[:at] = begun
+    while at < nbytes:
+        got = connection.recv_into(whole[at:])
+        if not got:
+            raise Ended
+        at += got
+    return whole
 
 
 def close_rest(incoming: Incoming) -> None:

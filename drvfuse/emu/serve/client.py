@@ -13,6 +13,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsInt
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from ..findings.counters import Summary
     from ..findings.reports import Report
 
+_REGISTERED = 1 << 56
+"""What is added to the addresses of registered memory on their way: the machine has memory of its own at addresses that
+are the same, and none at these.
+"""
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
@@ -42,6 +47,14 @@ class _Line:
 
     def __del__(self) -> None:
         self.connection.close()  # the thread has ended, or the machine is not used any more
+
+
+@dataclass(frozen=True)
+class _Registration:
+    """Registered memory; `file`: the machine has the file behind it, so kernels and copies reach it."""
+
+    nbytes: int
+    file: bool
 
 
 class _Local(threading.local):
@@ -68,7 +81,7 @@ class AttachedMachine:
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
-        self._registered: dict[int, int] = {}  # address -> bytes, of memory whose file the machine has
+        self._registered: dict[int, _Registration] = {}  # by address
         self._pinned: dict[int, int] = {}  # address -> bytes
         self._lock = threading.Lock()
         self._host_line: socket.socket | None = None
@@ -264,9 +277,23 @@ class AttachedMachine:
     # What a call asks of the caller's end (`wire.calls.Caller`) -------------------------------------------------------
 
     def shared(self, address: int) -> int | None:
-        if self._base <= address < self._end or any(a <= address < a + n for a, n in self._registered.items()):
+        if self._base <= address < self._end:
             return address
-        return None
+        found = self._registration_of(address)
+        return address + _REGISTERED if found is not None and found.file else None
+
+    def known(self, address: int) -> int:
+        return address if self._registration_of(address) is None else address + _REGISTERED
+
+    def back(self, address: int) -> int:
+        return address - _REGISTERED if address >= _REGISTERED else address
+
+    def register(self, address: int) -> int:
+        return address + _REGISTERED if address else 0
+
+    def _registration_of(self, address: int) -> _Registration | None:
+        found = (r for start, r in list(self._registered.items()) if start <= address < start + r.nbytes)
+        return next(found, None) if self._registered else None
 
     def layout(self, function: int) -> Layout | None:
         found = self._layouts.get(function)
@@ -295,9 +322,8 @@ class AttachedMachine:
         return found
 
     def registered(self, address: int, nbytes: int) -> None:
-        """It was registered. The machine knows it by its address if it has its file."""
-        if self._local.offered is not None:
-            self._registered[address] = nbytes
+        """It was registered."""
+        self._registered[address] = _Registration(nbytes, self._local.offered is not None)
 
     def unregistered(self, address: int) -> None:
         self._registered.pop(address, None)

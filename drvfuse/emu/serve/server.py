@@ -10,6 +10,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from .session import Line, Session
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine
+    from ..machine.process import Process
 
 log = logging.getLogger("drvfuse.emu")
 
@@ -44,7 +46,6 @@ class Server:
         self._lock = threading.Lock()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._numbers = itertools.count(1)
-        self._clients = itertools.count(1)
         self._closed = False
         if not machine.window.shares_host:
             raise ArgumentError("machine", repr(machine), "one that was made with served=True")
@@ -67,6 +68,13 @@ class Server:
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(_END_S)
+
+    def wait_for_clients(self, timeout: float = 10.0) -> bool:
+        """Wait until no client is left, and all that they had is gone from the machine; False if that takes longer."""
+        deadline = time.monotonic() + timeout
+        while self.sessions and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return not self.sessions
 
     def __enter__(self) -> Server:
         return self
@@ -92,7 +100,7 @@ class Server:
 
     def _greet(self, connection: socket.socket) -> None:
         """Serve a connection from its first message to its end."""
-        pid, uid = addresses.peer(connection)
+        _, uid = addresses.peer(connection)
         try:
             if uid != os.getuid():
                 connection.close()  # not a word to strangers
@@ -107,24 +115,22 @@ class Server:
                 connection.close()
                 return
             if hello["kind"] == "life":
-                self._open(connection, pid, hello)
+                self._open(connection, hello)
             else:
                 self._attach(connection, hello)
         except (Ended, OSError):
             connection.close()
 
-    def _open(self, connection: socket.socket, pid: int, hello: dict[str, Any]) -> None:
+    def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
         with self._lock:
             if self._closed or machine.closed:
                 raise Ended
-            number = next(self._clients)
-            name = hello.get("name") or f"{number} (pid {pid})"
-            session = Session(secrets.token_hex(8), machine.process(name), connection)
+            session = Session(secrets.token_hex(8), self._process(hello.get("name")), connection)
             self.sessions[session.key] = session
         facts = {
             "key": session.key,
-            "name": name,
+            "name": session.process.name,
             "pid": os.getpid(),
             "machine": repr(machine),
             "devices": len(machine.devices),
@@ -142,6 +148,12 @@ class Server:
             with self._lock:
                 self.sessions.pop(session.key, None)
             connection.close()
+
+    def _process(self, name: str | None) -> Process:
+        """A process of the name that the client wishes, with a number behind it if another one has that."""
+        taken = {process.name for process in self.machine.processes}
+        names = (f"{name} ({number})" if number > 1 else name for number in itertools.count(1))
+        return self.machine.process(None if name is None else next(n for n in names if n not in taken))
 
     def _attach(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         session = self.sessions.get(hello["session"])

@@ -96,11 +96,12 @@ class Physical:
 
 @dataclass
 class _Mapping:
-    """Memory, or the members of a multicast object."""
+    """Memory, from a byte of it on, or the members of a multicast object."""
 
     nbytes: int
     physical: Physical | None
     table: AccessTable
+    offset: int = 0
     members: Members | None = None
 
     @property
@@ -366,7 +367,7 @@ class Window:
             )
         self._require_vacant(address, nbytes)
         self._put(address, nbytes, physical, offset)
-        self._mappings[address] = _Mapping(nbytes, physical, table or self.table)
+        self._mappings[address] = _Mapping(nbytes, physical, table or self.table, offset)
         bisect.insort(self._mapping_starts, address)
 
     def map_multicast(self, address: int, nbytes: int, members: Members, table: AccessTable | None = None) -> None:
@@ -374,7 +375,7 @@ class Window:
         is done there is done to the members.
         """
         self._require_vacant(address, nbytes)
-        self._mappings[address] = _Mapping(nbytes, None, table or self.table, members)
+        self._mappings[address] = _Mapping(nbytes, None, table or self.table, members=members)
         bisect.insort(self._mapping_starts, address)
         self.teams.add(address, nbytes, members)
         self._describe(address, nbytes, None, Kind.MULTICAST | KIND_FULL)
@@ -480,6 +481,20 @@ class Window:
         """The physical allocation mapped at an address."""
         found = next(self._mapped(address, 1), None)
         return found[1].physical if found else None
+
+    def same(self, address: int) -> list[int]:
+        """All addresses by which the byte at an address is mapped, that one first."""
+        found = next(self._mapped(address, 1), None)
+        if found is None or found[1].physical is None:
+            return [address]
+        start, mapping = found
+        at = mapping.offset + address - start
+        places = [
+            other + at - m.offset
+            for other, m in self._mappings.items()
+            if m.physical is mapping.physical and 0 <= at - m.offset < m.nbytes
+        ]
+        return [address, *(place for place in places if place != address)]
 
     def covers(self, address: int, nbytes: int) -> bool:
         """True if every byte of the range is allocated or mapped memory (over neighbouring mappings too)."""

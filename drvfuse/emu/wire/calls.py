@@ -18,6 +18,15 @@ class Caller(Protocol):
     def shared(self, address: int) -> int | None:
         """The address by which the machine knows the host memory at `address`; None if it does not know it."""
 
+    def known(self, address: int) -> int:
+        """The same, of memory that was only registered too; any other address is its own."""
+
+    def back(self, address: int) -> int:
+        """The inverse of `known`."""
+
+    def register(self, address: int) -> int:
+        """By which address the machine shall know memory that is registered now."""
+
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
 
@@ -45,7 +54,7 @@ class Call:
     signature: Signature
     values: Sequence[Any]
     caller: Caller
-    lent: list[Callable[[bytes], None]] = field(default_factory=list)
+    lent: list[Callable[[Any], None]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
     def value(self, name: str | None) -> Any:
@@ -69,20 +78,22 @@ class Run:
     file: tuple[int, int] | None = None
     """(descriptor, offset) of the file of memory that the call registers."""
 
-    def memory(self, content: bytes | int) -> int:
-        """The address of memory that holds these bytes, or so many zeros; one byte more, so that it has an address."""
-        nbytes = content if isinstance(content, int) else len(content)
-        made = (ctypes.c_char * (nbytes + 1))()
-        if not isinstance(content, int):
-            ctypes.memmove(made, content, nbytes)
+    def memory(self, content: Any) -> int:
+        """The address of memory that holds these bytes: themselves, if they can be written."""
+        nbytes = len(content)
+        if nbytes and not memoryview(content).readonly:
+            self.keep.append(content)
+            return ctypes.addressof((ctypes.c_char * nbytes).from_buffer(content))
+        made = (ctypes.c_char * (nbytes + 1)).from_buffer_copy(bytes(content) + b"\0")
         self.keep.append(made)
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of memory that goes back to the caller."""
-        address = self.memory(nbytes)
-        self.lent.append(self.keep[-1])
-        return address
+        """The address of memory that goes back to the caller; one byte more, so that it has an address."""
+        made = (ctypes.c_char * (nbytes + 1))()
+        self.keep.append(made)
+        self.lent.append(made)
+        return ctypes.addressof(made)
 
     def value(self, name: str | None) -> Any:
         return next(v for p, v in zip(self.signature.given, self.values, strict=False) if p.name == name)

@@ -121,7 +121,7 @@ class Coder:
         else:
             found = [item.take(incoming, call) for item in self.outputs]
         for store in call.lent:
-            store(incoming.data() or b"")
+            store(incoming.view() or b"")
         return found
 
 

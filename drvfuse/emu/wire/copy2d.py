@@ -56,7 +56,7 @@ class Copy2D(Struct):
         if content is None:
             return None
         p = CUDA_MEMCPY2D.from_buffer_copy(content)
-        rows, lent = incoming.data(), incoming.word()
+        rows, lent = incoming.view(), incoming.word()
         for end, address in (
             (_End(p, "src"), None if rows is None else run.memory(rows)),
             (_End(p, "dst"), None if lent == NONE else run.lend(lent)),
@@ -66,11 +66,11 @@ class Copy2D(Struct):
         return self.kind.made_of(bytes(p))
 
 
-def _scatter(target: _End, width: int) -> Callable[[bytes], None]:
+def _scatter(target: _End, width: int) -> Callable[[Any], None]:
     """What lies between the rows is not the copy's to write."""
 
-    def store(content: bytes) -> None:
+    def store(content: Any) -> None:
         for at in range(0, len(content), target.pitch):
-            ctypes.memmove(target.start + at, content[at : at + width], width)
+            ctypes.memmove(target.start + at, bytes(content[at : at + width]), width)
 
     return store

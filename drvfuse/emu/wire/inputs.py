@@ -98,7 +98,7 @@ class Source(Input):
         call.keep.append(keep)
 
     def take(self, incoming: Incoming, run: Run) -> int:
-        address, content = incoming.word(), incoming.data()
+        address, content = incoming.word(), incoming.view()
         return address if content is None else run.memory(content)
 
 
@@ -134,17 +134,16 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
     out.data((ctypes.c_char * nbytes).from_address(address) if unknown and nbytes else b"" if unknown else None)
 
 
-def _store(address: int, content: bytes) -> None:
-    ctypes.memmove(address, content, len(content))
+def _store(address: int, content: Any) -> None:
+    if content:
+        memoryview((ctypes.c_char * len(content)).from_address(address)).cast("B")[:] = content
 
 
 class Address(Input):
-    """An address of host memory, which the caller knows."""
+    """An address, which is neither read nor written."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        address = host_address(value)[0]
-        known = call.caller.shared(address)
-        out.word(address if known is None else known)
+        out.word(call.caller.known(host_address(value)[0]))
 
 
 class Registered(Input):
@@ -153,7 +152,7 @@ class Registered(Input):
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         address = host_address(value)[0]
         nbytes = whole(call.value(self.parameter.extent), 0, NONE, "size_t")
-        out.word(address)
+        out.word(call.caller.register(address))
         found = call.caller.registration(address, nbytes) if address and nbytes else None
         out.word(NONE if found is None else found[1])
         if found is not None:

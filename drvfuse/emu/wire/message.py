@@ -59,11 +59,16 @@ class Incoming:
         return float(self.take(_REAL)[0])
 
     def data(self) -> bytes | None:
+        found = self.view()
+        return None if found is None else bytes(found)
+
+    def view(self) -> Any:
+        """What `data` gives, without a copy: part of the message."""
         size = self.word()
         if size == NONE:
             return None
         self.at += size
-        return bytes(self.content[self.at - size : self.at])
+        return self.content[self.at - size : self.at]
 
     def take(self, form: struct.Struct) -> tuple[Any, ...]:
         found = form.unpack_from(self.content, self.at)

@@ -128,6 +128,7 @@ class Attribute(Output):
 
     def take(self, incoming: Incoming, call: Call) -> Any:
         kinds = self._kinds(call)
-        if not self.parameter.extent:
-            return _take(incoming, kinds[0])
-        return [_take(incoming, kind) for kind in kinds[: int(call.value(self.parameter.extent))]]
+        wanted = int(call.value(self.parameter.extent)) if self.parameter.extent else 1
+        values = [_take(incoming, kind) for kind in kinds[:wanted]]
+        found = [call.caller.back(v) if kind.c == "void*" else v for v, kind in zip(values, kinds, strict=False)]
+        return found if self.parameter.extent else found[0]

@@ -12,7 +12,7 @@ Words that C has no place for say what a prototype leaves open:
     @options         values of options, of which only the number counts: they steer an assembler that does not run
     @attribute       the type follows from the attribute (`ATTRIBUTES`)
     @descriptor      a file descriptor, as the handle type says
-    @host            an address of host memory, which is neither read nor written by the call
+    @host            an address, perhaps of host memory, which is neither read nor written by the call
     @registered      the same, of memory that the devices may use from now on
     @pinned          the address of new host memory that the devices may use
 
@@ -221,9 +221,9 @@ cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUla
 cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config);
 
 // Pointers
-cuPointerGetAttribute(void* data @attribute, CUpointer_attribute attribute, CUdeviceptr ptr);
+cuPointerGetAttribute(void* data @attribute, CUpointer_attribute attribute, CUdeviceptr ptr @host);
 cuPointerGetAttributes(unsigned int numAttributes, in CUpointer_attribute* attributes[numAttributes],
-    void** data[numAttributes] @attribute, CUdeviceptr ptr);
+    void** data[numAttributes] @attribute, CUdeviceptr ptr @host);
 
 // Pools
 cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps);

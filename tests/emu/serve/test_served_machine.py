@@ -26,6 +26,9 @@ KERNELS = """
 extern "C" __global__ void add(unsigned* words, unsigned value, unsigned count) {
   for (unsigned i = threadIdx.x; i < count; i += blockDim.x) words[i] += value;
 }
+extern "C" __global__ void busy(unsigned* words, unsigned value, unsigned count) {
+  for (unsigned i = 0; i < count; i++) atomicAdd(words, value);
+}
 extern "C" __global__ void await(volatile unsigned* word) { while (*word == 0) {} }
 """
 SIZE = 2 << 20
@@ -329,9 +332,7 @@ def test_a_forked_child_has_no_machine_and_does_not_take_the_parents(pool):
 def interrupt(rank: int, size: int) -> Any:
     cuda = attached()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as under nohup
-    word = ok(cuda.cuMemHostAlloc(4, 0))
-    words(word, 1)[:] = 0
-    launch(cuda, "await", word)
+    launch(cuda, "busy", ok(cuda.cuMemHostAlloc(4, 0)), 1, 1 << 31)
     timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of the order in which the threads of several processes used a machine, and runs that repeat one.
+
+What a machine does follows from its seed and from what is done under its lock, one thread after the other. Two things
+are not in its hands: which thread gets the lock next, and choices that depend on the time of the wall (to give way to
+others, to let virtual time pass). A record is a text file of these in their order, one a line, with tabs between:
+
+    3  call  b  0  cuLaunchKernel    thread 0 of process b gets the lock for a call
+    0  back  a  0                    thread 0 of process a gets it back in a call that waits
+    0  time  20000000                a choice other than the usual one, and its value
+
+The number in front counts the usual choices since the line before. Threads of a process are numbered in the order of
+their first calls. The first line has the options of the machine, which those of a repeated run must equal. What
+processes do outside of calls, such as writing pinned memory, is not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ...errors import ArgumentError, DrvfuseError
+
+if TYPE_CHECKING:
+    from .process import Process
+
+_TITLE = "drvfuse record 1"
+PATIENCE_S = 60.0
+"""How long a repeated run waits for the call that comes next, before it says that it is not made."""
+
+
+class Diverged(DrvfuseError):
+    """A run that was to repeat a record does something else."""
+
+
+class Order(Protocol):
+    """What the lock of a machine tells, with the lock held."""
+
+    def called(self, process: Process, what: str) -> None:
+        """The calling thread has got the lock for a call."""
+
+    def back(self, process: Process) -> None:
+        """The calling thread has got it back."""
+
+    def choose(self, kind: str, value: int) -> int:
+        """The value of a choice, for which `value` was found; 0 is the usual one."""
+
+    def close(self) -> None: ...
+
+
+class Recorder:
+    """Writes a record."""
+
+    def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - it lives as long as the machine
+        except OSError as error:
+            raise ArgumentError("record", repr(path), f"a file that can be written ({error})") from None
+        self._usual = 0
+        self._known: dict[str, int] = {}
+        self._file.write(f"{_TITLE}\t{json.dumps(options)}\n")
+        self._close = weakref.finalize(self, self._file.close)
+
+    def close(self) -> None:
+        self._write("end")
+        self._close()
+
+    def called(self, process: Process, what: str) -> None:
+        if process.threads.number is None:
+            process.threads.number = self._known.get(process.name, 0)
+            self._known[process.name] = process.threads.number + 1
+        self._write("call", process.name, process.threads.number, what)
+
+    def back(self, process: Process) -> None:
+        self._write("back", process.name, process.threads.number)
+
+    def choose(self, kind: str, value: int) -> int:
+        if value:
+            self._write(kind, value)
+        else:
+            self._usual += 1
+        return value
+
+    def _write(self, *words: object) -> None:
+        if not self._file.closed:
+            self._file.write("\t".join(map(str, (self._usual, *words))) + "\n")
+        self._usual = 0
+
+
+class _Line(NamedTuple):
+    """A line of a record. `words` are what is behind its number and its kind."""
+
+    number: int
+    kind: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "call":
+            return f"thread {self.words[1]} of process {self.words[0]} calls {self.words[2]}"
+        if self.kind == "back":
+            return f"thread {self.words[1]} of process {self.words[0]} goes on"
+        return " ".join((self.kind, *self.words))
+
+
+class Replayer:
+    """Lets threads go on as a record says, and after its end as they come. `wait` lets others have the lock a while."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], options: Mapping[str, Any], wait: Callable[[float], object]
+    ) -> None:
+        self._path, self._wait = Path(path), wait
+        try:
+            first, *lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            title, written = first.rstrip("\n").split("\t")
+            found = json.loads(written)
+        except (OSError, ValueError) as error:
+            raise ArgumentError("replay", repr(path), f"a record of a machine ({error})") from None
+        for name in (name for name in options if title != _TITLE or found.get(name) != options[name]):
+            raise ArgumentError("replay", f"of {name}={found.get(name)!r}", f"a record of {name}={options[name]!r}")
+        whole = [line.rstrip("\n").split("\t") for line in lines if line.endswith("\n")]
+        self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
+        self._read, self._known = 1, dict[str, int]()
+        self._failure: Diverged | None = None
+        self._usual = 0  # choices that come before the line
+        self._line: _Line | None = None
+        self._next()
+
+    def called(self, process: Process, what: str) -> None:
+        self._turn(process, "call", what)
+
+    def back(self, process: Process) -> None:
+        self._turn(process, "back")
+
+    def choose(self, kind: str, value: int) -> int:
+        if self._failure is not None:
+            raise self._failure
+        if self._usual:
+            self._usual -= 1
+            return 0
+        if self._line is None:
+            return value
+        if self._line.kind == "end":
+            self._line = None
+            return value
+        if self._line.kind != kind:
+            raise self._fail(f"a choice comes: {kind} {value}")
+        chosen = int(self._line.words[0])
+        self._next()
+        return chosen
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _next(self) -> None:
+        self._usual, kind, words = next(self._lines, (0, "", ()))
+        self._read += 1
+        self._line = _Line(self._read, kind, words) if kind else None
+
+    def _turn(self, process: Process, kind: str, *what: str) -> None:
+        """Wait until this is what comes next."""
+        seen, since = None, 0.0
+        while self._failure is None and self._line is not None and self._line.kind != "end":
+            number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number
+            words = process.name, str(number), *what
+            if self._usual or self._line.kind not in ("call", "back"):
+                raise self._fail(f"{_Line(0, kind, words)}, and a choice was to come before")
+            if (self._line.kind, self._line.words) == (kind, words):
+                if process.threads.number is None:
+                    process.threads.number, self._known[process.name] = number, number + 1
+                self._next()
+                return
+            if self._line.words[:2] == words[:2] and process.threads.number is not None:
+                raise self._fail(str(_Line(0, kind, words)))
+            if seen != self._line:
+                seen, since = self._line, time.monotonic()
+            elif time.monotonic() > since + PATIENCE_S:
+                raise self._fail(f"for {PATIENCE_S:.0f} s nobody does that, and {_Line(0, kind, words)}")
+            self._wait(0.05)
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, what: str) -> Diverged:
+        """The error, which every later call raises too."""
+        line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
+        usual = f"{self._usual} usual choices and " if self._usual else ""
+        there = f"the run differs from the record {self._path}: there {usual}{line} comes next"
+        self._failure = Diverged(f"{there}; {what}")
+        return self._failure

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call that waits does while nothing can move: it waits for others, or finds that nobody may change that.
+
+On a machine that has only its own process, others are the threads of this process of the operating system. They get
+`GRACE_S` to queue something, or the setting `emu_host_wait` where a kernel polls host memory; then virtual time leaps,
+and where that changes nothing either it is a deadlock.
+
+With several processes, a live one is outside while none of its threads is in a call that cannot return yet: at any
+moment it may queue work or write memory that a kernel polls. While one is, virtual time goes no faster than that of the
+wall (`WallTime`), and nothing is a deadlock. When all are inside, the rules are those of one process, where others are
+the threads that have ever called the driver of a live process. The machine's own process counts while it has a context.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ..abi import Kind
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .process import Process
+
+GRACE_S = 1.0
+"""How long a wait that cannot go on gives other Python threads to queue something; more where host memory is polled."""
+MOMENT_S = 0.02
+
+
+class Patience:
+    """Of one call, of `process`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._machine = process, process.machine
+        self._queued, self._since = -1, 0.0  # when nothing could move for the first time after so much had been queued
+
+    def wait(self) -> bool:
+        """Wait a moment, in which others may come in; False if nobody is left to wait for."""
+        machine, now = self._machine, time.monotonic()
+        if self._queued != machine.progress.submitted:
+            self._queued, self._since = machine.progress.submitted, now
+        if outside(machine):
+            machine.progress.pass_time()
+        elif machine.lock.choose("go on", not others(self._process) or self._is_over(now)):
+            return False
+        with self._process.threads.waiting():
+            machine.lock.wait(MOMENT_S)
+        return True
+
+    def _is_over(self, now: float) -> bool:
+        return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
+
+    def _host_wait(self) -> float:
+        """How long another thread has to write host memory that a kernel polls; 0 if none polls any."""
+        machine = self._machine
+        found = [machine.window.find(address) for address in machine.progress.polled()]
+        return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
+
+
+def outside(machine: Machine) -> bool:
+    """True if there are several processes, and some live one may still do something by itself."""
+    return machine.several and any(process.alive and not process.blocked for process in machine.processes)
+
+
+def others(process: Process) -> bool:
+    """True if another thread than the calling one may still queue something."""
+    if not process.machine.several:
+        return process.threads.others()
+    mine, alive = threading.get_ident(), {thread.ident for thread in threading.enumerate()}
+    return any((p.callers & alive) - p.blocked - {mine} for p in process.machine.processes if p.alive)
