@@ -80,6 +80,13 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
+    processes = benchmarks.add_parser(
+        "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
+    )
+    processes.add_argument(
+        "--algos", nargs="+", metavar="NAME", help="(default: auto push_one_shot push_two_shot; pull ones are staged)"
+    )
+    processes.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")

@@ -166,6 +166,36 @@ class BarrierTimeout(DrvfuseError):
         )
 
 
+class ExchangeError(DrvfuseError):
+    """The engine that exchanges partial sums between nodes failed, or could not connect the ranks.
+
+    `rank` is the local rank that noticed, `engine` the engine's name.
+    """
+
+    def __init__(self, rank: int, engine: str, problem: str) -> None:
+        self.rank, self.engine = rank, engine
+        super().__init__(f"rank {rank}: the exchange between nodes by {engine} {problem}")
+
+
+class ExchangeTimeout(ExchangeError):
+    """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
+
+    `rank` of node `node` waited for some of the ranks `peers`, those with its place in the other nodes; the engine does
+    not tell for which. All results of that call and of every later one are undefined on every rank until
+    `group.reset()`, which connects the engine anew: graphs that hold exchanges must be captured again.
+    """
+
+    def __init__(self, rank: int, node: int, peers: Sequence[int], engine: str, seconds: float) -> None:
+        self.node, self.peers, self.seconds = node, tuple(peers), seconds
+        some = f"rank {peers[0]}" if len(peers) == 1 else f"one of the ranks {list(peers)}"
+        super().__init__(
+            rank,
+            engine,
+            f"of node {node} with {some} did not end within {seconds:g} s and was aborted. All results since that call "
+            "are undefined on every rank; group.reset() connects the engine anew, and graphs must be captured again.",
+        )
+
+
 class GridTimeout(BarrierTimeout):
     """Blocks of an op on one device did not meet within the `spin_timeout` setting, or two launches met instead.
 

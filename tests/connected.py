@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import drvfuse as df
 from drvfuse.bootstrap.local import LocalBoards
+from drvfuse.nodes.joint import NodesWanted
 from drvfuse.runtime.device import Device
 
 T = TypeVar("T")
@@ -86,7 +87,8 @@ class Ranks:
             index = rank if devices is None else devices[rank]
             return df.device(index, driver=self.processes[rank]), payload, blocks
 
-        return df.Group._of_board(self.boards[rank], opened)
+        of_nodes = {name: own[name] for name in ("nodes", "node_order", "exchange", "domain") if name in own}
+        return df.Group.of_board(self.boards[rank], opened, NodesWanted(**of_nodes))
 
     def each(self, call: Callable[[df.Group], T], groups: Sequence[df.Group] | None = None) -> list[T]:
         """`call(group)` on every rank at once."""

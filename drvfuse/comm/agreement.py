@@ -11,19 +11,20 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, config
 from ..bootstrap.host import host_identity
 from ..errors import ArgumentError, GroupMismatch, Unsupported, ranks_text
+from ..nodes.layout import Nodes, find_nodes, find_order
 from ..runtime.vmm import granularity
 from . import alone
 from .transport import Identity, Member
-from .workspace import MAX_RANKS
 
 if TYPE_CHECKING:
+    from ..nodes.joint import NodesWanted
     from ..runtime.device import Device
 
 
@@ -33,7 +34,7 @@ class Record:
 
     `host` tells hosts apart; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
     becomes the group's. `alone`: no group is open on its device. `filling` are the numbers and sizes of the groups that
-    fill it, as `comm.alone` says.
+    fill it, as `comm.alone` says. `domain`: only ranks of one may form a node.
     """
 
     host: str
@@ -53,13 +54,21 @@ class Record:
     number: int
     alone: bool
     filling: tuple[tuple[int, int], ...]
+    domain: str
+    nodes: str | int
+    node_order: str | None
+    exchange: str
 
     @classmethod
-    def of(cls, device: Device, workspace_bytes: int, max_blocks: int | None) -> Record:
+    def of(cls, device: Device, workspace_bytes: int, max_blocks: int | None, wanted: NodesWanted) -> Record:
         """That of the rank of `device` in this process."""
-        driver = device.driver
+        driver, host = device.driver, host_identity()
         return cls(
-            host=host_identity(),
+            host=host,
+            domain=host + wanted.domain,
+            nodes=wanted.nodes if wanted.nodes == "auto" else int(wanted.nodes),
+            node_order=wanted.node_order,
+            exchange=wanted.engine,
             gpu=bytes(driver.cuDeviceGetUuid(device.handle).bytes).hex(),
             device=device.name,
             capability=device.capability,
@@ -99,45 +108,52 @@ _EQUAL = {
     "spin_timeout": "the setting spin_timeout",
     "check_calls": "the setting check_calls",
     "tuning": "the constants of `drvfuse tune` (setting tuning)",
+    "nodes": "nodes",
+    "node_order": "node_order",
+    "exchange": "exchange",
 }
 """What must be the same on all ranks, and what it is called. The version comes first: of others nothing is known."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What holds for all ranks: their devices, the granularity of memory, the group itself, and the numbers of those
-    groups that fill their devices no longer."""
+    """What holds for all ranks: their devices, the granularity of memory, the group itself, the numbers of those groups
+    that fill their devices no longer, and the nodes."""
 
     members: tuple[Member, ...]
     gpus: tuple[str, ...]
     unit: int
     identity: Identity
     disturbed: tuple[int, ...]
+    layout: Nodes
+
+    def of(self, ranks: Sequence[int]) -> Agreement:
+        """That of these ranks, a node of the group."""
+        members, gpus = tuple(self.members[rank] for rank in ranks), tuple(self.gpus[rank] for rank in ranks)
+        return replace(self, members=members, gpus=gpus, layout=Nodes((0,) * len(ranks)))
 
 
 def agree(records: Sequence[Record]) -> Agreement:
     """What the ranks agree on; `records[i]` is rank i's.
 
-    Raises GroupMismatch where they differ in what must be equal, ArgumentError for two ranks on one GPU and for too
-    many ranks, Unsupported for ranks on several hosts, and where a group that fills its devices would have to stop
-    that on some of its ranks only.
+    Raises GroupMismatch where they differ in what must be equal, ArgumentError for two ranks on one GPU and for nodes
+    that cannot be, as `find_nodes` says, and Unsupported where a group that fills its devices would have to stop that
+    on some of its ranks only.
     """
     for name, what in _EQUAL.items():
         values = {rank: str(getattr(record, name)) for rank, record in enumerate(records)}
         if len(set(values.values())) > 1:
             raise GroupMismatch(what, values)
-    if len(records) > MAX_RANKS:
-        raise ArgumentError("size", len(records), f"at most {MAX_RANKS}, the ranks that one node may have")
     _require_own_devices(records)
-    hosts = [record.host for record in records]
-    if len(set(hosts)) > 1:
-        raise Unsupported(f"the ranks are on {len(set(hosts))} hosts: rank 0 on {hosts[0]}, others on other ones")
+    layout = find_nodes([record.domain for record in records], records[0].nodes)
+    find_order(records[0].node_order, layout.count)
     return Agreement(
         members=tuple(Member(r.device, r.capability, r.sm_count, r.multicast) for r in records),
         gpus=tuple(record.gpu for record in records),
         unit=max(record.unit for record in records),
         identity=Identity(records[0].number, len(records), all(r.alone and r.max_blocks is None for r in records)),
         disturbed=_disturbed(records),
+        layout=layout,
     )
 
 

@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING
 
 from . import alone
 from .agreement import Record, agree
+from .node_transport import NodeTransport
 from .process_transport import ProcessTransport, voted
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
+    from ..nodes.joint import NodesWanted
+    from ..nodes.layout import Nodes
     from ..runtime.device import Device
 
 
-def connect(board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> tuple[ProcessTransport, Record]:
-    """The transport of this board's ranks, which owns `board`, and what this rank has said of itself.
+def connect(
+    board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted
+) -> tuple[ProcessTransport | NodeTransport, Record, Nodes]:
+    """The transport of this board's ranks, which owns `board`, what this rank has said of itself, and the nodes.
 
     `opened` gives the device, the workspace bytes and the budget of blocks of this rank. Raises what it raises, and as
     `agree`, GroupError where another rank has failed, GroupTimeout and RankEnded.
@@ -32,10 +37,12 @@ def connect(board: Board, opened: Callable[[], tuple[Device, int, int | None]]) 
     try:
         with voted(board, "open the device"):
             device, workspace_bytes, max_blocks = opened()
-            record = Record.of(device, workspace_bytes, max_blocks)
+            wanted.check()
+            record = Record.of(device, workspace_bytes, max_blocks, wanted)
         agreement = agree([Record.decode(data) for data in board.gather("agree on the group", record.encode())])
         alone.disturb(device, agreement.disturbed)
-        return ProcessTransport(board, device, agreement), record
+        kind = ProcessTransport if agreement.layout.count == 1 else NodeTransport
+        return kind(board, device, agreement), record, agreement.layout
     except BaseException:
         board.close()
         raise

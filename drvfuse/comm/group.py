@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from .. import config
 from ..bootstrap.rendezvous import meet
@@ -21,21 +21,25 @@ from ..errors import (
     Unsupported,
     require_kind,
 )
+from ..nodes.exchange import Exchange, Member
+from ..nodes.joint import Joint, NodesWanted
+from ..nodes.layout import Nodes, find_nodes, find_order
+from ..nodes.link import NodeLink
 from ..runtime.device import Device
 from ..runtime.driver import Owner, forked
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.vmm import SymmetricBuffer, Undo
 from . import arguments
-from .alone import AloneLaunches, disturb
+from .alone import AloneLaunches
 from .budget import BlockBudget
 from .connect import connect
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
-from .process_transport import ProcessTransport
 from .rank import Rank
 from .rank_graphs import RankGraphs
 from .reports import error_of
+from .split import split
 from .transport import LocalTransport
 from .workspace import Workspace
 
@@ -46,24 +50,35 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream, StreamLike
     from .transport import Transport
 
+_LOCAL_SECONDS = 60.0  # in which an engine connects the ranks of one process
+
 _log = logging.getLogger("drvfuse.comm")
 
 
 class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
-    Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
-    are ordered by events. `peers_readable` says whether every rank can access every other rank's memory: without it
-    the only algorithm is "naive".
+    Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `ranks`, iteration
+    and `len` are those of this process. A group serves one call at a time and is driven by one thread; calls on
+    different streams are ordered by events. `peers_readable` says whether every rank can access every other rank's
+    memory: without it the only algorithm is "naive".
     """
 
-    def __init__(self, transport: Transport, workspace_bytes: int, max_blocks: int | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        workspace_bytes: int,
+        max_blocks: int | None,
+        joint: Joint,
+    ) -> None:
         """Collective, as every step of `transport` is."""
         Owner.__init__(self)
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
-        self._payload_bytes, self._max_blocks = workspace_bytes, max_blocks
+        self.layout, self.wanted = joint.nodes, joint.wanted
+        self.link: NodeLink | None = None
+        self.sizes = workspace_bytes, max_blocks
         self._broken: Callable[[], DrvfuseError] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(transport.indices)
@@ -80,10 +95,13 @@ class Group(Owned, Owner):
                 self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
                 undo.append(self.alone.release)
                 transport.open()
-            self.workspace = Workspace(transport, workspace_bytes)
+            self.workspace = Workspace(transport, workspace_bytes, self.layout)
             self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
             self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
-            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport
+            if self.nodes > 1:
+                self.link = self._join(joint)
+                undo.append(self.link.close)
+            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
             self._owns(self.driver, _dispose, *owned)
             undo.commit()
         try:
@@ -94,6 +112,21 @@ class Group(Owned, Owner):
                 super().close()
             raise
 
+    def _join(self, joint: Joint) -> NodeLink:
+        of, place = self.layout.of, self.layout.place
+        members = [Member(rank.index, rank.device, of[rank.index], place(rank.index)) for rank in self.ranks]
+        joined: list[NodeLink] = []
+        with self.transport.step("find an engine between the nodes"):
+            engine = joint.find_engine(self.together, self.driver.name == "emu")
+        try:
+            with self.transport.step("connect the nodes", joint.timeout):
+                joined.append(joint.join(engine, members))
+        except BaseException:
+            for link in joined:
+                link.close()
+            raise
+        return joined[0]
+
     @classmethod
     def local(
         cls,
@@ -102,6 +135,9 @@ class Group(Owned, Owner):
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
+        nodes: int = 1,
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group whose ranks are all driven by this process.
 
@@ -112,6 +148,10 @@ class Group(Owned, Owner):
         device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
         launches may fill all multiprocessors while no other group is open on the devices.
 
+        `nodes` splits the ranks into so many nodes of consecutive ranks, as if they were on different hosts, to try or
+        test that (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four nodes;
+        `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of one's own.
+
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
         a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
@@ -119,7 +159,17 @@ class Group(Owned, Owner):
         calls, is captured.
         """
         payload, budget = arguments.sizes(workspace_bytes, max_blocks)
-        return cls(LocalTransport(arguments.local_devices(devices, driver)), payload, budget)
+        found = arguments.local_devices(devices, driver)
+        layout = find_nodes([0] * len(found), nodes)
+        find_order(node_order, layout.count)
+        return cls.of_devices(found, payload, budget, layout, NodesWanted(nodes, node_order, exchange))
+
+    @classmethod
+    def of_devices(
+        cls, devices: Sequence[Device], payload: int, budget: int | None, layout: Nodes, wanted: NodesWanted
+    ) -> Group:
+        joint = Joint(layout, wanted, lambda values: values, _LOCAL_SECONDS)
+        return cls(LocalTransport(devices), payload, budget, joint)
 
     @classmethod
     def connect(
@@ -128,11 +178,14 @@ class Group(Owned, Owner):
         size: int | None = None,
         *,
         device: int | Device | None = None,
-        store: Any = None,
+        store: object = None,
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
         timeout: float = 60.0,
+        nodes: str | int = "auto",
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group of `size` ranks, of which this process drives one, `rank`, and other processes the others.
 
@@ -142,6 +195,12 @@ class Group(Owned, Owner):
         torch.distributed, or any object with `set` and `get` as `drvfuse.bootstrap` says; None needs none on one host.
         The other arguments are those of `local`, and equal on all ranks. `timeout` bounds, in seconds, this and each
         later step of all ranks.
+
+        Ranks of one host form a node, of up to eight ranks; a number `nodes` makes so many of consecutive ranks, also
+        on one host. All nodes have equally many ranks. For several, docs/nodes.md says what calls then do. `node_order`
+        is "fixed" or "engine", by default "fixed" for up to four nodes. `exchange` is the engine between them: "nccl",
+        "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
+        both that is installed.
 
         Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or on one what
         has failed there and on the others GroupError that names it: GroupTimeout and RankEnded, which name the ranks
@@ -157,22 +216,55 @@ class Group(Owned, Owner):
             return arguments.own_device(device, place.local_rank, driver), payload, budget
 
         place, board = meet(rank, size, store, timeout)
-        return cls._of_board(board, opened)
+        return cls.of_board(board, opened, NodesWanted(nodes, node_order, exchange))
 
     @classmethod
-    def _of_board(cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]]) -> Group:
+    def of_board(
+        cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
+    ) -> Group:
         """The group of the ranks of a board; see `comm.connect.connect`."""
-        transport, record = connect(board, opened)
-        return cls(transport, record.workspace_bytes, record.max_blocks)
+        wanted = wanted or NodesWanted()
+        transport, record, layout = connect(board, opened, wanted)
+
+        def gather(values: Sequence[bytes]) -> list[bytes]:
+            (own,) = values
+            return board.gather("connect the engine between the nodes", own)
+
+        return cls(transport, record.workspace_bytes, record.max_blocks, Joint(layout, wanted, gather, board.timeout))
 
     @property
     def together(self) -> bool:
         """Whether this process drives all ranks."""
         return len(self.ranks) == self.size
 
+    @overload
     def split(
-        self, color: Any, key: Any = 0, *, workspace_bytes: int | None = None, max_blocks: int | None = None
-    ) -> Any:
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None: ...
+
+    @overload
+    def split(
+        self,
+        color: Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> list[Group | None]: ...
+
+    def split(
+        self,
+        color: int | None | Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None | list[Group | None]:
         """A new group of the ranks that give the same `color`, in the order of `key` and then of their ranks here.
 
         `color` is an integer of at least 0, or None for a rank that is to be in no new group, which gets None. With
@@ -184,39 +276,27 @@ class Group(Owned, Owner):
         either may be closed first.
         """
         self.require_open()
-        with self.transport.step("check the arguments of split"):
-            colors, keys = arguments.colors(len(self), color, key)
-            given = (
-                self._payload_bytes if workspace_bytes is None else workspace_bytes,
-                self._max_blocks if max_blocks is None else max_blocks,
-            )
-            payload, budget = arguments.sizes(*given)
-        if not self.together:
-            found = self._split_board(colors[0], keys[0], payload, budget)
-            return found if not isinstance(color, (list, tuple)) else [found]
-        groups: dict[int, Group] = {}
-        with Undo() as undo:
-            for chosen in dict.fromkeys(one for one in colors if one is not None):
-                order = sorted((keys[i], i) for i in range(len(self)) if colors[i] == chosen)
-                members = [self.ranks[i].device for _, i in order]
-                groups[chosen] = type(self)(LocalTransport(members), payload, budget)
-                undo.append(groups[chosen].close)
-            undo.commit()
-        every = [None if one is None else groups[one] for one in colors]
-        return every if isinstance(color, (list, tuple)) else every[0]
-
-    def _split_board(self, color: int | None, key: int, payload: int, budget: int | None) -> Group | None:
-        transport, device = self.transport, self.ranks[0].device
-        assert isinstance(transport, ProcessTransport)
-        board = transport.board.split(color, key)
-        if transport.identity is not None:  # all of its ranks are here, also those that are to be in no new group
-            disturb(device, [transport.identity.number])
-        return None if board is None else self._of_board(board, lambda: (device, payload, budget))
+        return split(self, color, key, workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:
         """Whether every rank can access every other rank's memory."""
         return self.transport.shared
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the group spans."""
+        return self.layout.count
+
+    @property
+    def node(self) -> int:
+        """The node of the first local rank."""
+        return self.layout.of[self.ranks[0].index]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The ranks of that node, in their order."""
+        return self.layout.ranks(self.node)
 
     @property
     def max_blocks(self) -> int:
@@ -252,8 +332,8 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset, or CallMismatch if it has found
-        that a peer's call differs from its own. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
+        the call of a peer differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
@@ -264,6 +344,9 @@ class Group(Owned, Owner):
             self._broken = error_of(found, self._history, self.calls, self.transport.ended)
         if self._broken is not None:
             raise self._broken()
+        if self.link is not None and self.link.failure is not None:
+            self._stale = True
+            raise self.link.failure
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -284,6 +367,9 @@ class Group(Owned, Owner):
         self._forget_partial()
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
+        if self.link is not None:
+            with self.transport.step("reset the group: connect the nodes"):
+                self.link.reset()
         self._history.clear()
         self._broken = None
         self._stale = False
@@ -302,11 +388,11 @@ class Group(Owned, Owner):
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported():
+        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
             self.check()
         elif self.transport.ended:
-            rank = min(self.transport.ended)
-            raise RankEnded("a call of the group", rank, self.transport.ended[rank])
+            rank, how = next(iter(self.transport.ended.items()))  # the first one
+            raise RankEnded("a call of the group", rank, how)
 
     def _refuse(self) -> None:
         self.check()
@@ -394,6 +480,8 @@ class Group(Owned, Owner):
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
         self.require_open()
+        if self.nodes > 1:
+            raise Unsupported("multicast memory is that of one node, and the group has several")
         self.transport.require_multicast()
         self._require_shared()
 
@@ -417,6 +505,8 @@ class Group(Owned, Owner):
         return self._multicast.staging(streams)
 
     def _require_shared(self) -> None:
+        if self.nodes > 1:
+            raise Unsupported("symmetric memory is that of one node, and the group has several")
         if not self.peers_readable:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "
@@ -435,6 +525,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self._forget_partial()
         super().close()
+        self.transport.close()  # also where the driver is gone, and nothing was left to be freed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -461,6 +552,7 @@ def _dispose(
     budget: BlockBudget,
     alone: AloneLaunches,
     transport: Transport,
+    link: NodeLink | None,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -475,11 +567,14 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget, transport))  # kernels of other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
+        transport.close()
         raise failure
     budget.release()
     alone.release()
     with Undo() as undo:
         undo.append(transport.close)
+        if link is not None:
+            undo.append(link.close)
         undo.append(workspace.close)
         undo.append(multicast.close)

@@ -186,7 +186,7 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers == epoch and note.waits:
+            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # a later kernel of the call, too
                 possible.append(number)
                 named = f", {note}{where}"
             barriers += note.barriers

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 from ..bootstrap.descriptors import share
 from ..errors import DrvfuseError, Unsupported, ranks_text
 from ..runtime import shared_host
-from ..runtime.device import device as open_device
 from ..runtime.multicast_support import require_multicast
 from ..runtime.shared_host import SharedHostMemory
 from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, round_up
@@ -97,8 +96,9 @@ class ProcessTransport:
         count = int(driver.cuDeviceGetCount())
         visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
         for rank, gpu in enumerate(self._agreement.gpus):
-            index = visible.get(gpu)
-            if index is not None and not self._device.can_access_peer(open_device(index, driver=driver)):
+            index = visible.get(gpu, self._device.index)  # no Device of a peer: that would make a context there
+            other = index != self._device.index
+            if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import GroupMismatch
+from ..nodes.layout import Nodes
+from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
 from ..runtime.array import view
 from ..runtime.stream import Stream
@@ -33,7 +35,6 @@ from ..runtime.vmm import Undo
 from .calls import TABLE_BYTES, CallTable, ComparedCalls, number_in
 from .transport import Identity, Transport
 
-MAX_RANKS = 8
 MAX_BLOCKS = 256
 
 EPOCH_OFFSET = 0
@@ -53,8 +54,8 @@ REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
 CALL = 3
 LEGS = ("barrier", "push", "gather", "call")
-"""What a report's field `leg` says: where the rank waited. In legs of push calls `word` is the 16-byte word of the
-slots; in "call", which is leg CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
+"""What a report's field `leg` says: where the rank waited. In push calls `word` is the 16-byte word of the slots; in
+"call", which is CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -100,8 +101,9 @@ class Workspace:
     Owned by the group; `close()` frees it.
     """
 
-    def __init__(self, transport: Transport, payload_bytes: int) -> None:
-        """Collective, as `Transport.allocate`."""
+    def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
+        """Collective, as `Transport.allocate`. Kernels know a rank by its number inside its node of `nodes`."""
+        self._nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
@@ -144,6 +146,8 @@ class Workspace:
             device.stream.synchronize()
         with transport.step("compare the owners of the workspaces"):
             for rank, pointer in enumerate(self.pointers):
+                if not pointer:  # on another node
+                    continue
                 number, of = view(pointer + OWNER_OFFSET, 2, "uint64", device).numpy().tolist()
                 if (number, of) != (identity.number, rank):
                     values = {own: f"group {identity.number:x}, rank {rank}", rank: f"group {number:x}, rank {of}"}
@@ -156,7 +160,10 @@ class Workspace:
     def first_report(self) -> dict[str, int]:
         """By field name, of the reports one of a call that differs from a peer's, if there is one, else one whose
         missing peer has not itself reported: a peer that has waits for another. Of several that of the lowest rank."""
-        found = self.reports[np.flatnonzero(self._magic)]
+        ranks = np.flatnonzero(self._magic)
+        found = self.reports[ranks]
+        pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
+        found["rank"], found["peer"] = ranks, [self._nodes.peer(rank, place) for rank, place in pairs]
         differing = found[[differs(report) for report in found]]
         blamed = found[~np.isin(found["peer"], found["rank"])]
         report = (differing if differing.size else blamed if blamed.size else found)[0]

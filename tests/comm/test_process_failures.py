@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from drvfuse import config, reference
 from drvfuse.errors import (
     ArgumentError,
     BarrierTimeout,
+    CallMismatch,
     CaptureError,
     DriverError,
     GroupError,
@@ -31,15 +33,14 @@ ALGOS = ("one_stage", "push_one_shot")
 
 
 @pytest.fixture
-def short_waits() -> Iterator[None]:
-    with config.override(spin_timeout=0.2):
-        yield
-
-
-@pytest.fixture
-def ranks(short_waits: None) -> Iterator[Ranks]:
+def ranks() -> Iterator[Ranks]:
+    """Three ranks whose first call, which may compile, is made; the next ones wait for a short time."""
     with connected(3) as ranks:
-        yield ranks
+        for algo in ALGOS:
+            ranks.each(lambda group, algo=algo: allreduce(group, algo))
+        ranks.each(lambda group: group.reset())
+        with config.override(spin_timeout=0.2):
+            yield ranks
 
 
 def allreduce(group: df.Group, algo: str = "auto") -> np.ndarray:
@@ -49,6 +50,12 @@ def allreduce(group: df.Group, algo: str = "auto") -> np.ndarray:
 def work(ranks: Ranks) -> None:
     for result in ranks.each(allreduce):
         assert (result == 7).all()
+
+
+def call_and_wait(group: df.Group, algo: str = "auto") -> None:
+    """A rank that is late raises in the call already what another one has reported."""
+    allreduce(group, algo)
+    group.synchronize()
 
 
 def timed_out(group: df.Group, call: Callable[[], Any]) -> BarrierTimeout:
@@ -67,10 +74,9 @@ def test_every_rank_raises_also_the_one_that_did_not_call(ranks: Ranks, algo: st
     def missing(group: df.Group) -> None:
         if group[0].index == 1:
             return
-        allreduce(group, algo)
-        error = timed_out(group, group.synchronize)
+        error = timed_out(group, lambda: call_and_wait(group, algo))
         assert error.peer == 1 and error.rank in (0, 2) and not error.ended
-        assert "call 2" in error.call and f"allreduce {algo} of" in error.call and "(64,) float32" in error.call
+        assert "call" in error.call and f"allreduce {algo} of" in error.call and "(64,) float32" in error.call
 
     ranks.each(missing)
     idle = ranks.groups[1]
@@ -82,11 +88,33 @@ def test_every_rank_raises_also_the_one_that_did_not_call(ranks: Ranks, algo: st
     work(ranks)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_calls_that_differ_between_ranks_are_named_on_all(first: bool) -> None:
+    """Rank 2 sums other elements; with `check_calls` a kernel in front finds it."""
+    with config.override(check_calls=first), connected(3) as ranks:
+        work(ranks)
+
+        def call(group: df.Group) -> str:
+            rank = group[0]
+            with pytest.raises(CallMismatch) as caught:
+                df.allreduce(group, rank.zeros(64 if rank.index < 2 else 65, "float32"))
+                rank.drain()
+                until = time.monotonic() + 10
+                while not group.workspace.reported() and time.monotonic() < until:
+                    time.sleep(0.005)
+                group.synchronize()
+            return str(caught.value)
+
+        for text in ranks.each(call):
+            assert "(64,) float32" in text and "(65,) float32" in text and "rank 2" in text
+        ranks.each(lambda group: group.reset())
+        work(ranks)
+
+
 def test_nothing_is_launched_before_the_reset(ranks: Ranks) -> None:
     def missing(group: df.Group) -> None:
         if group[0].index:
-            allreduce(group)
-            timed_out(group, group.synchronize)
+            timed_out(group, lambda: call_and_wait(group))
 
     ranks.each(missing)
     for group in ranks.groups:
@@ -112,9 +140,9 @@ def test_a_graph_raises_what_another_rank_has_reported(ranks: Ranks) -> None:
 
     def replay(group: df.Group) -> None:
         if group[0].index:
-            graphs[group[0].index][0].launch()
-            error = timed_out(group, group.synchronize)
-            assert error.peer == 0 and ("call 2" in error.call or "call 1 of 1 in the replay" in error.call)
+            found = graphs[group[0].index][0]
+            error = timed_out(group, lambda: (found.launch(), group.synchronize()))
+            assert error.peer == 0 and "call" in error.call
 
     ranks.each(replay)
     with pytest.raises(BarrierTimeout):
@@ -132,20 +160,26 @@ def test_a_graph_raises_what_another_rank_has_reported(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_ends_within_a_call_is_named_in_the_report(ranks: Ranks) -> None:
+    launched = threading.Barrier(3)
+
     def call(group: df.Group) -> BarrierTimeout | None:
         if group[0].index == 2:
-            time.sleep(0.1)  # within the call of the others
+            launched.wait(20)
             ranks.boards.end(2)
             ranks.processes[2].close()
             return None
-        allreduce(group)
+        df.allreduce(group, group[0].zeros(64, "float32"))
+        launched.wait(20)
+        until = time.monotonic() + 5
+        while not group.transport.ended and time.monotonic() < until:
+            time.sleep(0.005)
         return timed_out(group, group.synchronize)
 
     started = time.monotonic()
     for error in ranks.each(call)[:2]:
         assert error is not None and error.peer == 2 and set(error.ended) == {2}
         assert "Rank 2 has ended: " in str(error) and "group.reset()" not in str(error)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     for found in outcomes([ranks.groups[0].reset, ranks.groups[1].reset]):
         assert isinstance(found, RankEnded) and found.rank == 2
 
@@ -222,8 +256,7 @@ def test_a_launch_that_fails_on_one_rank_asks_for_a_reset_of_all(ranks: Ranks) -
             with pytest.raises(DriverError):
                 allreduce(group)
         else:
-            allreduce(group)
-            timed_out(group, group.synchronize)
+            timed_out(group, lambda: call_and_wait(group))
 
     ranks.each(failing)
     with pytest.raises(BarrierTimeout):
@@ -242,7 +275,7 @@ def test_a_launch_that_fails_on_one_rank_asks_for_a_reset_of_all(ranks: Ranks) -
 # Several groups of a process ------------------------------------------------------------------------------------------
 
 
-def test_split_makes_groups_by_colour_and_key(short_waits: None) -> None:
+def test_split_makes_groups_by_colour_and_key() -> None:
     with connected(4) as ranks:
         subs = ranks.each(lambda group: group.split(group[0].index % 2, -group[0].index))
         assert [(sub.size, sub[0].index) for sub in subs] == [(2, 1), (2, 1), (2, 0), (2, 0)]
@@ -262,7 +295,7 @@ def test_split_makes_groups_by_colour_and_key(short_waits: None) -> None:
             assert (result == 15).all()
 
 
-def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first(short_waits: None) -> None:
+def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first() -> None:
     with connected(3) as ranks:
         subs = ranks.each(lambda group: group.split(None if group[0].index == 1 else 5))
         assert subs[1] is None and subs[0].size == 2
@@ -274,7 +307,7 @@ def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first(sh
         subs[2].close()
 
 
-def test_groups_within_groups_call_in_turns(short_waits: None) -> None:
+def test_groups_within_groups_call_in_turns() -> None:
     """Every pair of ranks, and pairs within fours."""
     with connected(4, max_blocks=2) as ranks:
         halves = ranks.each(lambda group: group.split(group[0].index // 2))
@@ -310,8 +343,7 @@ def test_a_failure_in_one_group_leaves_the_other_alone(ranks: Ranks) -> None:
 
     def call(position: int) -> None:
         if position:
-            allreduce(subs[position])
-            timed_out(subs[position], subs[position].synchronize)
+            timed_out(subs[position], lambda: call_and_wait(subs[position]))
 
     together([lambda p=p: call(p) for p in range(3)])
     work(ranks)

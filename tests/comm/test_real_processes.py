@@ -19,6 +19,7 @@ from drvfuse import config, reference
 from drvfuse.errors import (
     ArgumentError,
     BarrierTimeout,
+    CallMismatch,
     DrvfuseError,
     GroupError,
     GroupMismatch,
@@ -27,6 +28,8 @@ from drvfuse.errors import (
 )
 
 ALGOS = ("one_stage", "two_stage", "push_one_shot", "push_two_shot")
+FEW = (2, 3) if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else (3,)
+"""Ranks of the tests of failures, which take their time; all that a machine of GPUs may have."""
 SMALL: dict[str, Any] = {"workspace_bytes": 1 << 18, "max_blocks": 4, "timeout": 20.0}
 
 
@@ -57,6 +60,13 @@ def same(found: np.ndarray, expected: np.ndarray) -> None:
 def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -> None:
     hosts = hosts_of(group.size, count, seed=seed)
     same(df.allreduce(group, group[0].array(hosts[group[0].index]), algo=algo).numpy(), reference.allreduce(hosts))
+
+
+def warm_up(group: df.Group) -> None:
+    """The first call, which may compile, with the usual time-out."""
+    with config.override(spin_timeout=30.0):
+        sums(group)
+        group.synchronize()
 
 
 # Functions of the ranks -----------------------------------------------------------------------------------------------
@@ -162,12 +172,12 @@ def left_out(rank: int, size: int, missing: int) -> Any:
 
 def idle_in_a_call(rank: int, size: int) -> str:
     """Rank 1 does not call; all raise, and work again after a reset."""
-    with config.override(spin_timeout=0.3), df.Group.connect(**SMALL) as group:
-        sums(group)
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=0.3):
+        warm_up(group)
         x = group[0].zeros(64, "float32")
         if rank != 1:
-            df.allreduce(group, x)
             with pytest.raises(BarrierTimeout) as caught:
+                df.allreduce(group, x)
                 group.synchronize()
         else:
             until = time.monotonic() + 20
@@ -183,23 +193,46 @@ def idle_in_a_call(rank: int, size: int) -> str:
 
 def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
     """The victim is killed between its launches, while the others wait for it."""
+    group = df.Group.connect(**SMALL)
+    warm_up(group)
     with config.override(spin_timeout=0.5):
-        group = df.Group.connect(**SMALL)
-        sums(group)
-        x = group[0].zeros(64, "float32")
+        if rank != victim:
+            df.allreduce(group, group[0].zeros(64, "float32"))
+        group.transport.board.vote("launch", None)
         if rank == victim:
-            time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
-        df.allreduce(group, x)
         started = time.monotonic()
         with pytest.raises(BarrierTimeout) as caught:
             group.synchronize()
-        assert time.monotonic() - started < 3
-        assert caught.value.peer == victim and set(caught.value.ended) == {victim}
+        took = time.monotonic() - started
+        assert took < (0.5 + 1 if group.driver.name == "cuda" else 20), f"{took} s"
+        assert caught.value.peer == victim, str(caught.value)
+        until = time.monotonic() + 10
+        while victim not in group.transport.ended and time.monotonic() < until:
+            time.sleep(0.01)
+        with pytest.raises(BarrierTimeout) as caught:
+            group.check()
+        assert set(caught.value.ended) == {victim}, str(caught.value)
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()
         return str(caught.value)
+
+
+def calls_something_else(rank: int, size: int) -> str:
+    with df.Group.connect(**SMALL) as group, config.override(spin_timeout=2.0):
+        warm_up(group)
+        x = group[0].zeros(64 if rank != 1 else 128, "float32")
+        with pytest.raises(CallMismatch) as caught:
+            df.allreduce(group, x)
+            group[0].drain()
+            until = time.monotonic() + 20  # a rank whose call has ended may look before another one reports
+            while not group.workspace.reported() and time.monotonic() < until:
+                time.sleep(0.01)
+            group.check()
+        group.reset()
+        sums(group)
+    return str(caught.value)
 
 
 def ends_between_calls(rank: int, size: int) -> str:
@@ -249,7 +282,7 @@ def test_many_mixed_calls_without_synchronisation(run, n, driver):
     run(n, many_calls, 10_000 if driver == "cuda" else 150, timeout=110)
 
 
-@sizes(4)
+@sizes(2, 4)
 def test_subgroups_call_in_turns(run, n):
     run(n, subgroups)
 
@@ -259,7 +292,7 @@ def test_a_process_may_connect_several_groups(run, n):
     run(n, two_connections)
 
 
-@sizes(3)
+@sizes(*FEW)
 def test_symmetric_memory_of_several_processes(run, n):
     run(n, symmetric_memory)
 
@@ -269,23 +302,24 @@ def test_sums_in_the_switch(pool):
     pool.run(3, switch_sums)
 
 
-@sizes(3)
+@sizes(*FEW)
 def test_a_rank_that_never_comes_is_named(run, n):
     for rank, text in enumerate(run(n, left_out, 1)):
         assert rank == 1 or ("rank 1 did not come within " in text and "has not connected" in text)
-    assert "rank 0 did not come" in run(n, left_out, 0)[2]
+    assert "rank 0 did not come" in run(n, left_out, 0)[1]
 
 
-@sizes(3)
+@sizes(*FEW)
 def test_an_idle_rank_is_named_on_all_ranks_and_a_reset_heals(run, n):
     assert all("waiting for rank 1" in text for text in run(n, idle_in_a_call))
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.gpus(3)
-def test_a_killed_rank_is_reported_with_its_end(pool, driver, victim):
+@pytest.mark.parametrize("victim", [0, -1])
+@sizes(*FEW)
+def test_a_killed_rank_is_reported_with_its_end(pool, driver, n, victim):
     """Rank 0's process also serves the board."""
-    with pool.job(3, killed_in_a_call, victim, environment={"DRVFUSE_DRIVER": driver}) as job:
+    victim %= n
+    with pool.job(n, killed_in_a_call, victim, environment={"DRVFUSE_DRIVER": driver}) as job:
         found = job.outcomes()
     for rank, outcome in enumerate(found):
         if rank == victim:
@@ -295,25 +329,31 @@ def test_a_killed_rank_is_reported_with_its_end(pool, driver, victim):
             assert f"Rank {victim} has ended: " in outcome
 
 
-@sizes(3)
+@sizes(*FEW)
+def test_a_rank_that_calls_something_else_is_named_with_both_calls(run, n):
+    for text in run(n, calls_something_else):
+        assert "(64,) float32" in text and "(128,) float32" in text
+
+
+@sizes(*FEW)
 def test_a_rank_that_closes_the_group_is_named_at_the_next_call(run, n):
     for rank, text in enumerate(run(n, ends_between_calls)):
         assert rank == 1 or "rank 1: it has closed the group" in text
 
 
-@sizes(3)
+@sizes(*FEW)
 def test_ranks_that_differ_are_named_on_all_ranks(run, n):
     found = run(n, differing, "workspace_bytes", [4096, 8192, 4096])
-    assert set(found) == {
-        f"{GroupMismatch.__name__}: workspace_bytes failed: the ranks disagree (ranks 0 and 2: 4096; rank 1: 8192)"
-    }
-    found = run(n, differing, "device", [0, 1, 1])
-    assert all(text.startswith(ArgumentError.__name__) and "on ranks 1 and 2" in text for text in found)
+    assert all(text.startswith(GroupMismatch.__name__) and "workspace_bytes" in text for text in found)
+    assert all("4096" in text and "rank 1: 8192" in text for text in found)
+    found = run(n, differing, "device", [0, 1, 1] if n == 3 else [0, 0])
+    assert all(text.startswith(ArgumentError.__name__) and f"on ranks {n - 2} and {n - 1}" in text for text in found)
     found = run(n, differing, "device", [0, 99, 2])
     assert found[1].startswith(ArgumentError.__name__)
-    assert all(text.startswith(GroupError.__name__) and "rank 1" in text for text in (found[0], found[2]))
+    for rank in {*range(n)} - {1}:
+        assert found[rank].startswith(GroupError.__name__) and "rank 1" in found[rank]
 
 
-@sizes(3)
+@sizes(*FEW)
 def test_groups_are_closed_in_any_order_and_leave_no_descriptor(run, n):
     assert all(more <= 2 for more in run(n, closes_in_any_order))

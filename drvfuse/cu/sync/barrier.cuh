@@ -20,6 +20,9 @@
 //
 // Progress needs the blocks with one index to be resident together; devices place blocks in index order.
 //
+// Calls that differ between ranks are found here too (calls.cuh). A barrier that is told to `publish`, any but the start
+// barrier, also waits for the peers' words.
+//
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
 // abort word is set. The first thread of a rank to give up writes the report and sets the abort word of every rank. A
 // thread that gives up goes on to the block barrier, and the whole block learns of it there: `arrive_and_wait` is false
@@ -71,8 +74,9 @@ public:
     }
 
     // All threads of the block, once, after the last barrier of a call that was not aborted: the last block to get here
-    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before.
-    __device__ __forceinline__ void finish() {
+    // advances the epoch by the number of barriers passed. Every other block has read the epoch long before. Returns the
+    // new epoch to the one thread that has written it, and 0 to all others.
+    __device__ __forceinline__ u64 finish() {
         if (threadIdx.x == 0) {
             char* own = call_.workspaces[call_.rank];
             const u32 before = FAULT("last-arriver-relaxed") ? ptx::increment_relaxed_gpu(arrived_word(own))
@@ -80,27 +84,32 @@ public:
             if (before == gridDim.x - 1) {
                 *arrived_word(own) = 0;
                 if (!FAULT("ordinals-of-the-host")) *epoch_word(own) = (epoch_ + ordinal_) * EPOCH_UNIT;
+                return epoch_ + ordinal_;
             }
         }
+        return 0;
     }
 
+    // The epoch with which the kernel began, to the threads t < Ranks.
+    __device__ __forceinline__ u64 epoch() const { return epoch_; }
+
 private:
-    __device__ __forceinline__ bool wait(int peer, u64 expected, bool compare, u64& met) {
+    __device__ __forceinline__ bool wait(int peer, u64 expected, bool hear, u64& met) {
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
         Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
-            const bool listens = listener.listen() && compare;
+            const bool listens = listener.listen() && hear;
             u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected && !listens) return true;
             if (FAULT("rank-not-launched-unbounded")) continue;
             if (!FAULT("abort-not-polled") && polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(own)) != 0)
                 return false;
-            if (polls % 1024 == 0) {
+            const bool differs = polls % 32 == 0 && listener.differs();
+            if (polls % 1024 == 0 || differs) {
                 u64 now = ptx::nanoseconds();
-                const bool differs = listener.differs();
                 if (differs || (deadline != 0 && now > deadline)) {
                     give_up<Ranks>(call_, [&](Report* report) {
                         if (differs) return calls_.describe(report, listener);

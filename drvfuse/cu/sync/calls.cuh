@@ -1,57 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recognises calls that differ between ranks: another op, algorithm, shape, dtype or option, or another order.
+// Recognises calls that differ between ranks: in op, algorithm, shape, dtype or options, or in their order.
 //
-// Words. Every call of a group has a hash of all that must be equal on the ranks (`Call::hash`; 0: all ranks are calls of
-// one host, and nothing here happens) and a number, by which a rank counts its calls on the device, so that graphs
-// replay. The word of a call has the hash in its upper 48 bits, and the number in the lower 16. Of two words with equal
-// numbers that differ, the calls differ. Words of different numbers say nothing about each other.
-// Each rank has in its workspace, zeroed by the host before the first call and by a reset of all ranks:
-//   number_word(p)   what rank p was told last: the number, with the highest bit set. Read and written by one thread of
-//                    a call alone: thread p of block 0. All of a rank are equal between calls.
-//   call_word(g, p)  the word of rank p's last call whose number is g modulo 2. Written by rank p alone; its own entry
-//                    too, by which every thread knows this rank's word.
+// Words. A call has a hash of all that must be equal on all ranks (`Call::hash`, its lowest 16 bits 0; 0: the ranks are
+// of one process, whose host compares, and nothing here does anything), and a number: each rank counts its calls on the
+// device, so graphs replay. The word of a call is its hash with the number's low 16 bits. Two words of equal numbers that
+// are not equal are of calls that differ. Words of different numbers say nothing about each other.
+// Each rank has in its workspace, zeroed by the host at first and by a reset of all ranks:
+//   number_word(p)   the number of the last call that rank p was told of, with the highest bit set. Thread p of block 0
+//                    is the only one to read and write it. Between calls all numbers of a rank are equal.
+//   call_word(g, p)  the word of the last call whose number is g modulo 2 that rank p has told of. Only p writes it.
 //
-// Steps, the same in every kernel of a collective and in the kernel that only compares (check_call.cu), whatever the
-// grid, the cluster, the types and the algorithm are. They are those of threads 0 .. ranks-1 of block 0; thread p has
-// to do with rank p alone, so no barrier is between them.
-//   start   after the wait for the producer: advances the number, and stores the word to rank p. Before anything that
-//           waits for a peer, and also in a call that finds the abort word set: else ranks would number calls differently.
-//   listen  beside each poll of data or flags: loads rank p's word, until it is this call's. It comes before the data,
-//           so nothing is left to do at the end, and the load is under way together with those of the data.
-//   settle  before the kernel ends: if the word has not come yet, waits for it, for a bounded time.
-//   differ  at the slow places of every wait, by any thread: compares this rank's word with its peers', of either
-//           generation.
-// A mismatch is reported once per rank as leg CALL, with the own word and the peer's, and aborts all ranks.
+// Steps. They are the same in every kernel whose blocks wait for peers, and in the one that only compares (check_call.cu),
+// whatever their grids, clusters and types are. They are those of threads p < ranks of block 0, each for rank p.
+//   start   after the wait for the producer: loads the number, and adds one.
+//   tell    stores the number, and the word to rank p. Before anything waits for a peer, and also where the abort word is
+//           set already, as ranks would number their calls differently otherwise.
+//   listen  beside each poll of a wait for data or flags: loads rank p's word. A push call's first wait (push.cuh) and a
+//           barrier that follows the start barrier (barrier.cuh) are not over before the word is the expected one.
+//   differs once in 32 polls: whether the word has the expected number and is another one. Then the thread reports that as
+//           leg CALL, with its own word and the peer's, and aborts all ranks.
 //
-// Why no mismatch is missed. Before a call ends on a rank, its block 0 has heard of every peer a word of that number, or
-// the rank is aborted. If that word is another one, `listen` does not take it and `settle` reports it. A call that
-// hangs, because the peers' calls want something else, comes to `differ` once in 1024 polls; all words of its number
-// are on their way since every peer's start. If block 0 does not hang, but others of the grid do, block 0 comes to
-// `settle`. A rank that makes no call with that number is one that is missing: that is the time-out's.
+// Why no difference is missed. A kernel with a hash has such a wait in its block 0: in push calls every thread of block
+// 0 receives for the block's first unit or row, in pull calls at least one barrier follows the start barrier. So unless
+// it is aborted, no call ends on a rank before each thread p has seen the expected word. A word that differs is found by
+// the thread that waits for it. That thread is not stopped by threads that hang, as it is in the same wait or comes to it:
+// block 0 waits for nothing before its first wait in a push call. In a pull call thread p may hang in the start barrier,
+// if rank p makes a push call, and it listens there. A kernel of which only other blocks hang has a block 0 that comes
+// to its barriers. A rank that makes no call of that number is missing, not different: the bound in time is for that.
 //
-// Why calls that match are never taken for others. A word is one access of 64 bits, so number and hash are of one call,
-// and words of equal number (of 16 bits) in one generation are of one call: those 65536 calls apart never meet, see below.
+// Why equal calls are never taken for others. A word is one access of 64 bits, so its number and its hash are of one call.
+// A thread compares words of one number and one generation, and of these there is one call in 65536. By the argument
+// below what it finds is at most two calls old, or never written: then it is 0, which has the number of call 65536.
 //
-// Why two generations suffice. Let A be in its call n. Peer B stores the word n + 2, over that of n, after its call n + 1
-// has ended, hence after it has heard A's word n + 1, which A sends after its call n has ended, with all its loads of B's
-// word n. So what A finds in a slot is the word n, or it is n - 2 or older and B's word is still to come; in the other
-// generation it is n - 1 or n + 1. This argument is of these words alone. It needs nothing of the data's protocol and
-// holds for calls of any kinds in any order, with epochs that advance or not, several rounds, and no data at all.
-// The abort ends waits early, and ranks may then be any number of calls apart. Words of equal number are of one call even
-// then, unless a rank makes 65536 calls ahead of another one before its host reads that the group is aborted; a report
-// would then name the wrong reason of a group that is aborted anyway.
-// A reset zeroes words and numbers of all ranks while no kernel of the group runs on any. Number 0, of an entry that was
-// never written, meets only words of the 65536th call, by which time it was written.
+// Why two generations suffice. Let rank A be in its call n. Rank B stores the word of n + 2 over that of n when its call
+// n + 1 has ended, hence after it has seen A's word of n + 1, which A stores after its call n has ended, with all its loads
+// of B's word of n. So A finds in B's slot the word of n, or that of n - 2 as B has not come to n yet. This argument is of
+// the words alone. It takes nothing from the protocol of the data, and so holds for any sequence of push and pull calls,
+// of calls that leave the epoch as it is or have several rounds, and of calls without data.
+// In an aborted group ranks wait for nothing and may be any number of calls apart. As they number their calls alike, words
+// of equal numbers still are of the same call, unless a rank makes 65536 calls more than another one before its host
+// reads a report. Then the reason that is reported could be wrong, of a group that is aborted in any case. A reset zeroes
+// words and numbers of all ranks, while no kernel of the group runs on any of them.
 //
-// Memory ordering. Words and numbers are accessed relaxed, and order nothing else; a word carries its own readiness. The
-// only order that is needed is the one above, from A's loads of a word to B's store over it: A's load, the end of A's
-// kernel, A's store of the word n + 1 in the next one, B's load of that, the end of B's kernel, B's store. The end of a
-// kernel releases and acquires at system scope, and programmatic dependents begin here after griddepcontrol.wait, which
-// says the same. A call of one rank is in the order of its stream, or of an event, after the call before.
+// Memory ordering. Words carry their own readiness and guard nothing else, so all accesses are relaxed: those to words at
+// system scope, those to numbers at the scope of the GPU. The only order that is needed is that of the argument above,
+// from A's loads of a word to B's store over it: A's load; the end of A's kernel n; A's store of the word of n + 1; B's
+// load of that; the end of B's kernel n + 1; B's store. The end of a kernel releases and acquires at system scope, also for
+// a dependent launch, which is behind griddepcontrol.wait. Calls of a rank follow one another by stream order or events.
 //
-// Progress. Nobody waits for a word before it has sent its own, and the words are sent by the block that is placed first.
+// Progress. A rank tells its peers before it waits for any of them, by the block that is placed first.
 //
-// Cost. A call without hash tests that in its first block; awaited_ is then 0 in all threads, so that no load is made.
+// Cost. In a call without a hash a test at the start, and a load by no thread in each poll. With a hash block 0 has one
+// load more in flight at a time, of its own memory. Its words are sent before the data of a push call, so they are there
+// first; in a pull call behind the flags of the start barrier, whose release would wait for them.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"
@@ -60,29 +61,28 @@
 constexpr u32 LEG_CALL = 3;  // of a report
 constexpr u32 STARTED = u32(1) << 31;
 
+__device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
+
 // One thread's wait for the word of its peer, beside its wait for data or flags. What it keeps in registers is needed in
 // the wait alone.
 class Listener {
 public:
     // Of a thread that has no word to wait for `number` is 0.
     __device__ __forceinline__ Listener(const Call& call, u32 number)
-        : slot_(call_word(call.workspaces[call.rank], number % 2, threadIdx.x)),
-          word_(call.hash | u16(number)),
+        : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)), word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
     // Beside a poll: whether the peer's word is still to come, or is that of another call.
     __device__ __forceinline__ bool listen() {
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
-        return seen_ != word_;
+        return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
     // What listen() has said last.
     __device__ __forceinline__ bool listens() const { return seen_ != word_; }
 
     // Whether it is that of another call.
-    __device__ __forceinline__ bool differs() const {
-        return seen_ != word_ && u16(seen_) == u16(word_) && !FAULT("calls-not-compared");
-    }
+    __device__ __forceinline__ bool differs() const { return seen_ != word_ && u16(seen_) == u16(word_); }
 
     // What a report says of a thread that listens. `number` is that of the call.
     __device__ __forceinline__ void describe(Report* report, u32 number) const {
@@ -106,16 +106,26 @@ public:
 
     // Every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
-        if (call_.hash == 0 || blockIdx.x != 0 || threadIdx.x >= Ranks) return;
+        if (call_.hash == 0 || threadIdx.x >= Ranks) return;
+        if (blockIdx.x != 0 && !FAULT("calls-told-by-every-block")) return;
         awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
     // Every thread, after start() and before it waits.
     __device__ __forceinline__ void tell() {
         if (awaited_ == 0) return;
-        ptx::store_relaxed_gpu(number(), awaited_);
-        char* const peer = call_.workspaces[threadIdx.x];
-        ptx::store_relaxed_sys(call_word(peer, awaited_ % 2, call_.rank), call_.hash | u16(awaited_));
+        if (!FAULT("call-not-numbered")) ptx::store_relaxed_gpu(number(), awaited_);
+        if (FAULT("call-not-told") && threadIdx.x == (call_.rank + 1) % Ranks) return;
+        u64* const to = call_word(call_.workspaces[threadIdx.x], generation(awaited_), call_.rank);
+        const u64 word = call_.hash | u16(awaited_);
+        if constexpr (FAULT("call-told-in-halves")) {
+            ptx::store_relaxed_sys(reinterpret_cast<u32*>(to), u32(word));
+            ptx::store_relaxed_sys(reinterpret_cast<u32*>(to) + 1, u32(word >> 32));
+        } else if constexpr (FAULT("call-told-weakly")) {
+            *to = word;
+        } else {
+            ptx::store_relaxed_sys(to, word);
+        }
     }
 
     __device__ __forceinline__ Listener listener() const { return Listener(call_, awaited_); }
@@ -128,9 +138,7 @@ public:
     }
 
 private:
-    __device__ __forceinline__ u32* number() const {
-        return number_word(call_.workspaces[call_.rank], threadIdx.x);
-    }
+    __device__ __forceinline__ u32* number() const { return number_word(call_.workspaces[call_.rank], threadIdx.x); }
 
     const Call& call_;
     u32 awaited_;  // the call's number, with the highest bit set, where the peer's word has not come yet; else 0

@@ -29,6 +29,8 @@
 //   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
 //   hear of the clears in the round before it, whose slots the first round of the next call uses.
 //
+// Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
+//
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
 //
@@ -70,13 +72,14 @@ public:
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
         : call_(call), push_(push), calls_(call), round_(0), joined_(false) {
         if (FAULT("epoch-before-pdl-wait")) read_state();
+        if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
     // After wait_for_producer(), every thread of the grid, before anything else.
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
-        calls_.start();
+        if (!FAULT("call-number-before-pdl-wait")) calls_.start();
         calls_.tell();
     }
 
@@ -146,7 +149,8 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
+                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
+                       offset + first * stride);
             });
         fall_behind();
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
@@ -248,11 +252,11 @@ private:
             // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
-            if (polls % 1024 == 0) {
+            const bool differs = polls % 32 == 0 && listener.differs();
+            if (polls % 1024 == 0 || differs) {
                 const u64 now = ptx::nanoseconds();
                 const u64 timeout = call_.timeout_ns;
                 if (deadline == 0) deadline = now + timeout;
-                const bool differs = listener.differs();
                 if ((now > deadline || differs) && late && !ends) {
                     if (patient && !differs) {
                         patient = false;

@@ -3,7 +3,8 @@
 //
 // The offsets are definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC) that the host passes in; the host
 // has the only copy. Words of a workspace: epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer] (u64; calls.cuh has these and the numbers). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
+// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT. calls.cuh
+// says what the numbers and calls are.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"

@@ -61,7 +61,7 @@ class Progress:
         self._kernels = Kernels(machine)
         self._in_host_function = 0
         self._idle_queries = (0, 0)
-        self._wall_time = WallTime(machine.lock, lambda ns: machine.engine.pass_time(ns))
+        self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
         self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
         self._pending = 0
         self._races: set[Any] = set()  # those reported, by their places
@@ -195,9 +195,9 @@ class Progress:
     def pass_time(self) -> None:
         """Nothing can move: virtual time goes with that of the wall."""
         if self._kernels.running:
-            self._rest_until = 0.0
             with interrupts.taken():
-                self._wall_time.go()
+                moved = self._wall_time.go()
+            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
 
     def _advance_clock(self) -> bool:
         """Let virtual time pass; False if that changes nothing."""
@@ -241,10 +241,12 @@ class Progress:
         ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
         return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
-    def drain(self) -> None:
-        """Run until nothing can move without the host or the clock."""
+    def drain(self, process: Process) -> None:
+        """Run until nothing can move without the host or the clock. Failure if the process is closed meanwhile."""
         while self.step():
             self.machine.lock.give_way()
+            if process.closed:
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""

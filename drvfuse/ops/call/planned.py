@@ -122,19 +122,21 @@ class Planned:
         cluster: int = 1,
         barriers: int = 0,
         awaits_peers: bool = False,
+        compares: bool = True,
         adapts: Callable[[Ready, bool, bool], None] | None = None,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
         `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
-        `awaits_peers`: whether a launch waits for those of other ranks. `adapts(ready, alone, wide)` changes a
+        `awaits_peers`: whether a launch waits for those of other ranks, and `compares` whether it may then compare its
+        call with theirs. `adapts(ready, alone, wide)` changes a
         launch to one for a group that is alone on its devices, or back."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
         self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
-        self.adapts = adapts
+        self.adapts, self.compares = adapts, compares
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:

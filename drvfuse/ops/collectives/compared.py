@@ -62,7 +62,7 @@ def compared(
     beside = meets and not calls.first
     if meets:
         for one in ready:
-            one.parameters.call.hash = hash_ if beside else 0
+            one.parameters.call.hash = hash_ if beside and one.planned.compares else 0
     if beside:
         return schedule, list(ready)
     checks = _checks(group, hash_)
@@ -80,7 +80,7 @@ def _checks(group: Group, hash_: int) -> list[Ready]:
 
 
 def _planned(group: Group) -> list[Planned]:
-    spec = check_call(group.size)
+    spec = check_call(group.layout.inside)
     return [
         Planned(rank.device, spec, 1, 32, CheckParams(of_rank(group, position)), awaits_peers=True)
         for position, rank in enumerate(group.ranks)

@@ -133,10 +133,10 @@ def take(
 
 
 def of_rank(group: Group, position: int) -> Call:
-    """What every collective's kernel on a local rank gets alike."""
-    workspace, rank = group.workspace, group.ranks[position].index
-    call = Call(report=workspace.report_pointers[rank], rank=rank)
-    call.workspaces[: group.size] = list(workspace.pointers)
+    """What every collective's kernel on a local rank gets alike. It knows the ranks of its node, by their places."""
+    workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
+    call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
+    call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
     return call
 
 
@@ -164,6 +164,7 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
+            compares=not plan.kernel.nodes,
             adapts=_adapting(plan, early and not plan.kernel.local),
         )
         found.append(planned)
@@ -190,6 +191,8 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies: never those of other processes."""
+    if group.layout.inside == 1 and group.nodes > 1:  # the own input alone
+        return True
     if not group.peers_readable or len(group) < group.size:
         return False
     return all(
