@@ -35,6 +35,7 @@ CASES: dict[str, Case] = {
     "fused-push-epochs": partial(near_32_bits, op="allreduce_rmsnorm_fp8", algo="push_two_shot", shape=(3, 520)),
     "fp8-rmsnorm": fp8.rmsnorm,
     "fp8-rmsnorm-few": fp8.rmsnorm_few,
+    "fp8-rmsnorm-tiles": fp8.rmsnorm_tiles,
     "fp8-rmsnorm-rows": fp8.rmsnorm_rows,
     "fp8-rmsnorm-gradient": fp8.rmsnorm_gradient,
     "fp8-division": fp8.division,

@@ -33,9 +33,10 @@ E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
 RMSNORM_SHAPE = (17, 272)  # more rows than one block or cluster holds
 HELD_SHAPE = (12, 1040)  # a cluster of four blocks, of which one has no columns
+TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # two strips of several blocks
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward wait for one another
 ODD_SHAPE = (13, 273)  # db begins at an even column of the words that blocks leave
-SHARED_SHAPE, SHARED_MULTIPROCESSORS = (141, 656), 4  # two teams of blocks share columns; one has two groups of rows
+SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share columns; one has a group more
 DIVISION_SHAPE = (40, 656)  # tiles for two blocks
 
 
@@ -177,6 +178,13 @@ def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
 def rmsnorm_few(run: Run, pdl: PDLLevel | None = None) -> None:
     """Forward of few rows, which a cluster holds."""
     steps(run, functools.partial(_forward, shape=HELD_SHAPE), _launch_forward, pdl, fp8_workspace_bytes(HELD_SHAPE[1]))
+
+
+def rmsnorm_tiles(run: Run, pdl: PDLLevel | None = None) -> None:
+    """Forward of rows that the registers of a grid hold."""
+    workspace = fp8_workspace_bytes(TILES_SHAPE[1])
+    solved = functools.partial(_forward, shape=TILES_SHAPE)
+    steps(run, solved, _launch_forward, pdl, workspace, sm_count=TILES_MULTIPROCESSORS)
 
 
 def rmsnorm_rows(run: Run, pdl: PDLLevel | None = None) -> None:

@@ -301,6 +301,12 @@ _ALL = (
         fp8.rmsnorm_rows,
     ),
     Mutant(
+        "fp8-pair-of-any-launch",
+        "blocks of the FP8 forward pass that hold tiles in registers take sums that the launch before has left",
+        "messages that carry their own readiness, and a sentinel that nobody puts back",
+        fp8.rmsnorm_tiles,
+    ),
+    Mutant(
         "fp8-launch-number-too-early",
         "block 0 of the FP8 forward pass advances the number of the launch before the others have read it",
         "words with the number of the launch, which one block advances",

@@ -20,13 +20,21 @@ _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
 _HELD_ROWS, _HELD_WARPS, _BLOCK_WARPS = 16, 32, 8
+_SHARED_SUMS = 1 << 14  # of rows and segments, up to which blocks share the rows of others than `HeldTiles`
+_ROOM_BESIDE_L1 = (
+    195 << 10
+)  # bytes; with more L1 shrinks, and reading again gets slower (H200: 5 % of 67 million elements)
+_STRIP_WORDS = 16  # between two strips' words, which lie among those of rows
 
 
-def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | FewRows | ManyRows:
+def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:
     """Kernel, grid, tiles and what stays on the chip. Results do not depend on it."""
     if limits.capability >= _CLUSTERS and HeldRows.fits(rows, columns) and HeldRows.pays(rows):
         return HeldRows(rows, columns)
-    teams = rows * ceil_div(columns, _SEGMENT) <= MAX_WORD_SUMS
+    tiles = HeldTiles.best(limits, rows, columns)
+    if tiles is not None and HeldTiles.pays(rows, columns):
+        return tiles
+    teams = rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS
     few = (_FEW_ROWS if teams else _FEW_WITHOUT_TEAMS) * min(limits.sm_count, MAX_WORD_BLOCKS)
     if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(limits, rows, columns, QB)
@@ -91,6 +99,65 @@ class HeldRows(_Plan):
         return _tile_defines(self, self.tile_rows, aligned) + defines(cluster=self.cluster)
 
 
+class HeldTiles(_Plan):
+    """Up to some thousand rows, which the registers of one grid hold: x is read once.
+
+    A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
+    """
+
+    kernel = "fp8_rmsnorm_forward_tiles"
+    row_lanes, tile_columns, shared_bytes = 8, 16, 0
+    parts, groups, longer, part_columns, resident_columns, chunk_rows = 1, 1, 0, 0, 0, 0
+
+    def __init__(self, limits: Limits, rows: int, columns: int, tile_rows: int, split: int) -> None:
+        self.tile_rows, self.split, self.warps = tile_rows, split, 8 // split
+        self.block_rows = tile_rows * self.row_lanes
+        self.segments = ceil_div(columns, _SEGMENT)
+        self.strips = ceil_div(rows, self.block_rows)
+        self.grid = self.strips * self.segments * split
+        self.whole = rows % self.block_rows == 0 and columns % _SEGMENT == 0
+        self.pairs = self.block_rows * self.segments * (2 * split if split > 1 else 1)  # of a strip
+        self.resident = ceil_div(self.grid, limits.sm_count)
+
+    @classmethod
+    def best(cls, limits: Limits, rows: int, columns: int) -> HeldTiles | None:
+        """The quickest on an H200 of those that fit, if any does.
+
+        Smaller tiles occupy more multiprocessors, and make blocks read more words of one another.
+        """
+        segments = ceil_div(columns, _SEGMENT)
+        for tile_rows, split in ((4, 2), (4, 1), (8, 1)):
+            tiles = cls(limits, rows, columns, tile_rows, split)
+            if split > 1:
+                quick = segments <= 16 and tiles.grid <= limits.sm_count * (1.0 if segments <= 4 else 0.8)
+            else:
+                quick = tile_rows == 8 or segments <= 8 or tiles.grid <= limits.sm_count
+            if quick and tiles.fits:
+                return tiles
+        return None
+
+    @staticmethod
+    def pays(rows: int, columns: int) -> bool:
+        """Whether it is quicker than `FewRows`: of rows that are no multiple of 4 a column of qy_t has no whole words,
+        and few blocks store it slowly."""
+        return rows >= 12 and (rows % 4 == 0 or rows >= 64 or (rows > 16 and columns >= 8192))
+
+    @property
+    def fits(self) -> bool:
+        """Whether all blocks can be resident and have words."""
+        return (
+            0 < self.resident * self.threads <= 512
+            and self.grid <= MAX_WORD_BLOCKS
+            and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
+            and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
+        )
+
+    def defines(self, aligned: bool) -> Defines:
+        turns = self.threads // self.block_rows
+        more = defines(split=self.split, slots=ceil_div(self.segments, turns), resident=self.resident)
+        return _tile_defines(self, self.tile_rows, aligned) + more
+
+
 class FewRows(_Plan):
     """Rows and tiles are shared out by themselves: x is read twice."""
 
@@ -140,7 +207,7 @@ class ManyRows(_Plan):
 
     def __init__(self, limits: Limits, rows: int, columns: int, QB: int) -> None:
         segments = ceil_div(columns, _SEGMENT)
-        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= MAX_WORD_SUMS else 1
+        widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= _SHARED_SUMS else 1
         self._share_out(limits, rows, columns, QB, widest)
         if self.parts > 1 and not self.known:  # its blocks would all write, and read again, the rstd of the same rows
             self._share_out(limits, rows, columns, QB, 1)
@@ -149,7 +216,6 @@ class ManyRows(_Plan):
         """By teams of at most `widest` blocks."""
         multiprocessors = min(limits.sm_count, MAX_WORD_BLOCKS)
         segments = ceil_div(columns, _SEGMENT)
-        room = limits.shared_bytes
         self.block_rows, split = min(
             ((size, parts) for size in (64, 32) for parts in (1, 2, 4, 8) if parts <= widest),
             key=lambda way: _busiest(rows, segments, multiprocessors, *way) + _EXCHANGE * (way[1] > 1),
@@ -168,6 +234,10 @@ class ManyRows(_Plan):
         self.groups, self.longer = divmod(groups, teams)
         width = min(self.part_columns, columns)
         most = (self.groups + (self.longer > 0)) * self.block_rows
+        room = limits.shared_bytes
+        self.rereads = most * width > 2 * room
+        if self.rereads:
+            room = min(room, _ROOM_BESIDE_L1)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
         known_bytes = most * (2 * ceil_div(width, QB) + 4)
@@ -178,10 +248,10 @@ class ManyRows(_Plan):
         self.shared_bytes += self.resident_columns * most
 
     def defines(self, aligned: bool) -> Defines:
-        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts)
+        return _tile_defines(self, 4, aligned) + defines(known=self.known, parts=self.parts, rereads=self.rereads)
 
 
-def _tile_defines(plan: HeldRows | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
+def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, aligned: bool) -> Defines:
     rows = defines(warps=plan.warps, batch=batch, block_rows=plan.block_rows, tile_rows=plan.tile_rows)
     return rows + defines(tile_columns=plan.tile_columns, row_lanes=plan.row_lanes, whole=aligned and plan.whole)
 

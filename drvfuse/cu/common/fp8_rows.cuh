@@ -28,10 +28,15 @@ __device__ __forceinline__ void load_bytes(u32 (&word)[W / 4], const u8* address
     }
 }
 
-template <int W>
+// The first `valid` of W bytes; with `aligned` all. STREAMING: they are not read again soon.
+template <int W, bool STREAMING = false>
 __device__ __forceinline__ void store_bytes(u8* address, const u32 (&word)[W / 4], int valid, bool aligned) {
     if (aligned) {
-        store_words<W / 4>(address, word);
+        if constexpr (STREAMING && W >= 8) {
+            store_words_streaming<W / 4>(address, word);
+        } else {
+            store_words<W / 4>(address, word);
+        }
         return;
     }
 #pragma unroll

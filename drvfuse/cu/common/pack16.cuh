@@ -53,6 +53,17 @@ __device__ __forceinline__ void store_words(void* address, const u32* w) {
     }
 }
 
+// The same of 2, 4, ... words that are not read again soon.
+template <int N>
+__device__ __forceinline__ void store_words_streaming(void* address, const u32* w) {
+    if constexpr (N == 2) {
+        ptx::store_streaming_v2(address, w);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) ptx::store_streaming_v4(static_cast<char*>(address) + 4 * i, w + i);
+    }
+}
+
 template <typename T, int W>
 __device__ __forceinline__ void load_pack(Pack<T, W>& pack, const void* address) {
     load_words<Pack<T, W>::words>(pack.word, address);

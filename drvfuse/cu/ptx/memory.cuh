@@ -142,7 +142,12 @@ __device__ __forceinline__ void store_v4(void* to, const u32* word) {
                  : "memory");
 }
 
-// st.global.cs.v4.u32: what is not read again soon
+// st.global.cs.v2.u32: what is not read again soon
+__device__ __forceinline__ void store_streaming_v2(void* to, const u32* word) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1]) : "memory");
+}
+
+// st.global.cs.v4.u32
 __device__ __forceinline__ void store_streaming_v4(void* to, const u32* word) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
                  "r"(word[3])

@@ -56,6 +56,11 @@ __device__ __forceinline__ void load_relaxed_gpu_v2(u64& first, u64& second, con
     asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
 
+// st.relaxed.gpu.global.v2.u64
+__device__ __forceinline__ void store_relaxed_gpu_v2(u64* to, u64 first, u64 second) {
+    asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(first), "l"(second) : "memory");
+}
+
 // st.relaxed.gpu.global.v4.u32
 __device__ __forceinline__ void store_relaxed_gpu_v4(u32* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d)

@@ -68,7 +68,7 @@ class Engine:
         u32, u64, at = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
         self._run = runtime.function("rt_run", u32, at, at, u32, u64, u32)
         self._advance = runtime.function("rt_advance", u32, at, at, u32, u32)
-        self._pass_time = runtime.function("rt_pass_time", u32, at, at, u32, u64, u32)
+        self._pass_time = runtime.function("rt_pass_time", u32, at, at, u32, u64, u64, u32)
         self._printer = Printer(window)
         printer = self._printer
         self._print = ctypes.CFUNCTYPE(u32, at)(lambda call: printer.add(call) if call else interrupts.pending())
@@ -146,7 +146,7 @@ class Engine:
             self.idle = True
             return
         budget = _RESUMES if self._state.counted else int(budget_ms * 1e6)
-        self.idle = self._native(self._run, live, budget) == RunEnd.IDLE
+        self.idle = self._native(self._run, live, budget, then=(0,)) == RunEnd.IDLE
 
     def count_resumes(self) -> None:
         """From now on."""
@@ -160,21 +160,29 @@ class Engine:
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._advance, live))
 
-    def pass_time(self, ns: int) -> bool:
+    def pass_time(self, ns: int, resumes: int) -> bool:
         """The launches of the last `run` are idle, and others may still do something: let so much virtual time pass and
-        all spins poll again, once or more. False if nothing came of it.
+        all spins poll again, once, and about `resumes` times in all. False if nothing came of it.
         """
         live = [launch for launch in self._last if launch.running]
-        return bool(live) and bool(self._native(self._pass_time, live, ns))
+        return bool(live) and bool(self._native(self._pass_time, live, ns, resumes))
 
-    def _native(self, function: Callable[..., int], launches: Sequence[EngineLaunch], *budget: int) -> int:
-        """Call a native function of launches until it has no more to do; a `budget` is for the first call."""
+    def _native(
+        self,
+        function: Callable[..., int],
+        launches: Sequence[EngineLaunch],
+        *arguments: int,
+        then: tuple[int, ...] | None = None,
+    ) -> int:
+        """Call a native function of launches until it has no more to do, after the first time with `then` in place of
+        its arguments.
+        """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
         while found == RunEnd.MORE:  # an interrupt may end this; a later run finds every thread between two suspends
             with interrupts.native():
-                found = function(state, array, len(launches), *(0 if again else time for time in budget), again)
-            again = True
+                found = function(state, array, len(launches), *arguments, again)
+            again, arguments = True, arguments if then is None else then
         for launch in launches:
             if not launch.running:
                 launch.settle()

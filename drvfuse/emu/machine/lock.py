@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,12 @@ class MachineLock:
         self._waiting = 0
         self._caller: Process | None = None
         self.changes = self._told = 0  # how often `changed` was called, and had been when way was last given
+        self.pressed = 0.0  # when a thread had to stand at it last
         self.order: Order | None = None
 
     def __enter__(self) -> None:
         if not self._condition.acquire(blocking=False):
+            self.pressed = time.monotonic()
             with self._count:
                 self._contenders += 1
             try:

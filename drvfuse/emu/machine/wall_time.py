@@ -8,14 +8,22 @@ from collections.abc import Callable
 
 from .lock import MachineLock
 
+_SHORT, _LONG = 20_000, 200_000  # resumes of a call of `pass_time`: some milliseconds, tens of them
+_MOST_NS = 500_000_000
+_PRESSED_S = 0.5
+_SHARE = 4
+
 
 class WallTime:
-    """While nothing can move, `pass_time(ns)` is called with the nanoseconds that have gone by since the last call.
+    """While nothing can move, `pass_time(ns, resumes)` is called with the nanoseconds that have gone by since the last
+    time. It says whether anything came of that.
 
-    That is done so seldom that others get most of the time of the CPU. `lock` may know better (`MachineLock.choose`).
+    If others have stood at the lock within the last half second, it is called so seldom that they have it most of the
+    time. It is never called for more than half a second: longer calls of others, such as the translation of a module,
+    do not count. What is chosen here `lock` may know better (`MachineLock.choose`).
     """
 
-    def __init__(self, lock: MachineLock, pass_time: Callable[[int], object]) -> None:
+    def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:
         self._lock, self._pass_time = lock, pass_time
         self._until: float | None = None  # as far as time has passed
         self._due = 0.0
@@ -24,13 +32,19 @@ class WallTime:
         """Something has moved, which makes time pass by itself."""
         self._until = None
 
-    def go(self) -> None:
-        """Nothing can move at the moment."""
+    def go(self) -> bool:
+        """Nothing can move at the moment. True if something can now."""
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now
-        ns = self._lock.choose("time", int((now - self._until) * 1e9) if now >= self._due else 0)
-        if ns:
-            self._until = now
-            self._pass_time(ns)
-            self._due = now + 2 * (time.monotonic() - now)
+        gone = min(int((now - self._until) * 1e9), _MOST_NS)
+        ns = self._lock.choose("time", gone if now >= self._due else 0)
+        if not ns:
+            return False
+        pressed = now < self._lock.pressed + _PRESSED_S
+        resumes = _SHORT if self._lock.choose("in short", pressed) else _LONG
+        self._until = now
+        moved = self._pass_time(ns, resumes)
+        if pressed:
+            self._due = now + _SHARE * (time.monotonic() - now)
+        return moved

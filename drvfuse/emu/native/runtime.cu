@@ -596,16 +596,15 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     return moved != 0;
 }
 
-const u64 PASSING_LIMIT = 20000;  // resumes of one call of rt_pass_time
-
-// Everything is idle, and somebody outside may still do something: lets so much time pass and everything poll, a part of
-// the polls until somebody reads the clock if those take long. 1 if anything came of it, 0 if not; or R_MORE.
-API u32 rt_pass_time(Engine* e, Launch** launches, u32 n, u64 ns, u32 more) {
+// Everything is idle, and somebody outside may still do something: lets so much time pass and everything poll, for about so
+// many resumes: who reads the clock once in many polls may not come to it in this call. 1 if anything came of it, 0 if not;
+// or R_MORE.
+API u32 rt_pass_time(Engine* e, Launch** launches, u32 n, u64 ns, u64 resumes, u32 more) {
     begin(e, launches, n, more);
     if (!more) {
         e->advancing = e->timed = 1;
         e->clock += ns;
     }
-    u32 moved = probe(e, launches, n, 2200, PASSING_LIMIT);
+    u32 moved = probe(e, launches, n, 2200, resumes);
     return e->probing ? R_MORE : moved != 0;
 }

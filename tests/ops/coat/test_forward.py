@@ -11,8 +11,14 @@ import drvfuse as df
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.planned import limits
 from drvfuse.plans import coat_forward
-from drvfuse.plans.coat_forward import MAX_COLUMNS, FewRows, ManyRows, forward_plan
+from drvfuse.plans.coat_forward import MAX_COLUMNS, FewRows, HeldTiles, ManyRows, forward_plan
 from drvfuse.reference import coat_rmsnorm
+
+
+@pytest.fixture(autouse=True)
+def no_tiles_in_registers(monkeypatch):
+    """The kernels for few and many rows do any number of them."""
+    monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
 
 
 def many_rows(device: df.Device) -> int:
