@@ -104,6 +104,30 @@ def test_a_client_is_told_what_the_machine_found(pool):
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 
+def race_for_a_word(rank: int, size: int) -> int:
+    """Who comes first depends on the processes, but for a run that repeats another one."""
+    cuda, peer = attached(), meet(rank)
+    word = ok(cuda.cuMemAlloc(4))
+    ok(cuda.cuMemsetD32(word, 0, 1))
+    time.sleep(0.01 * np.random.default_rng().integers(3))
+    for _ in range(5):
+        launch(cuda, "add", int(word), 1 + rank, 1)
+        ok(cuda.cuCtxSynchronize())
+    peer.send(b".")
+    peer.recv(1)
+    return df.emu.default_machine().clock()
+
+
+def test_a_recorded_run_can_be_repeated(pool, tmp_path):
+    record = str(tmp_path / "record")
+    runs = []
+    for options in ({"record": record}, {"replay": record}, {"replay": record}):
+        clocks = pool.run(2, race_for_a_word, machine={"seed": 5, "race": True, **options})
+        runs.append((clocks, [(r.kernel, r.device) for r in pool.machine.launches], len(pool.machine.reports)))
+    assert runs[0] == runs[1] == runs[2]
+    assert len(runs[0][1]) == 10 and runs[0][2] == 0
+
+
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
