@@ -88,7 +88,7 @@ class Ranks:
             return df.device(index, driver=self.processes[rank]), payload, blocks
 
         of_nodes = {name: own[name] for name in ("nodes", "node_order", "exchange", "domain") if name in own}
-        return df.Group._of_board(self.boards[rank], opened, NodesWanted(**of_nodes))
+        return df.Group.of_board(self.boards[rank], opened, NodesWanted(**of_nodes))
 
     def each(self, call: Callable[[df.Group], T], groups: Sequence[df.Group] | None = None) -> list[T]:
         """`call(group)` on every rank at once."""

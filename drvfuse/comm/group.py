@@ -30,17 +30,16 @@ from ..runtime.driver import Owner, forked
 from ..runtime.lifetime import Owned, flush, hold, release
 from ..runtime.vmm import SymmetricBuffer, Undo
 from . import arguments
-from .alone import AloneLaunches, disturb
+from .alone import AloneLaunches
 from .budget import BlockBudget
 from .connect import connect
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
-from .node_transport import NodeTransport
 from .partial import PartialCalls
-from .process_transport import ProcessTransport
 from .rank import Rank
 from .rank_graphs import RankGraphs
 from .reports import error_of
+from .split import split
 from .transport import LocalTransport
 from .workspace import Workspace
 
@@ -77,9 +76,9 @@ class Group(Owned, Owner):
         self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
         self.size = len(transport.members)
-        self.layout, self._wanted = joint.nodes, joint.wanted
+        self.layout, self.wanted = joint.nodes, joint.wanted
         self.link: NodeLink | None = None
-        self._payload_bytes, self._max_blocks = workspace_bytes, max_blocks
+        self.sizes = workspace_bytes, max_blocks
         self._broken: Callable[[], DrvfuseError] | None = None
         self._stale = self._held = False
         self._partial = PartialCalls(transport.indices)
@@ -163,10 +162,10 @@ class Group(Owned, Owner):
         found = arguments.local_devices(devices, driver)
         layout = find_nodes([0] * len(found), nodes)
         find_order(node_order, layout.count)
-        return cls._of_devices(found, payload, budget, layout, NodesWanted(nodes, node_order, exchange))
+        return cls.of_devices(found, payload, budget, layout, NodesWanted(nodes, node_order, exchange))
 
     @classmethod
-    def _of_devices(
+    def of_devices(
         cls, devices: Sequence[Device], payload: int, budget: int | None, layout: Nodes, wanted: NodesWanted
     ) -> Group:
         joint = Joint(layout, wanted, lambda values: values, _LOCAL_SECONDS)
@@ -217,10 +216,10 @@ class Group(Owned, Owner):
             return arguments.own_device(device, place.local_rank, driver), payload, budget
 
         place, board = meet(rank, size, store, timeout)
-        return cls._of_board(board, opened, NodesWanted(nodes, node_order, exchange))
+        return cls.of_board(board, opened, NodesWanted(nodes, node_order, exchange))
 
     @classmethod
-    def _of_board(
+    def of_board(
         cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
     ) -> Group:
         """The group of the ranks of a board; see `comm.connect.connect`."""
@@ -277,39 +276,7 @@ class Group(Owned, Owner):
         either may be closed first.
         """
         self.require_open()
-        with self.transport.step("check the arguments of split"):
-            colors, keys = arguments.colors(len(self), color, key)
-            given = (
-                self._payload_bytes if workspace_bytes is None else workspace_bytes,
-                self._max_blocks if max_blocks is None else max_blocks,
-            )
-            payload, budget = arguments.sizes(*given)
-        if not self.together:
-            found = self._split_board(colors[0], keys[0], payload, budget)
-            return found if not isinstance(color, (list, tuple)) else [found]
-        groups: dict[int, Group] = {}
-        with Undo() as undo:
-            for chosen in dict.fromkeys(one for one in colors if one is not None):
-                order = sorted((keys[i], i) for i in range(len(self)) if colors[i] == chosen)
-                members = [self.ranks[i].device for _, i in order]
-                layout = find_nodes([self.layout.of[i] for _, i in order])
-                groups[chosen] = self._of_devices(members, payload, budget, layout, self._wanted.of_part(""))
-                undo.append(groups[chosen].close)
-            undo.commit()
-        every = [None if one is None else groups[one] for one in colors]
-        return every if isinstance(color, (list, tuple)) else every[0]
-
-    def _split_board(self, color: int | None, key: int, payload: int, budget: int | None) -> Group | None:
-        transport, device = self.transport, self.ranks[0].device
-        assert isinstance(transport, (ProcessTransport, NodeTransport))
-        board = transport.board.split(color, key)
-        if transport.identity is not None:  # all of its ranks are here, also those that are to be in no new group
-            disturb(device, [transport.identity.number])
-        return (
-            None
-            if board is None
-            else self._of_board(board, lambda: (device, payload, budget), self._wanted.of_part(f" node {self.node}"))
-        )
+        return split(self, color, key, workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:
