@@ -53,13 +53,14 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that ended, completed or not, and its counts."""
+    """A kernel that ended, completed or not, and its counts. `process` is as in a `Report`."""
 
     kernel: str
     device: int
     grid: Dim
     block: Dim
     counters: Counters
+    process: str | None = None
 
 
 class Memory(Protocol):
@@ -153,7 +154,8 @@ class Machine:
         self.reports: list[Report] = []
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
-        self.closed = self.several = False
+        self.closed = False
+        self.several = False  # another process than the machine's own was ever made
         cells = race is not False
         self.window = Window(
             config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells, shares_host=served
@@ -275,8 +277,9 @@ class Machine:
     def note(self, command: Command, launch: EngineLaunch) -> None:
         """Keep what a kernel that ended has asked of memory."""
         assert isinstance(command, Launch)
-        device = command.context.device.index
-        self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
+        name, context = command.function.name, command.context
+        device, process = context.device.index, context.process.title
+        self.launches.append(LaunchRecord(name, device, command.grid, command.block, launch.counters, process))
 
     def counters(self) -> Summary:
         """What the kernels that are in `launches` have asked of memory, by kernel and source line."""

@@ -111,9 +111,9 @@ class Process:
         """
         machine = self.machine
         with interrupts.held(), machine.lock:
+            machine.lock.called(self, "close")
             if self.closed:
                 return
-            machine.lock.called(self, "close")
             self._closed = True
             for context in self.contexts():
                 self.drop_context(context)
