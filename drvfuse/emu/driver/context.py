@@ -31,7 +31,7 @@ def _context(proc: Process, ctx: Any) -> Context:
 def destroy(proc: Process, context: Context) -> None:
     """Finish a context's work, as the driver does, then drop all that belongs to it."""
     if context.error is None:
-        proc.machine.progress.wait(proc.context_ops(context))
+        proc.machine.waits.wait(proc.context_ops(context))
     proc.drop_context(context)
 
 

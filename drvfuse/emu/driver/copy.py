@@ -48,7 +48,7 @@ def _queue(proc: Process, stream: Stream, command: Copy | Copy2D, wait: bool) ->
     """Queue a copy, and wait for it unless it goes into a graph."""
     op = proc.enqueue(stream, command)
     if op is not None and wait:
-        proc.machine.progress.wait([op])
+        proc.machine.waits.wait([op])
         proc.healthy(stream.context)
 
 

@@ -69,7 +69,7 @@ def _recorded(proc: Process, value: Any) -> Event:
 def cuEventQuery(proc: Process, hEvent: Any) -> None:
     event = _recorded(proc, hEvent)
     if event.op is not None:
-        ready = proc.machine.progress.poll([event.op])
+        ready = proc.machine.waits.poll([event.op])
         proc.healthy(event.context)
         check(ready, R.CUDA_ERROR_NOT_READY)
 
@@ -78,7 +78,7 @@ def cuEventQuery(proc: Process, hEvent: Any) -> None:
 def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
     event = _recorded(proc, hEvent)
     if event.op is not None:
-        proc.machine.progress.wait([event.op])
+        proc.machine.waits.wait([event.op])
         proc.healthy(event.context)
 
 

@@ -90,7 +90,7 @@ def cuMemFreeHost(proc: Process, p: Any) -> None:
 
 def _free_host(proc: Process, allocation: Allocation) -> None:
     assert allocation.context is not None
-    proc.machine.progress.wait(proc.context_ops(allocation.context))
+    proc.machine.waits.wait(proc.context_ops(allocation.context))
     proc.memory.free(allocation)
 
 

@@ -164,7 +164,7 @@ def cuModuleUnload(proc: Process, hmod: Any) -> None:
 
 
 def _unload(proc: Process, module: Module) -> None:
-    proc.machine.progress.wait(proc.context_ops(module.context))
+    proc.machine.waits.wait(proc.context_ops(module.context))
     if module.globals_address:
         allocation = proc.memory.at(module.globals_address)
         if allocation is not None:

@@ -141,7 +141,7 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
     try:
         allocation = proc.memory.pool_alloc(pool, nbytes)
     except Failure:
-        proc.machine.progress.drain(proc)  # what was freed in stream order may make room
+        proc.machine.waits.drain(proc)  # what was freed in stream order may make room
         allocation = proc.memory.pool_alloc(pool, nbytes)
     return T.CUdeviceptr(allocation.base)
 

@@ -60,7 +60,7 @@ def _pending(proc: Process, stream: Stream) -> list[Any]:
 def cuStreamSynchronize(proc: Process, hStream: Any) -> None:
     stream = proc.stream(hStream)
     _not_capturing(proc, stream)
-    proc.machine.progress.wait(_pending(proc, stream))
+    proc.machine.waits.wait(_pending(proc, stream))
     proc.healthy(stream.context)
 
 
@@ -68,7 +68,7 @@ def cuStreamSynchronize(proc: Process, hStream: Any) -> None:
 def cuStreamQuery(proc: Process, hStream: Any) -> None:
     stream = proc.stream(hStream)
     _not_capturing(proc, stream)
-    ready = proc.machine.progress.poll(_pending(proc, stream))
+    ready = proc.machine.waits.poll(_pending(proc, stream))
     proc.healthy(stream.context)
     check(ready, R.CUDA_ERROR_NOT_READY)
 

@@ -28,6 +28,7 @@ from .order import Recorder, Replayer
 from .process import Process
 from .progress import Progress
 from .threads import Threads
+from .waits import Waits
 from .work import Command, Dim, Launch
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that ended, completed or not, and its counts."""
+    """A kernel that ended, completed or not, and its counts. `process` is as in a `Report`."""
 
     kernel: str
     device: int
     grid: Dim
     block: Dim
     counters: Counters
+    process: str | None = None
 
 
 class Memory(Protocol):
@@ -152,7 +154,8 @@ class Machine:
         self.reports: list[Report] = []
         self.launches: deque[LaunchRecord] = deque(maxlen=LAUNCHES_KEPT)
         self.pid = os.getpid()
-        self.closed = self.several = False
+        self.closed = False
+        self.several = False  # another process than the machine's own was ever made
         cells = race is not False
         self.window = Window(
             config.get("emu_window_gib"), check_initialised=check_initialised, cells=cells, shares_host=served
@@ -164,6 +167,7 @@ class Machine:
         self.images: dict[str, EngineModule] = {}
         self.mappables = Mappables(self)
         self.progress = Progress(self, self.detector)
+        self.waits = Waits(self)
         self._engine: Engine | None = None
         self._process_numbers = itertools.count()
         self.own = Process(self, next(self._process_numbers), "0", self.window.table)
@@ -173,7 +177,7 @@ class Machine:
     def engine(self) -> Engine:
         """The engine, made on first use: it has native code to load."""
         if self._engine is None:
-            self._require_open()
+            self.require_open()
             self._engine = Engine(
                 self.window, self.seed, self.sm_count, self._loop_limit, self.detector, self.delay_stores
             )
@@ -181,7 +185,7 @@ class Machine:
                 self._engine.count_resumes()
         return self._engine
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
         if self.closed:
             raise ClosedError(f"{self!r} was closed, and its memory with it")
 
@@ -207,9 +211,9 @@ class Machine:
         """One more process that uses this machine. `name` tells it from others in reports and records: at least one
         printable character, and no other live process may have it; None makes one of its number.
         """
-        self._require_open()
+        self.require_open()
         with interrupts.held(), self.lock:
-            self.lock.called(self.own, "process")
+            self.lock.called(self.own, f"process {name or ''}".strip())
             number = next(self._process_numbers)
             name = str(number) if name is None else name
             if not isinstance(name, str) or not name.strip() or not name.isprintable():
@@ -258,19 +262,7 @@ class Machine:
         variables of modules), `physical` memory of cuMemCreate, `multicast` objects, their `binds`, `mappings` and
         `reservations`. What was released and is still mapped or bound counts.
         """
-        with self.lock:
-            self.lock.called(self.own, "held")
-            self.mappables.descriptors.sweep()
-            multicasts = self.mappables.multicasts()
-            found = {
-                "device_bytes": sum(device.used for device in self.devices),
-                "physical": len(self.mappables.memories()),
-                "multicast": len(multicasts),
-                "binds": sum(len(item.binds) for item in multicasts),
-            }
-            for kind in ("allocations", "mappings", "reservations"):
-                found[kind] = sum(process.memory.held()[kind] for process in self.processes)
-            return found
+        return self.own.held()
 
     def report(self, report: Report) -> None:
         """Keep a finding, and log it as one line: a race as information, as nothing fails because of it."""
@@ -285,8 +277,9 @@ class Machine:
     def note(self, command: Command, launch: EngineLaunch) -> None:
         """Keep what a kernel that ended has asked of memory."""
         assert isinstance(command, Launch)
-        device = command.context.device.index
-        self.launches.append(LaunchRecord(command.function.name, device, command.grid, command.block, launch.counters))
+        name, context = command.function.name, command.context
+        device, process = context.device.index, context.process.title
+        self.launches.append(LaunchRecord(name, device, command.grid, command.block, launch.counters, process))
 
     def counters(self) -> Summary:
         """What the kernels that are in `launches` have asked of memory, by kernel and source line."""
@@ -305,23 +298,7 @@ class Machine:
         `memory` is an array (without `nbytes`: all of it) or an address. The detector keeps one mark for 16 bytes, so
         other words between the same two multiples of 16 are not checked either. Without `race` there is nothing to do.
         """
-        self._require_open()
-        given: Any = memory
-        try:
-            address = int(getattr(given, "ptr", given))
-        except (TypeError, ValueError):
-            raise ArgumentError("memory", repr(memory), "an array or an address") from None
-        nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes
-        if nbytes is None:
-            raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")
-        nbytes = _integer("nbytes", nbytes, 1)
-        with self.lock:
-            self.lock.called(self.own, "declare_polled")
-            if not self.window.covers(address, nbytes):
-                where = f"{nbytes} bytes at 0x{address:x} ({self.window.nearest(address)})"
-                raise ArgumentError("memory", where, "a range of allocated memory of this machine")
-            if self.detector is not None:
-                self.detector.polled(address, nbytes)
+        self.own.declare_polled(memory, nbytes)
 
     def can_reach(self, source: Device, target: Device) -> bool:
         """True if `source` may be given access to memory of `target`."""

@@ -58,7 +58,7 @@ class Recorder:
 
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - it lives as long as the machine
+            self._file = Path(path).open("w", 1, encoding="utf-8")  # noqa: SIM115 - by lines, so that a death loses none
         except OSError as error:
             raise ArgumentError("record", repr(path), f"a file that can be written ({error})") from None
         self._usual = 0

@@ -41,7 +41,7 @@ class Patience:
         if self._queued != machine.progress.submitted:
             self._queued, self._since = machine.progress.submitted, now
         if outside(machine):
-            machine.progress.pass_time()
+            machine.waits.pass_time()
         elif machine.lock.choose("go on", not others(self._process) or self._is_over(now)):
             return False
         with self._process.threads.waiting():

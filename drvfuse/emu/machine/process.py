@@ -14,8 +14,9 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar, cast
 
+from ...errors import ArgumentError, require_integer
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.access import AccessTable
@@ -110,9 +111,9 @@ class Process:
         """
         machine = self.machine
         with interrupts.held(), machine.lock:
+            machine.lock.called(self, "close")
             if self.closed:
                 return
-            machine.lock.called(self, "close")
             self._closed = True
             for context in self.contexts():
                 self.drop_context(context)
@@ -156,11 +157,40 @@ class Process:
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
         """`Machine.declare_polled`."""
-        self.machine.declare_polled(memory, nbytes)
+        machine, given = self.machine, cast(Any, memory)
+        machine.require_open()
+        try:
+            address = int(getattr(given, "ptr", given))
+        except (TypeError, ValueError):
+            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+        nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes
+        if nbytes is None:
+            raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")
+        nbytes = require_integer("nbytes", nbytes, "an integer of at least 1", 1)
+        with machine.lock:
+            machine.lock.called(self, "declare_polled")
+            if not machine.window.covers(address, nbytes):
+                where = f"{nbytes} bytes at 0x{address:x} ({machine.window.nearest(address)})"
+                raise ArgumentError("memory", where, "a range of allocated memory of this machine")
+            if machine.detector is not None:
+                machine.detector.polled(address, nbytes)
 
     def held(self) -> dict[str, int]:
-        """`Machine.held`: of the whole machine."""
-        return self.machine.held()
+        """`Machine.held`: of all processes together."""
+        machine = self.machine
+        with machine.lock:
+            machine.lock.called(self, "held")
+            machine.mappables.descriptors.sweep()
+            multicasts = machine.mappables.multicasts()
+            found = {
+                "device_bytes": sum(device.used for device in machine.devices),
+                "physical": len(machine.mappables.memories()),
+                "multicast": len(multicasts),
+                "binds": sum(len(item.binds) for item in multicasts),
+            }
+            for kind in ("allocations", "mappings", "reservations"):
+                found[kind] = sum(process.memory.held()[kind] for process in machine.processes)
+            return found
 
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
@@ -324,5 +354,5 @@ class Process:
 
     def synchronise(self, context: Context) -> None:
         """Run until everything queued in a context is done; Failure with its error."""
-        self.machine.progress.wait(self.context_ops(context))
+        self.machine.waits.wait(self.context_ops(context))
         self.healthy(context)

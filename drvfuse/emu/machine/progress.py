@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How queued work gets done: in the calls that wait, with all devices advancing together.
 
-Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` until what it waits for
-has happened; every operation that is ready on any device is started, and all running kernels share the engine. The
-order of starts depends on the order of calls and on the seed alone, so the same program runs the same way each time.
+Nothing runs in the background. A call that synchronises, queries or copies drives `Progress` (`Waits`) until what it
+waits for has happened; every operation that is ready on any device is started, and all running kernels share the
+engine. The order of starts depends on the order of calls and on the seed alone, so the same program runs the same way
+each time.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +19,15 @@ from ..findings import reports, timeline
 from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
-from .failure import Failure
 from .kernels import Kernels
 from .objects import Context, Stream
-from .patience import MOMENT_S, Patience, outside
-from .wall_time import WallTime
 from .work import Command, Free, HostCall, Launch, Op, Record
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
     from .machine import Machine
-    from .process import Process
 
 BUDGET_MS = 50
-IDLE_QUERIES = 2000
-"""Queries in a row that find nothing able to move before they let virtual time pass."""
 
 _FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
 _CLUSTER = ("cluster_absent", "cluster_barrier")
@@ -59,10 +53,7 @@ class Progress:
         self._sequence = itertools.count(1)
         self._backlog = Backlog(machine.seed)
         self._kernels = Kernels(machine)
-        self._in_host_function = 0
-        self._idle_queries = (0, 0)
-        self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
+        self.in_host_function = 0  # how many threads are
         self._pending = 0
         self._races: set[Any] = set()  # those reported, by their places
 
@@ -134,102 +125,6 @@ class Progress:
         self.machine.lock.changed()
         return op
 
-    # Waiting ---------------------------------------------------------------------------------------------------------
-
-    def wait(self, ops: Iterable[Op]) -> None:
-        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if their
-        process is closed meanwhile.
-        """
-        ops = list(ops)
-        waited = [op for op in ops if not op.done]
-
-        def done() -> bool:
-            while waited and waited[-1].done:
-                waited.pop()
-            return not waited
-
-        if waited:
-            process = ops[0].command.context.process
-            try:
-                with process.blocking(done):
-                    self._run_until(done, process)
-            except KeyboardInterrupt:
-                self._interrupted()
-                raise
-            if process.closed:  # by another thread, and all its objects with it
-                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
-        if self.detector is not None:
-            self.detector.host_learns(ops)
-
-    def _interrupted(self) -> None:
-        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
-        for op in list(self._kernels.running):
-            self._settle(op)
-        if self._kernels.running:
-            self._give_up("interrupted", "Ctrl-C ended what ran")
-
-    def _run_until(self, done: Callable[[], bool], process: Process) -> None:
-        lock, patience = self.machine.lock, Patience(process)
-        while not done():
-            interrupts.check()
-            if not self._try_step() and not done():
-                if self._in_host_function:
-                    lock.wait(0.05)
-                elif not patience.wait() and not self._advance_clock():
-                    self._deadlock()
-            lock.give_way()
-
-    def _try_step(self) -> bool:
-        """`step`, unless another thread has found just now that nothing can move."""
-        lock = self.machine.lock
-        if self.machine.several:
-            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
-            if lock.choose("rest", resting):
-                return False
-        return self.step()
-
-    def polled(self) -> set[int]:
-        """The addresses that kernels poll."""
-        return {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
-
-    def pass_time(self) -> None:
-        """Nothing can move: virtual time goes with that of the wall."""
-        if self._kernels.running:
-            with interrupts.taken():
-                moved = self._wall_time.go()
-            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
-
-    def _advance_clock(self) -> bool:
-        """Let virtual time pass; False if that changes nothing."""
-        if not self._kernels.running:
-            return False
-        self._rest_until = 0.0
-        with interrupts.taken():
-            return self.machine.engine.advance_clock()
-
-    def poll(self, ops: Iterable[Op]) -> bool:
-        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
-        waited = list(ops)
-        if not all(op.done for op in waited):
-            moved = self.step()
-            count = self._idle_queries[1] + 1 if self._idle_queries[0] == self.submitted and not moved else 0
-            if count == IDLE_QUERIES:
-                count -= self._let_time_go(waited[0].command.context.process)  # and again at the next
-            self._idle_queries = (self.submitted, count)
-        if not all_done(waited):
-            return False
-        if self.detector is not None:
-            self.detector.host_learns(waited)
-        return True
-
-    def _let_time_go(self, process: Process) -> bool:
-        """Of a query by a process that is answered again and again that nothing has changed; False if time stands."""
-        with process.blocking(lambda: False):
-            if outside(self.machine):
-                self.pass_time()
-                return True
-        return self._advance_clock()
-
     def kernels(self, context: Context) -> list[str]:
         """The kernels of a context that have not ended, in the order in which they were queued."""
         pending = {*self._kernels.running, *self._kernels.crowded, *self._backlog.all()}
@@ -241,16 +136,17 @@ class Progress:
         ours = sorted((op for op in pending if op.command.context is context), key=lambda op: op.number)
         return [op.command.function.name for op in ours if isinstance(op.command, Launch)]
 
-    def drain(self, process: Process) -> None:
-        """Run until nothing can move without the host or the clock. Failure if the process is closed meanwhile."""
-        while self.step():
-            self.machine.lock.give_way()
-            if process.closed:
-                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+    @property
+    def running(self) -> bool:
+        """True if any kernel runs."""
+        return bool(self._kernels.running)
+
+    def polled(self) -> set[int]:
+        """The addresses that kernels poll."""
+        return {b.address for op in self._kernels.running for b in op.launch.blocked() if b.address}
 
     def step(self) -> bool:
         """Start what is ready and let the engine run for a moment; False if nothing could move."""
-        begun = time.monotonic()
         for op in self._kernels.make_room():
             self._backlog.ready(op)
         moved = self._start_ready()
@@ -267,11 +163,6 @@ class Progress:
         if not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._report_races()
-        if moved:
-            self._wall_time.stop()
-        else:
-            now = time.monotonic()
-            self._rest, self._rest_until = self.machine.lock.changes, now + max(MOMENT_S / 2, now - begun)
         return moved
 
     def _report_races(self) -> None:
@@ -381,18 +272,26 @@ class Progress:
 
     def _call(self, command: HostCall) -> None:
         machine = self.machine
-        self._in_host_function += 1
+        self.in_host_function += 1
         try:
             with command.context.process.threads.host_function(), machine.lock.released():
                 command.context.process.call_host(command.function, command.argument)
         finally:
-            self._in_host_function -= 1
+            self.in_host_function -= 1
             machine.lock.changed()
 
-    def _deadlock(self) -> None:
+    def deadlock(self) -> None:
+        """Nothing can go on: end all running kernels."""
         if not self._kernels.running:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
+
+    def interrupted(self) -> None:
+        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
+        for op in list(self._kernels.running):
+            self._settle(op)
+        if self._kernels.running:
+            self._give_up("interrupted", "Ctrl-C ended what ran")
 
     def _give_up(self, kind: str, headline: str) -> None:
         """End all running kernels, with a report of where they are."""

@@ -161,6 +161,7 @@ def test_processes_share_a_device(pair: tuple[Process, Process], rng: np.random.
         out = np.empty_like(given)
         ok(process.driver.cuMemcpyDtoH(out, pointer, out.nbytes))
         np.testing.assert_array_equal(out, given)
+    assert [record.process for record in pair[0].launches] == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ["cuMemAlloc", "cuMemAllocAsync", "cuMemHostAlloc", "cuMemMap"])

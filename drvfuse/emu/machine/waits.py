@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that wait: they drive the progress of a machine, and the clock where nothing can move otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ..bindings import R
+from . import interrupts
+from .failure import Failure
+from .patience import MOMENT_S, Patience, outside
+from .wall_time import WallTime
+from .work import Op
+
+if TYPE_CHECKING:
+    from .machine import Machine
+    from .process import Process
+
+IDLE_QUERIES = 2000
+"""Queries in a row that find nothing able to move before they let virtual time pass."""
+
+
+class Waits:
+    """Of one machine. The caller holds its lock."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._progress = machine, machine.progress
+        self._idle_queries = (0, 0)
+        self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
+        self._rest, self._rest_until = -1, 0.0  # what had changed when nothing could move; looked at again after that
+
+    def wait(self, ops: Iterable[Op]) -> None:
+        """Run until these operations are done. What can never be done is ended as a deadlock. Failure if their
+        process is closed meanwhile.
+        """
+        ops = list(ops)
+        waited = [op for op in ops if not op.done]
+
+        def done() -> bool:
+            while waited and waited[-1].done:
+                waited.pop()
+            return not waited
+
+        if waited:
+            process = ops[0].command.context.process
+            try:
+                with process.blocking(done):
+                    self._run_until(done, process)
+            except KeyboardInterrupt:
+                self._progress.interrupted()
+                raise
+            if process.closed:  # by another thread, and all its objects with it
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+        self._learn(ops)
+
+    def poll(self, ops: Iterable[Op]) -> bool:
+        """Advance a little; True if these operations are done. Never a deadlock: the host may still do something."""
+        waited, submitted = list(ops), self._progress.submitted
+        if not all(op.done for op in waited):
+            moved = self._step()
+            count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
+            if count == IDLE_QUERIES:
+                count -= self._let_time_go(waited[0].command.context.process)  # and again at the next
+            self._idle_queries = (submitted, count)
+        if not all(op.done for op in waited):
+            return False
+        self._learn(waited)
+        return True
+
+    def drain(self, process: Process) -> None:
+        """Run until nothing can move without the host or the clock. Failure if the process is closed meanwhile."""
+        while self._step():
+            self._machine.lock.give_way()
+            if process.closed:
+                raise Failure(R.CUDA_ERROR_DEINITIALIZED)
+
+    def pass_time(self) -> None:
+        """Nothing can move: virtual time goes with that of the wall."""
+        if self._progress.running:
+            with interrupts.taken():
+                moved = self._wall_time.go()
+            self._rest_until = 0.0 if moved else time.monotonic() + 1  # until then that polls in place of a step
+
+    def _learn(self, ops: Iterable[Op]) -> None:
+        """The host knows that these have ended."""
+        if self._machine.detector is not None:
+            self._machine.detector.host_learns(ops)
+
+    def _run_until(self, done: Callable[[], bool], process: Process) -> None:
+        lock, patience = self._machine.lock, Patience(process)
+        while not done():
+            interrupts.check()
+            if not self._try_step() and not done():
+                if self._progress.in_host_function:
+                    lock.wait(0.05)
+                elif not patience.wait() and not self._advance_clock():
+                    self._progress.deadlock()
+            lock.give_way()
+
+    def _try_step(self) -> bool:
+        """`_step`, unless another thread has found just now that nothing can move."""
+        lock = self._machine.lock
+        if self._machine.several:
+            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
+            if lock.choose("rest", resting):
+                return False
+        return self._step()
+
+    def _step(self) -> bool:
+        """Let the machine run for a moment; False if nothing could move."""
+        begun = time.monotonic()
+        if self._progress.step():
+            self._wall_time.stop()
+            return True
+        now = time.monotonic()
+        self._rest, self._rest_until = self._machine.lock.changes, now + max(MOMENT_S / 2, now - begun)
+        return False
+
+    def _advance_clock(self) -> bool:
+        """Let virtual time pass; False if that changes nothing."""
+        if not self._progress.running:
+            return False
+        self._rest_until = 0.0
+        with interrupts.taken():
+            return self._machine.engine.advance_clock()
+
+    def _let_time_go(self, process: Process) -> bool:
+        """Of a query by a process that is answered again and again that nothing has changed; False if time stands."""
+        with process.blocking(lambda: False):
+            if outside(self._machine):
+                self.pass_time()
+                return True
+        return self._advance_clock()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual time that goes with the time of the wall."""
+
+from __future__ import annotations
+
+import pytest
+
+from drvfuse.emu.machine import wall_time
+from drvfuse.emu.machine.lock import MachineLock
+from drvfuse.emu.machine.wall_time import WallTime
+
+
+class Wall:
+    """A clock, in seconds, and what was passed on of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
+        self.now, self._cost = 100.0, cost
+        self.passed: list[tuple[int, int]] = []
+        monkeypatch.setattr(wall_time.time, "monotonic", lambda: self.now)
+
+    def pass_time(self, ns: int, resumes: int) -> bool:
+        self.passed.append((ns, resumes))
+        self.now += self._cost
+        return False
+
+    def go(self, time: WallTime, seconds: float) -> None:
+        self.now += seconds
+        time.go()
+
+
+def test_what_went_by_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch, cost=0.0)
+    time = WallTime(MachineLock(), wall.pass_time)
+    for _ in range(3):
+        wall.go(time, 0.25)
+    assert [ns for ns, _ in wall.passed] == [250_000_000] * 2
+    time.stop()
+    wall.go(time, 0.25)
+    wall.go(time, 0.125)
+    assert [ns for ns, _ in wall.passed][2:] == [125_000_000]
+
+
+def test_the_time_that_passing_it_takes_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch, cost=0.0625)
+    time = WallTime(MachineLock(), wall.pass_time)
+    for _ in range(3):
+        wall.go(time, 0.125)
+    assert [ns for ns, _ in wall.passed] == [125_000_000, 187_500_000]
+
+
+def test_a_long_call_of_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = Wall(monkeypatch, cost=0.0)
+    time = WallTime(MachineLock(), wall.pass_time)
+    wall.go(time, 0.0)
+    wall.go(time, 20.0)
+    wall.go(time, 0.25)
+    assert [ns for ns, _ in wall.passed] == [500_000_000, 250_000_000]
+
+
+def test_who_stands_at_the_lock_has_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, wall = MachineLock(), Wall(monkeypatch, cost=0.0625)
+    time = WallTime(lock, wall.pass_time)
+    wall.go(time, 0.0)
+    wall.go(time, 0.125)
+    resumes = wall.passed[0][1]
+    lock.pressed = wall.now
+    for _ in range(5):  # a quarter of the time is taken
+        wall.go(time, 0.0625)
+    assert [ns for ns, _ in wall.passed] == [125_000_000, 125_000_000, 250_000_000]
+    assert all(asked < resumes for _, asked in wall.passed[1:])
