@@ -95,6 +95,23 @@ def _add_benchmarks(benchmarks: Any) -> None:
     emulator.add_argument("--shape", metavar="MxN", default=None, help="rows x columns (default: 128x4096)")
 
 
+def _add_emulator(commands: Any) -> None:
+    emu = commands.add_parser("emu", help="emulated GPUs").add_subparsers(dest="emu_command", required=True)
+    serve = emu.add_parser("serve", help="hold a machine that several processes use, each with DRVFUSE_EMU_MACHINE")
+    serve.add_argument("--devices", type=_positive, default=8, help="emulated GPUs, up to 8 (default: 8)")
+    serve.add_argument("--arch", default="sm_90a", help="what they are (default: sm_90a)")
+    serve.add_argument("--seed", type=_natural, default=0, help="of the order in which work runs (default: 0)")
+    serve.add_argument(
+        "--race", nargs="?", choices=("hardware", "strict"), const="hardware", default=False, help="report data races"
+    )
+    serve.add_argument("--delay-stores", action="store_true", help="show stores late where nothing orders them")
+    serve.add_argument("--record", metavar="FILE", default=None, help="write the order of calls to a file")
+    serve.add_argument("--replay", metavar="FILE", default=None, help="repeat the order of such a file")
+    serve.add_argument(
+        "--address", metavar="ADDRESS", default=None, help='"unix:@NAME" or "unix:/PATH" (default: a name nobody has)'
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drvfuse", description="Fused multi-GPU collectives on the CUDA driver API.")
     parser.add_argument("--version", action="version", version=f"drvfuse {__version__}")
@@ -109,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--cols", type=_positive, default=4096)
     demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
     demo.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+
+    _add_emulator(commands)
 
     doctor = commands.add_parser("doctor", help="what is installed, which devices see each other, what is wrong")
     doctor.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
@@ -154,21 +173,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a Python script and its arguments"
-    )
-
-    emu = commands.add_parser("emu", help="emulated GPUs").add_subparsers(dest="emu_command", required=True)
-    serve = emu.add_parser("serve", help="hold a machine that several processes use, each with DRVFUSE_EMU_MACHINE")
-    serve.add_argument("--devices", type=_positive, default=8, help="emulated GPUs, up to 8 (default: 8)")
-    serve.add_argument("--arch", default="sm_90a", help="what they are (default: sm_90a)")
-    serve.add_argument("--seed", type=_natural, default=0, help="of the order in which work runs (default: 0)")
-    serve.add_argument(
-        "--race", nargs="?", choices=("hardware", "strict"), const="hardware", default=False, help="report data races"
-    )
-    serve.add_argument("--delay-stores", action="store_true", help="show stores late where nothing orders them")
-    serve.add_argument("--record", metavar="FILE", default=None, help="write the order of calls to a file")
-    serve.add_argument("--replay", metavar="FILE", default=None, help="repeat the order of such a file")
-    serve.add_argument(
-        "--address", metavar="ADDRESS", default=None, help='"unix:@NAME" or "unix:/PATH" (default: a name nobody has)'
     )
 
     tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')

@@ -26,6 +26,7 @@ from .work import Command, Free, HostCall, Launch, Op, Record
 if TYPE_CHECKING:
     from ..findings.race import Detector
     from .machine import Machine
+    from .process import Process
 
 BUDGET_MS = 50
 
@@ -286,19 +287,24 @@ class Progress:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
 
-    def interrupted(self) -> None:
-        """Ctrl-C during a wait ends the kernels that run: the next wait must not go on with one that never ends."""
+    def interrupted(self, process: Process) -> None:
+        """Ctrl-C during a wait of a process ends its kernels that run: the next wait must not go on with one that never
+        ends.
+        """
         for op in list(self._kernels.running):
             self._settle(op)
-        if self._kernels.running:
-            self._give_up("interrupted", "Ctrl-C ended what ran")
+        self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
-    def _give_up(self, kind: str, headline: str) -> None:
-        """End all running kernels, with a report of where they are."""
-        report = self._kernels.standstill(kind, headline)
-        self.machine.report(report)
-        for context in {op.command.context for op in self._kernels.running}:
-            self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)
+    def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
+        """End the running kernels of a process, or all, with a report of where they are."""
+        contexts = {op.command.context for op in self._kernels.running}
+        if process is not None:
+            contexts = {context for context in contexts if context.process is process}
+        if contexts:
+            report = self._kernels.standstill(kind, headline)
+            self.machine.report(report)
+            for context in contexts:
+                self.fail(context, R.CUDA_ERROR_LAUNCH_TIMEOUT, report)
 
 
 def all_done(ops: Iterable[Op]) -> bool:

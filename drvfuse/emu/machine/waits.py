@@ -49,7 +49,7 @@ class Waits:
                 with process.blocking(done):
                     self._run_until(done, process)
             except KeyboardInterrupt:
-                self._progress.interrupted()
+                self._progress.interrupted(process)
                 raise
             if process.closed:  # by another thread, and all its objects with it
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)

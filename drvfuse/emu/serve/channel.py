@@ -92,7 +92,10 @@ def receive(connection: socket.socket) -> tuple[int, Incoming]:
 
 def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryview:
     """All of a message's content, of which the beginning is here."""
-    whole = memoryview(bytearray(nbytes))
+    try:
+        whole = memoryview(bytearray(nbytes))
+    except (MemoryError, OverflowError):  # nothing that speaks this language sends so much
+        raise Ended from None
     at = len(begun)
     whole[:at] = begun
     while at < nbytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, DriverUnavailable
-from ..wire.message import Outgoing
+from ..wire.message import Incoming, Outgoing
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
 from .hello import refusal_of
@@ -107,7 +107,7 @@ class Server:
                 return
             connection.settimeout(_HELLO_S)
             tag, incoming = receive(connection)
-            hello = unpacked(incoming) if tag == Tag.HELLO else {}
+            hello = _hello(tag, incoming)
             connection.settimeout(None)
             refusal = refusal_of(hello)
             if refusal:
@@ -118,7 +118,7 @@ class Server:
                 self._open(connection, hello)
             else:
                 self._attach(connection, hello)
-        except (Ended, OSError):
+        except (Ended, OSError, KeyError):
             connection.close()
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
@@ -168,3 +168,14 @@ class Server:
             raise Ended
         send(connection, Tag.RESULT, packed(line.number))
         line.run()
+
+
+def _hello(tag: int, incoming: Incoming) -> dict[str, Any]:
+    """The first message. Raises Ended for anything else: this is no client."""
+    try:
+        found = unpacked(incoming)
+    except Exception:
+        found = None
+    if tag != Tag.HELLO or not isinstance(found, dict):
+        raise Ended
+    return found

@@ -104,6 +104,30 @@ def test_a_client_is_told_what_the_machine_found(pool):
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 
+def race_for_a_word(rank: int, size: int) -> int:
+    """Who comes first depends on the processes, but for a run that repeats another one."""
+    cuda, peer = attached(), meet(rank)
+    word = ok(cuda.cuMemAlloc(4))
+    ok(cuda.cuMemsetD32(word, 0, 1))
+    time.sleep(0.01 * np.random.default_rng().integers(3))
+    for _ in range(5):
+        launch(cuda, "add", int(word), 1 + rank, 1)
+        ok(cuda.cuCtxSynchronize())
+    peer.send(b".")
+    peer.recv(1)
+    return df.emu.default_machine().clock()
+
+
+def test_a_recorded_run_can_be_repeated(pool, tmp_path):
+    record = str(tmp_path / "record")
+    runs = []
+    for options in ({"record": record}, {"replay": record}, {"replay": record}):
+        clocks = pool.run(2, race_for_a_word, machine={"seed": 5, "race": True, **options})
+        runs.append((clocks, [(r.kernel, r.device) for r in pool.machine.launches], len(pool.machine.reports)))
+    assert runs[0] == runs[1] == runs[2]
+    assert len(runs[0][1]) == 10 and runs[0][2] == 0
+
+
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +140,8 @@ def use_pinned_memory(rank: int, size: int) -> bool:
     launch(cuda, "add", address, 10 + rank, 250)
     ok(cuda.cuCtxSynchronize())
     assert (own == np.arange(250) + 10 + rank).all()
+    if size > 1:
+        return True
     pointer = ok(cuda.cuMemAlloc(1000))
     ok(cuda.cuMemcpyAsync(pointer, address, 1000, 0))
     own[:] = 5  # an asynchronous copy reads pinned memory when it is done, as here no sooner than someone waits
@@ -127,8 +153,9 @@ def use_pinned_memory(rank: int, size: int) -> bool:
 
 
 def test_pinned_memory_has_one_address_on_the_host_and_on_devices(pool):
-    assert pool.run(2, use_pinned_memory) == [True, True]
-    assert not pool.machine.reports
+    for size in (1, 2):
+        assert pool.run(size, use_pinned_memory) == [True] * size
+        assert not pool.machine.reports
 
 
 def register_a_file(rank: int, size: int) -> bool:
@@ -294,11 +321,13 @@ def spin(rank: int, size: int) -> Any:
     words(word, 1)[:] = 0
     if rank == 1:
         launch(cuda, "await", word)
-        peer.send(b".")
+        peer.send(str(os.getpid()).encode())
         cuda.cuCtxSynchronize()
         return "not killed"
-    peer.recv(1)
-    assert peer.recv(1) == b""  # it is dead
+    victim = int(peer.recv(32))
+    time.sleep(0.2)  # it waits now
+    os.kill(victim, signal.SIGKILL)
+    assert peer.recv(1) == b""
     launch(cuda, "add", word, 7, 1)
     ok(cuda.cuCtxSynchronize())
     return int(words(word, 1)[0]), run_a_group(1, 2, 3)
@@ -306,8 +335,6 @@ def spin(rank: int, size: int) -> Any:
 
 def test_a_process_that_is_killed_within_a_call_leaves_nothing(pool):
     with pool.job(2, spin) as job:
-        time.sleep(1)
-        job.kill(1)
         assert job.outcomes() == [(7, True), Died(-signal.SIGKILL)]
     deadline = time.monotonic() + 5
     while any(pool.machine.held().values()) and time.monotonic() < deadline:
@@ -330,7 +357,17 @@ def test_a_forked_child_has_no_machine_and_does_not_take_the_parents(pool):
 
 
 def interrupt(rank: int, size: int) -> Any:
-    cuda = attached()
+    cuda, peer = attached(), meet(rank)
+    if rank == 0:  # Ctrl-C in the other process does not end what this one has running
+        word = ok(cuda.cuMemHostAlloc(4, 0))
+        words(word, 1)[:] = 0
+        launch(cuda, "await", word)
+        code(cuda.cuStreamQuery(0))
+        peer.send(b".")
+        peer.recv(1)
+        words(word, 1)[:] = 1
+        return int(cuda.cuCtxSynchronize()[0])
+    peer.recv(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as under nohup
     launch(cuda, "busy", ok(cuda.cuMemHostAlloc(4, 0)), 1, 1 << 31)
     timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
@@ -338,11 +375,12 @@ def interrupt(rank: int, size: int) -> Any:
     with pytest.raises(KeyboardInterrupt):
         cuda.cuCtxSynchronize()
     timer.join()
+    peer.send(b".")
     return int(cuda.cuCtxSynchronize()[0])
 
 
-def test_ctrl_c_ends_a_wait_and_what_runs(pool):
-    assert pool.run(1, interrupt) == [int(R.CUDA_ERROR_LAUNCH_TIMEOUT)]
+def test_ctrl_c_ends_a_wait_and_what_its_process_runs(pool):
+    assert pool.run(2, interrupt) == [0, int(R.CUDA_ERROR_LAUNCH_TIMEOUT)]
     assert [report.kind for report in pool.machine.reports] == ["interrupted"]
 
 

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong when a machine is served or attached to, and the command that serves one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_helpers import ok, primary
+
+import drvfuse as df
+from drvfuse import emu
+from drvfuse.emu.serve import address as addresses
+from drvfuse.emu.serve import client, server
+from drvfuse.errors import ArgumentError, DriverUnavailable
+
+pytestmark = pytest.mark.emu
+
+
+@pytest.fixture
+def served() -> Iterator[emu.Server]:
+    with emu.Machine(devices=2, served=True) as machine, emu.Server(machine) as made:
+        yield made
+        made.wait_for_clients()
+
+
+@pytest.mark.parametrize("text", ["", "unix:", "unix:name", "tcp:1.2.3.4:5", "unix:@" + "x" * 200])
+def test_an_address_that_is_none_is_refused(text):
+    with pytest.raises(ArgumentError, match=r"unix:@NAME.* or .*unix:/PATH"):
+        emu.AttachedMachine(text)
+
+
+def test_nobody_listens(tmp_path):
+    for text in (f"unix:{tmp_path}/socket", "unix:@drvfuse-nobody"):
+        with pytest.raises(DriverUnavailable, match=f"no emulated machine is served at {text}"):
+            emu.AttachedMachine(text)
+
+
+def test_the_setting_is_named_where_it_is_wrong(monkeypatch):
+    monkeypatch.setenv("DRVFUSE_EMU_MACHINE", "nonsense")
+    monkeypatch.setattr("drvfuse.emu.machine.machine._default", None)
+    with pytest.raises(ArgumentError, match="DRVFUSE_EMU_MACHINE"):
+        emu.default_machine()
+
+
+def test_another_version_is_refused(served, monkeypatch):
+    greeting = client.greeting
+    monkeypatch.setattr(client, "greeting", lambda kind, **more: {**greeting(kind, **more), "version": "0.0.1"})
+    with pytest.raises(DriverUnavailable, match=rf"served by drvfuse {df.__version__}, and this process has .* 0.0.1"):
+        emu.AttachedMachine(served.address)
+    monkeypatch.setattr(client, "greeting", lambda kind, **more: {**greeting(kind, **more), "table": "other"})
+    with pytest.raises(DriverUnavailable, match="another build"):
+        emu.AttachedMachine(served.address)
+
+
+def test_a_machine_of_another_user_is_not_used(served, monkeypatch):
+    monkeypatch.setattr(addresses.os, "getuid", lambda: 4711)
+    with pytest.raises(DriverUnavailable, match="belongs to user"):
+        emu.AttachedMachine(served.address)
+
+
+def test_a_client_of_another_user_is_not_served(served, monkeypatch):
+    peer = addresses.peer
+    monkeypatch.setattr(server.addresses, "peer", lambda connection: (1, os.getuid() + 1))
+    monkeypatch.setattr(client.addresses, "connect", lambda address, argument: _connected(address, peer))
+    with pytest.raises(DriverUnavailable, match="has ended"):
+        emu.AttachedMachine(served.address)
+
+
+def _connected(address: str, peer: Any) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(addresses.parse(address, "address"))
+    return made
+
+
+def test_addresses_that_are_taken_are_named(served):
+    """Those of the machine itself are, in the process that holds it."""
+    with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
+        emu.AttachedMachine(served.address)
+
+
+def test_strangers_do_no_harm(served):
+    for sent in (b"", b"\0" * 12, b"x" * 100, (5).to_bytes(8, "little") + b"\0\xff\0\0" + b"hello"):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.connect(addresses.parse(served.address, "address"))
+            made.sendall(sent)
+            made.shutdown(socket.SHUT_WR)
+            assert made.recv(100) == b""
+    assert not served.sessions
+
+
+def test_a_served_address_and_machine_are_checked(served, tmp_path):
+    with pytest.raises(ArgumentError, match="free and writable"):
+        emu.Server(served.machine, served.address)
+    with pytest.raises(ArgumentError, match="free and writable"):
+        emu.Server(served.machine, f"unix:{tmp_path}/none/socket")
+    with emu.Machine(devices=1) as machine, pytest.raises(ArgumentError, match="served=True"):
+        emu.Server(machine)
+
+
+def test_a_socket_with_a_file_leaves_none(tmp_path):
+    path = tmp_path / "socket"
+    with emu.Machine(devices=1, served=True) as machine, emu.Server(machine, f"unix:{path}"):
+        assert path.is_socket() and path.stat().st_mode & 0o777 == 0o600
+    assert not path.exists()
+
+
+PROGRAM = """
+import sys, drvfuse as df, numpy as np
+device = df.device(0)
+assert (device.array(np.arange(9)).numpy() == np.arange(9)).all()
+if "fault" in sys.argv:
+    device.empty(1 << 50, "uint8")
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["fault"], 1)])
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, words: list[str], status: int) -> None:
+    command = [sys.executable, "-m", "drvfuse", "emu", "serve", "--devices", "2", "--seed", "3", "--race"]
+    command += ["--record", str(tmp_path / "record"), "--address", f"unix:{tmp_path}/socket"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        line = serving.stdout.readline()
+        assert line == f"<Machine of 2 x sm_90a, seed 3> is served at unix:{tmp_path}/socket\n"
+        environment = {**os.environ, "DRVFUSE_DRIVER": "emu", "DRVFUSE_EMU_MACHINE": line.split()[-1]}
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *words], env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        serving.send_signal(signal.SIGTERM)
+        output, _ = serving.communicate(timeout=30)
+    assert serving.returncode == status
+    assert ("out_of_memory" in output) == bool(status)
+    assert not (tmp_path / "socket").exists()
+    assert (tmp_path / "record").read_text().startswith("drvfuse record 1")
+
+
+def test_the_module_of_the_driver_attaches_too(pool):
+    assert pool.run(1, use_the_module) == [(8, "AttachedMachine")]
+
+
+def use_the_module(rank: int, size: int) -> tuple[int, str]:
+    from drvfuse.emu import driver as cuda
+
+    ok(cuda.cuInit(0))
+    primary(cuda)
+    return int(ok(cuda.cuDeviceGetCount())), type(emu.default_machine()).__name__
