@@ -93,7 +93,7 @@ class Connection:
         self._news = threading.Condition()
         self._sending = threading.Lock()
         self._numbers = 0
-        self._lost = ""
+        self._lost = self._failure = ""
         self.pid = os.getpid()
         connected.settimeout(None)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_GRACE), 0))
@@ -153,8 +153,8 @@ class Connection:
             try:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
-                self._lost = self._lost or handshake.loss(error)
-                self.sever()  # part of a frame may have gone; the thread tells whoever waits
+                self._failure = handshake.loss(error)
+                self.sever()  # part of a frame may have gone; the thread reads what has come, and tells whoever waits
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE
@@ -194,7 +194,7 @@ class Connection:
         except (Malformed, KeyError, TypeError, ValueError):
             lost = "its process sent what is no message of a board"
         with self._news:
-            self._lost = self._lost or lost
+            self._lost = self._failure or lost
             for board, members in self._members.items():  # what the server's process was itself
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)

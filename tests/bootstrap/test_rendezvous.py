@@ -269,7 +269,7 @@ def test_nothing_is_left_when_all_have_closed(job):
     while set(threading.enumerate()) - threads or set(os.listdir("/proc/self/fd")) - files:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    assert f"drvfuse-{os.getuid()}-" not in Path("/proc/net/unix").read_text()
+    assert rendezvous.address_of(job(0), 0).unix not in Path("/proc/net/unix").read_text()
 
 
 RANK = textwrap.dedent("""

@@ -165,7 +165,9 @@ def pids_of(process, ranks):
     """The process ids that the ranks print first; empty lines may lie between."""
     pids = []
     while len(pids) < ranks:
-        pids += map(int, process.stdout.readline().split()[1:])
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        pids += map(int, line.split()[1:])
     return pids
 
 
@@ -279,20 +281,20 @@ EMU = "--driver", "emu"
 def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
     code = """
         import drvfuse as df
-        from drvfuse.errors import DrvfuseError
+        from drvfuse.errors import DriverError
         device = df.device(RANK)
-        stray = df.compile('extern "C" __global__ void stray(int* p) { *p = 1; }')["stray"]
+        stray = df.compile('extern "C" __global__ void stray(long p) { if (p) *(int*)p = 1; }')["stray"]
         try:
-            stray.prepare(1, 1, 8 if RANK else device.empty(1, "int32"))(device.stream)
+            stray.prepare(1, 1, 8 * RANK, device=device)(device.stream)
             device.stream.synchronize()
             print("fine")
-        except DrvfuseError:
+        except DriverError:
             print("failed")
     """
     status, out, err = run(2, code, options=EMU)
     assert status == 1 and {"[0] fine", "[1] failed"} <= set(out), err
     assert any(line.startswith("[emu] ") and "stray" in line for line in out)
-    assert err == ["drvfuse run: the emulated machine ended with exit status 1"]
+    assert err[-1] == "drvfuse run: the emulated machine ended with exit status 1"
 
 
 @pytest.mark.emu
@@ -308,7 +310,8 @@ def test_a_machine_that_is_killed_is_named(run):
     """
     status, _, err = run(2, code, options=EMU)
     assert status == 137
-    assert err == ["drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"]
+    said = next(line for line in err if line.startswith("drvfuse run:"))  # a rank may have something to say too
+    assert said == "drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"
 
 
 @pytest.mark.emu
