@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..comm.calls import ComparedCalls
 from ..comm.group import Group
 from ..emu import Machine
 from ..errors import CallMismatch
+from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
@@ -34,19 +35,29 @@ KINDS = (
 )
 """Of which each call is another one than the two before it."""
 
+FEW = tuple(kind for kind in KINDS if kind[0] == FUSED)
+
 NUMBERS = (0, 2**16 - 9, 2**31 - 9)
 """Of calls before the first: near the ends of the number in a word and of that in a workspace."""
 
 SHAPE, LARGE = (5, 72), (32, 264)
 
 
-def compared(run: Run, *, first: bool | None = None, timeout: float = 10.0, pdl: Any = None) -> None:
-    """Calls of all kinds, which are equal on all ranks, in random order on a group of 2, 3 or 4 ranks, twice."""
+def compared(
+    run: Run,
+    *,
+    kinds: Sequence[tuple[str, str]] = KINDS,
+    shape: tuple[int, int] = (9, 520),
+    first: bool | None = None,
+    timeout: float = 10.0,
+    pdl: PDLLevel | None = None,
+) -> None:
+    """Calls of these kinds, which are equal on all ranks, on a group of 2, 3 or 4 ranks: in order, then at random."""
     ranks = (2, 3, 4)[run.seed % 3]
     # In a tight workspace push calls have several rounds, and an even number of them leaves the epoch as it is. Of two
-    # shots a rank then hears of some of its peers' clears by way of a third one, which the model of PTX does not order.
+    # shots a rank then hears of some of its peers' clears by way of a third one, which relaxed words do not order.
     tight = run.chance(0.3)
-    kinds = [kind for kind in KINDS if not tight or kind != ("allreduce", "push_two_shot")]
+    kinds = [kind for kind in kinds if not tight or kind[1] != "push_two_shot"]
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:
         group.calls = ComparedCalls.of_one_process(first=run.chance(0.2) if first is None else first)
         _set_numbers(group, run.choice(NUMBERS))
@@ -55,7 +66,7 @@ def compared(run: Run, *, first: bool | None = None, timeout: float = 10.0, pdl:
                 Calls(
                     run,
                     group,
-                    [Problem(op, ranks, (9, 520), number=number)],
+                    [Problem(op, ranks, shape, number=number)],
                     algo,
                     pdl=run.choice(PDL) if pdl is None else pdl,
                     max_num_blocks=int(run.choice((1, 3, 4))),

@@ -16,7 +16,7 @@ from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
-from .differing import compared, differing
+from .differing import FEW, compared, differing
 from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
@@ -94,6 +94,8 @@ several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tig
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
 )
+
+few_compared = partial(compared, kinds=FEW, shape=(3, 72), first=False, timeout=0.002)
 
 _ALL = (
     Mutant(
@@ -482,7 +484,7 @@ _ALL = (
         "call-not-told",
         "a rank does not tell one of its peers which call it makes",
         "checks of calls that some ranks skip",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         HANGS,
     ),
     Mutant(
@@ -495,42 +497,42 @@ _ALL = (
         "calls-of-one-generation",
         "a peer that is a call ahead overwrites its word before it is read",
         "mailboxes of one entry",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         (*HANGS, "calls"),
     ),
     Mutant(
         "call-not-numbered",
         "the number of a call is the same in every call, as one that a graph has baked in",
         "collectives whose counter is a launch argument, in CUDA graphs",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         (*HANGS, "calls"),
     ),
     Mutant(
         "call-number-before-pdl-wait",
         "the number of a call is read before the wait for the call in front, which advances it",
         "collectives launched with programmatic dependence and no wait",
-        partial(compared, first=False, timeout=0.002, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        partial(few_compared, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
         (*WRONG, *HANGS, "calls"),
     ),
     Mutant(
         "calls-told-by-every-block",
         "every block counts the call and tells the peers",
         "state of a launch that each of its blocks advances",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         (*WRONG, *HANGS, "calls"),
     ),
     Mutant(
         "call-told-in-halves",
         "the word of a call is stored in two halves, the number first",
         "messages that carry their own readiness, in stores that are split",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         (*WRONG, *HANGS, "calls"),
     ),
     Mutant(
         "call-told-weakly",
         "the word of a call is stored as ordinary data, which another rank reads at the same time",
         "mailboxes that rely on how hardware stores a word",
-        partial(compared, first=False, timeout=0.002),
+        few_compared,
         ("race",),
     ),
     Mutant(

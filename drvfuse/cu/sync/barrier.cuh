@@ -112,7 +112,7 @@ private:
                 u64 now = ptx::nanoseconds();
                 if (differs || (deadline != 0 && now > deadline)) {
                     give_up<Ranks>(call_, [&](Report* report) {
-                        if (differs) return calls_.describe(report, listener);
+                        if (differs || seen >= expected) return calls_.describe(report, listener);
                         report->peer = peer;
                         report->phase = ordinal_;
                         report->expected = expected;

@@ -102,18 +102,17 @@ private:
 template <int Ranks>
 class Calls {
 public:
-    __device__ __forceinline__ explicit Calls(const Call& call) : call_(call), awaited_(0) {}
+    __device__ __forceinline__ explicit Calls(const Call& call) : call_(call), tells_(false), awaited_(0) {}
 
     // Every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
-        if (call_.hash == 0 || threadIdx.x >= Ranks) return;
-        if (blockIdx.x != 0 && !FAULT("calls-told-by-every-block")) return;
-        awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
+        tells_ = call_.hash != 0 && threadIdx.x < Ranks && (blockIdx.x == 0 || FAULT("calls-told-by-every-block"));
+        if (tells_) awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
     // Every thread, after start() and before it waits.
     __device__ __forceinline__ void tell() {
-        if (awaited_ == 0) return;
+        if (!tells_) return;
         if (!FAULT("call-not-numbered")) ptx::store_relaxed_gpu(number(), awaited_);
         if (FAULT("call-not-told") && threadIdx.x == (call_.rank + 1) % Ranks) return;
         u64* const to = call_word(call_.workspaces[threadIdx.x], generation(awaited_), call_.rank);
@@ -141,5 +140,6 @@ private:
     __device__ __forceinline__ u32* number() const { return number_word(call_.workspaces[call_.rank], threadIdx.x); }
 
     const Call& call_;
+    bool tells_;
     u32 awaited_;  // the call's number, with the highest bit set, where the peer's word has not come yet; else 0
 };

@@ -11,7 +11,7 @@ from ..call import faults
 from ..call.planned import PlanCache, Planned, Ready
 from ..call.prepared import Direct, Schedule
 from .kernels import CheckParams, check_call
-from .plan import of_rank
+from .plan import call_of_rank
 
 if TYPE_CHECKING:
     from ...comm.group import Group
@@ -73,7 +73,7 @@ def _checks(group: Group, hash_: int) -> list[Ready]:
     """A launch per local rank of the kernel that compares."""
     planned = group.part(PlanCache).get(("check_call", faults.planted()), lambda: _planned(group))
     timeout = int(config.get("spin_timeout") * 1e9)
-    found = [of_rank.take() for of_rank in planned]
+    found = [one.take() for one in planned]
     for one in found:
         one.parameters.call.hash, one.parameters.call.timeout_ns = hash_, timeout
     return found
@@ -82,6 +82,6 @@ def _checks(group: Group, hash_: int) -> list[Ready]:
 def _planned(group: Group) -> list[Planned]:
     spec = check_call(group.layout.inside)
     return [
-        Planned(rank.device, spec, 1, 32, CheckParams(of_rank(group, position)), awaits_peers=True)
+        Planned(rank.device, spec, 1, 32, CheckParams(call_of_rank(group, position)), awaits_peers=True)
         for position, rank in enumerate(group.ranks)
     ]

@@ -132,7 +132,7 @@ def take(
     return ready
 
 
-def of_rank(group: Group, position: int) -> Call:
+def call_of_rank(group: Group, position: int) -> Call:
     """What every collective's kernel on a local rank gets alike. It knows the ranks of its node, by their places."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
@@ -146,7 +146,7 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        template.call = of_rank(group, position)
+        template.call = call_of_rank(group, position)
         template.call.early_trigger = int(early)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
