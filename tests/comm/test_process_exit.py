@@ -29,7 +29,7 @@ print("ready", flush=True)
 """
 ENDS = {
     "each in its own way": "[lambda: None, sys.exit, lambda: os._exit(0)][group[0].index]()",
-    "within a call": "df.allreduce(group, x)",
+    "within a call": "df.allreduce(group, x); group.transport.board.vote('launch', None)",
 }
 
 
