@@ -148,9 +148,10 @@ __device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& 
 
 #endif
 
-// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
-constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
-constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + !DRVFUSE_TWO_SHOT;
+// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64. Kernels that do not compare calls have
+// so many already with the bound for 256.
+constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
+constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)

@@ -241,7 +241,9 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 
 // Blocks of a multiprocessor that plans count on.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
-constexpr int BLOCKS = MOST_THREADS <= 128 ? 5 : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1;
+constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ? 5
+                       : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2
+                                                                               : 1;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {

@@ -50,7 +50,8 @@
 //
 // Progress. A rank tells its peers before it waits for any of them, by the block that is placed first.
 //
-// Cost. In a call without a hash a test at the start, and a load by no thread in each poll. With a hash block 0 has one
+// Cost. Kernels of groups that never compare, as all their ranks are in one process, are compiled without all of this. In
+// others a call without a hash has a test at the start, and a load by no thread in each poll. With a hash block 0 has one
 // load more in flight at a time, of its own memory. Its words are sent before the data of a push call, so they are there
 // first; in a pull call behind the flags of the start barrier, whose release would wait for them.
 #pragma once
@@ -58,6 +59,7 @@
 #include "ptx/ordered.cuh"
 #include "sync/workspace.cuh"
 
+constexpr bool COMPARES = DRVFUSE_COMPARES;
 constexpr u32 LEG_CALL = 3;  // of a report
 constexpr u32 STARTED = u32(1) << 31;
 
@@ -74,15 +76,16 @@ public:
 
     // Beside a poll: whether the peer's word is still to come, or is that of another call.
     __device__ __forceinline__ bool listen() {
+        if constexpr (!COMPARES) return false;
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
         return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
     // What listen() has said last.
-    __device__ __forceinline__ bool listens() const { return seen_ != word_; }
+    __device__ __forceinline__ bool listens() const { return COMPARES && seen_ != word_; }
 
     // Whether it is that of another call.
-    __device__ __forceinline__ bool differs() const { return seen_ != word_ && u16(seen_) == u16(word_); }
+    __device__ __forceinline__ bool differs() const { return listens() && u16(seen_) == u16(word_); }
 
     // What a report says of a thread that listens. `number` is that of the call.
     __device__ __forceinline__ void describe(Report* report, u32 number) const {
@@ -106,13 +109,14 @@ public:
 
     // Every thread of the grid, after wait_for_producer().
     __device__ __forceinline__ void start() {
+        if constexpr (!COMPARES) return;
         tells_ = call_.hash != 0 && threadIdx.x < Ranks && (blockIdx.x == 0 || FAULT("calls-told-by-every-block"));
         if (tells_) awaited_ = (ptx::load_relaxed_gpu(number()) + 1) | STARTED;
     }
 
     // Every thread, after start() and before it waits.
     __device__ __forceinline__ void tell() {
-        if (!tells_) return;
+        if (!COMPARES || !tells_) return;
         if (!FAULT("call-not-numbered")) ptx::store_relaxed_gpu(number(), awaited_);
         if (FAULT("call-not-told") && threadIdx.x == (call_.rank + 1) % Ranks) return;
         u64* const to = call_word(call_.workspaces[threadIdx.x], generation(awaited_), call_.rank);

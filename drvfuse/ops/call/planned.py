@@ -122,15 +122,15 @@ class Planned:
         cluster: int = 1,
         barriers: int = 0,
         awaits_peers: bool = False,
-        compares: bool = True,
+        compares: bool = False,
         adapts: Callable[[Ready, bool, bool], None] | None = None,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
         `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
-        `awaits_peers`: whether a launch waits for those of other ranks, and `compares` whether it may then compare its
-        call with theirs. `adapts(ready, alone, wide)` changes a
-        launch to one for a group that is alone on its devices, or back."""
+        `awaits_peers`: whether a launch waits for those of other ranks, and `compares` whether it then compares its
+        call with theirs.
+        `adapts(ready, alone, wide)` changes a launch to one for a group that is alone on its devices, or back."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)

@@ -316,6 +316,7 @@ class _Call:
             staged=self.staged and group.link is None,
             nodes=group.link is not None,
             local=self.algo == "naive",
+            compares=plan.compares(group) and self.algo != "naive" and group.link is None,
             epilogue=text,
             multimem=self.multimem is not None,
             to_outputs=self.multimem is not None and self.multimem.to_outputs,

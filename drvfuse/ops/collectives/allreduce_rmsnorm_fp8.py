@@ -365,6 +365,7 @@ class _Call:
             staged=self.staged and group.link is None,
             nodes=group.link is not None,
             local=self.algo == "naive",
+            compares=plan.compares(group) and self.algo != "naive" and group.link is None,
             residual=self.residual,
             gamma_dtype=self.dtype,
             scales_dtype=self.scales_dtype if self.scale_bytes else dtypes.get("float32"),

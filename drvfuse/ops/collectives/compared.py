@@ -60,9 +60,8 @@ def compared(
         name += f", {ready[0].planned.grid} blocks of {ready[0].planned.threads} threads"
     hash_ = calls.announce(name)
     beside = meets and not calls.first
-    if meets:
-        for one in ready:
-            one.parameters.call.hash = hash_ if beside and one.planned.compares else 0
+    for one in ready:
+        one.parameters.call.hash = hash_ if one.planned.compares else 0
     if beside:
         return schedule, list(ready)
     checks = _checks(group, hash_)

@@ -43,6 +43,7 @@ class CollectiveKernel:
     `to_outputs`, which needs inputs that are not staged, the outputs lie there too.
     `nodes`: its sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
     made. That one is two_stage too, and may be staged; `out_dtype` is its input's.
+    `compares`: it tells the peers which call it makes and compares theirs (`cu/sync/calls.cuh`).
     `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
     planted in it (`ops.call.faults`).
     """
@@ -67,6 +68,7 @@ class CollectiveKernel:
     multimem: bool = False
     to_outputs: bool = False
     nodes: bool = False
+    compares: bool = False
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
 
@@ -138,6 +140,7 @@ class CollectiveKernel:
             "DRVFUSE_LOCAL": int(self.local),
             "DRVFUSE_MULTIMEM": int(self.multimem),
             "DRVFUSE_NODES": int(self.nodes),
+            "DRVFUSE_COMPARES": int(self.compares),
             "DRVFUSE_TWO_STAGE": int(self.algo == "two_stage"),
             "DRVFUSE_DTYPE": self.dtype.cxx,
             "DRVFUSE_OUT_DTYPE": self.out_dtype.cxx,
@@ -202,7 +205,7 @@ class CheckParams(ctypes.Structure):
 
 def check_call(ranks: int) -> Specialisation:
     """How the kernel that compares calls is compiled."""
-    fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks}).items())
+    fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks, "DRVFUSE_COMPARES": 1}).items())
     return Specialisation("collectives", "check_call", fixed)
 
 

@@ -73,7 +73,7 @@ def sums(
     trace: CallTrace | None,
 ) -> list[Ready]:
     """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i."""
-    layout, staged = group.layout, chunk.share.staged
+    layout = group.layout
     table: list[Sequence[int]] = [[]] * len(inputs)
     if layout.inside == 1:
         table = [[own] for own in inputs]
@@ -81,12 +81,12 @@ def sums(
         table = [[inputs[peer] for peer in layout.ranks(layout.of[rank.index])] for rank in group]
     level = PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
     key = ("node_sums", tensor.dtype.name, tensor.columns, tensor.row_packs, chunk.items, chunk.share, blocks)
-    found = plan.take(group, key, lambda: _plan(tensor, chunk, blocks, staged), table, inputs, level, trace)
+    found = plan.take(group, key, lambda: _plan(group, tensor, chunk, blocks), table, inputs, level, trace)
     point(group, found, chunk, own=True)
     return found
 
 
-def _plan(tensor: Tensor, chunk: Chunk, blocks: int, staged: bool) -> plan.Plan:
+def _plan(group: Group, tensor: Tensor, chunk: Chunk, blocks: int) -> plan.Plan:
     share, itemsize = chunk.share, tensor.dtype.itemsize
     shape = plans.allreduce_launch(chunk.items * share.packs * share.width, itemsize, share.inside, ALGORITHM, blocks)
     spec = CollectiveKernel(
@@ -97,7 +97,8 @@ def _plan(tensor: Tensor, chunk: Chunk, blocks: int, staged: bool) -> plan.Plan:
         out_dtype=tensor.dtype,
         packs=shape.packs,
         ragged=plans.ragged(tensor.columns, itemsize),
-        staged=staged,
+        staged=share.staged,
+        compares=plan.compares(group),
     )
     parameters = NodeSumsParams(
         columns=tensor.columns,

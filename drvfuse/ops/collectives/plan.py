@@ -95,6 +95,11 @@ def capability(group: Group) -> tuple[int, int]:
     return min(member.capability for member in group.transport.members)
 
 
+def compares(group: Group) -> bool:
+    """Whether kernels that wait for peers compare their calls."""
+    return group.calls is not None and not group.calls.first
+
+
 def take(
     group: Group,
     key: Hashable,
@@ -110,7 +115,8 @@ def take(
     that rank i sums, `inputs[i]` is its own."""
     behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
-        planned = group.part(PlanCache).get((key, pdl.value, faults.planted()), lambda: _planned(group, plan(), pdl))
+        key = (key, pdl.value, compares(group), faults.planted())
+        planned = group.part(PlanCache).get(key, lambda: _planned(group, plan(), pdl))
     else:
         made = plan()
         kernel = made.kernel
@@ -164,7 +170,7 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
-            compares=not plan.kernel.nodes,
+            compares=plan.kernel.compares,
             adapts=_adapting(plan, early and not plan.kernel.local),
         )
         found.append(planned)
