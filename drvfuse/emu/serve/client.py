@@ -123,6 +123,10 @@ class AttachedMachine:
             self._disconnect()
             self._release()
 
+    def __del__(self) -> None:
+        if "_life" in self.__dict__:
+            self._disconnect()
+
     def _disconnect(self) -> None:
         """Close the connections of this process, but for those that other threads use now."""
         self._life.close()

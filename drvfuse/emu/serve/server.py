@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, DriverUnavailable
+from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..wire.message import Incoming, Outgoing
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
@@ -118,16 +119,22 @@ class Server:
                 self._open(connection, hello)
             else:
                 self._attach(connection, hello)
+        except ClosedError as error:
+            with contextlib.suppress(Ended):
+                send(connection, Tag.RAISED, packed(DriverUnavailable(str(error))))
+            connection.close()
         except (Ended, OSError, KeyError):
             connection.close()
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
+        process = self._process(hello.get("name"))  # without the lock: a run that repeats another may wait here
+        session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
-            if self._closed or machine.closed:
-                raise Ended
-            session = Session(secrets.token_hex(8), self._process(hello.get("name")), connection)
             self.sessions[session.key] = session
+            late = self._closed
+        if late:
+            session.end()
         facts = {
             "key": session.key,
             "name": session.process.name,
@@ -151,9 +158,12 @@ class Server:
 
     def _process(self, name: str | None) -> Process:
         """A process of the name that the client wishes, with a number behind it if another one has that."""
-        taken = {process.name for process in self.machine.processes}
-        names = (f"{name} ({number})" if number > 1 else name for number in itertools.count(1))
-        return self.machine.process(None if name is None else next(n for n in names if n not in taken))
+        for number in itertools.count(1):
+            try:
+                return self.machine.process(f"{name} ({number})" if name and number > 1 else name)
+            except ArgumentError:  # another one has it
+                continue
+        raise AssertionError
 
     def _attach(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         session = self.sessions.get(hello["session"])

@@ -112,6 +112,12 @@ def test_a_socket_with_a_file_leaves_none(tmp_path):
     assert not path.exists()
 
 
+def test_a_machine_that_was_closed_takes_nobody(served):
+    served.machine.close()
+    with pytest.raises(DriverUnavailable, match="was closed"):
+        emu.AttachedMachine(served.address)
+
+
 PROGRAM = """
 import sys, drvfuse as df, numpy as np
 device = df.device(0)
