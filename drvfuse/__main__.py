@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver,
-130 interrupted."""
+130 interrupted; of `drvfuse run` that of the first process that failed."""
 
 from __future__ import annotations
 
@@ -80,6 +80,13 @@ def _add_benchmarks(benchmarks: Any) -> None:
         "allreduce-rmsnorm-fp8", parents=[gpus, both, out], help="all-reduce + RMSNorm + FP8, beside floors and peers"
     )
     fused.add_argument("--residual", action=argparse.BooleanOptionalAction, help="with a residual (default: both)")
+    processes = benchmarks.add_parser(
+        "processes", parents=[gpus, shapes, out], help="collectives with a process for each GPU, beside one process"
+    )
+    processes.add_argument(
+        "--algos", nargs="+", metavar="NAME", help="(default: auto push_one_shot push_two_shot; pull ones are staged)"
+    )
+    processes.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     host = benchmarks.add_parser("host", parents=[gpus, out], help="what calls cost the calling thread")
     host.add_argument("--driver", choices=("cuda", "emu"), default="cuda", help="emulated times mean nothing")
     emulator = benchmarks.add_parser("emulator", parents=[out], help="CPU time of the emulated driver; needs no GPU")
@@ -114,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--gpus", type=_positive, default=None, help="GPUs to use (default: 4, or all real ones if fewer)"
     )
+    demo.add_argument("--processes", action="store_true", help="one process for each GPU, in place of one for all")
     demo.add_argument("--rows", type=_positive, default=32, help="of each rank's input (default: 32)")
     demo.add_argument("--cols", type=_positive, default=4096)
     demo.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: cuda if it has GPUs, else emu")
@@ -156,6 +164,16 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--out", metavar="FILE", default=None, help="write a Chrome trace (JSON; Perfetto reads it)")
     trace.add_argument("--png", metavar="FILE", default=None, help="write a timeline (needs matplotlib)")
     trace.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+
+    run = commands.add_parser("run", help="start processes of a program, one for each rank of a group")
+    run.add_argument("-n", type=_positive, required=True, metavar="RANKS", help="processes, one for each device")
+    run.add_argument("--driver", choices=("cuda", "emu"), default=None, help="default: the `driver` setting")
+    run.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module in place of a script"
+    )
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a Python script and its arguments"
+    )
 
     tune = commands.add_parser("tune", help='measure the constants by which algo="auto" chooses, and store them')
     tune.add_argument("--gpus", type=_positive, default=2, help="GPUs of the groups to measure for (default: 2)")

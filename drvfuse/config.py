@@ -106,8 +106,14 @@ SETTINGS: Mapping[str, Setting] = {
     "spin_timeout": Setting(
         _seconds, 10.0, "seconds, above 0 and below 1e9", "bound of every device-side wait for a peer"
     ),
+    "check_calls": Setting(
+        _boolean, False, "0 or 1", "1: new groups compare each call on all ranks before it moves data"
+    ),
     "multicast": Setting(
         _boolean, True, "0 or 1", "0 forbids multicast objects on the CUDA driver; no code can lift it then"
+    ),
+    "store_port": Setting(
+        _whole(1, 65535), 29683, "a port, 1 to 65535", "where rank 0 listens to the ranks on other hosts (TCP)"
     ),
     "nvrtc": Setting(_text, "", "a path", "the NVRTC library to load instead of the one that matches the driver"),
     "emu_machine": Setting(

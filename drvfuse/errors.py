@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -133,7 +133,9 @@ class BarrierTimeout(DrvfuseError):
     which call of the group that was, counted from 1 since the group was made: "call 17 of the group, allreduce
     one_stage of 4 x (128, 4096) bfloat16", or a range of calls where it cannot be told.
     All results of that call and of every later one are undefined on every rank until `group.reset()`, which the first
-    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead).
+    call after this error has been raised makes by itself (in a graph capture it raises CaptureError instead). With
+    ranks in several processes all of them call it. `ended` says of each rank whose process has ended how it did; such a
+    group cannot be reset.
     """
 
     def __init__(
@@ -146,17 +148,51 @@ class BarrierTimeout(DrvfuseError):
         seen: int,
         call: str = "",
         word: int | None = None,
+        ended: Mapping[int, str] | None = None,
     ) -> None:
         self.rank, self.peer, self.block, self.phase = rank, peer, block, phase
         self.expected, self.seen, self.call, self.word = expected, seen, call, word
+        self.ended = dict(ended or {})
         where = f" in {call}" if call else ""
         if word is None:
             what = f"{phase} barrier: flag must reach {expected}, stood at {seen}"
         else:
             what = f"{phase}: word {word} of its slots has not come"
+        gone = "".join(f" Rank {number} has ended: {how}." for number, how in sorted(self.ended.items()))
+        then = "" if gone else "; group.reset() makes the group usable again"
         super().__init__(
-            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}). All results since that call "
-            f"are undefined on every rank; group.reset() makes the group usable again."
+            f"rank {rank} gave up waiting for rank {peer}{where} (block {block}, {what}).{gone} All results since that "
+            f"call are undefined on every rank{then}."
+        )
+
+
+class ExchangeError(DrvfuseError):
+    """The engine that exchanges partial sums between nodes failed, or could not connect the ranks.
+
+    `rank` is the local rank that noticed, `engine` the engine's name.
+    """
+
+    def __init__(self, rank: int, engine: str, problem: str) -> None:
+        self.rank, self.engine = rank, engine
+        super().__init__(f"rank {rank}: the exchange between nodes by {engine} {problem}")
+
+
+class ExchangeTimeout(ExchangeError):
+    """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
+
+    `rank` of node `node` waited for some of the ranks `peers`, those with its place in the other nodes; the engine does
+    not tell for which. All results of that call and of every later one are undefined on every rank until
+    `group.reset()`, which connects the engine anew: graphs that hold exchanges must be captured again.
+    """
+
+    def __init__(self, rank: int, node: int, peers: Sequence[int], engine: str, seconds: float) -> None:
+        self.node, self.peers, self.seconds = node, tuple(peers), seconds
+        some = f"rank {peers[0]}" if len(peers) == 1 else f"one of the ranks {list(peers)}"
+        super().__init__(
+            rank,
+            engine,
+            f"of node {node} with {some} did not end within {seconds:g} s and was aborted. All results since that call "
+            "are undefined on every rank; group.reset() connects the engine anew, and graphs must be captured again.",
         )
 
 
@@ -187,3 +223,82 @@ class GridTimeout(BarrierTimeout):
                 "passed one must zero it"
             )
         DrvfuseError.__init__(self, f"device {device}: {what}. The results of that launch and of later ones {then}")
+
+
+class CallMismatch(DrvfuseError):
+    """Two ranks of a group made different calls where each had to make the same one.
+
+    `call` is the call of `rank` and `peer_call` that of `peer`, in words. All results since that call are undefined on
+    every rank until `group.reset()`.
+    """
+
+    def __init__(self, rank: int, peer: int, call: str, peer_call: str) -> None:
+        self.rank, self.peer, self.call, self.peer_call = rank, peer, call, peer_call
+        super().__init__(
+            f"rank {rank} called {call}, where rank {peer} called {peer_call}. All results since that call are "
+            f"undefined on every rank; group.reset() makes the group usable again."
+        )
+
+
+class GroupError(DrvfuseError):
+    """A step that all ranks of a group take together failed; every rank that took part in it raises this.
+
+    `what` is the step in words. `rank` is the lowest rank that failed, None where no single one did, and `failure` what
+    it said. Ranks are those of the group that took the step.
+    """
+
+    def __init__(self, what: str, rank: int | None, failure: str) -> None:
+        self.what, self.rank, self.failure = what, rank, failure
+        where = "" if rank is None else f" on rank {rank}"
+        super().__init__(f"{what} failed{where}: {failure}")
+
+
+class GroupTimeout(GroupError):
+    """Ranks did not come to a step within its time-out.
+
+    `missing` are the ranks that did not come, in order; `waiting` says of every rank what it waits for, or what is
+    known of it; `seconds` is the time-out.
+    """
+
+    def __init__(self, what: str, missing: Sequence[int], waiting: Mapping[int, str], seconds: float) -> None:
+        self.missing, self.waiting, self.seconds = tuple(missing), dict(waiting), seconds
+        absent = "; ".join(f"rank {rank}: {self.waiting.get(rank, 'nothing is known of it')}" for rank in self.missing)
+        present = "; ".join(f"rank {rank}: {text}" for rank, text in self.waiting.items() if rank not in self.missing)
+        text = f"{ranks_text(self.missing)} did not come within {seconds:.3g} s ({absent})"
+        super().__init__(what, None, text + (f"; the others wait ({present})" if present else ""))
+
+
+class RankEnded(GroupError):
+    """A rank that a step needs has ended. `how` says how: its process has ended, or it has closed the group.
+
+    `rank` is that rank; None where it is not of this group, but serves the group's store.
+    """
+
+    def __init__(self, what: str, rank: int | None, how: str) -> None:
+        self.how = how
+        super().__init__(what, rank, how)
+
+
+class GroupMismatch(GroupError):
+    """Ranks disagree on something that must be equal on all of them. `values` says what each rank had."""
+
+    def __init__(self, what: str, values: Mapping[int, str]) -> None:
+        self.values = dict(values)
+        ranks: dict[str, list[int]] = {}
+        for rank, value in sorted(self.values.items()):
+            ranks.setdefault(value, []).append(rank)
+        texts = "; ".join(f"{ranks_text(those)}: {value}" for value, those in ranks.items())
+        super().__init__(what, None, texts)
+        self.args = (f"the ranks disagree on {what} ({texts})",)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """ "rank 2", "ranks 2 and 5", "ranks 2, 4 to 7 and 9"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [text for run in runs for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))}"

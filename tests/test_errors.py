@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import drvfuse
-from drvfuse.errors import ArgumentError, DrvfuseError
+from drvfuse.errors import ArgumentError, DrvfuseError, ranks_text
 
 ROOT = Path(drvfuse.__file__).parent
 SAMPLES = {"str": "text", "int": 3, "object": "a list", "Sequence[str]": ["cuInit(0)", "cuCtxSynchronize()"]}
+SAMPLES |= {"float": 0.5, "Sequence[int]": [2, 4], "Mapping[int, str]": {2: "text", 4: "export"}}
 
 
 def _kinds() -> list[type[DrvfuseError]]:
@@ -61,3 +62,13 @@ def test_a_worker_process_delivers_its_error() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(ArgumentError) as caught:
         pool.submit(_refuse).result(timeout=100)
     assert (caught.value.argument, caught.value.expected) == ("index", "an int")
+
+
+def test_ranks_are_listed_as_runs() -> None:
+    assert [ranks_text(ranks) for ranks in ([2], [5, 2], [4, 2, 5, 6, 9], range(3), [0, 1])] == [
+        "rank 2",
+        "ranks 2 and 5",
+        "ranks 2, 4 to 6 and 9",
+        "ranks 0 to 2",
+        "ranks 0 and 1",
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import fp8, gemv, push
+from . import differing, fp8, gemv, push
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 
@@ -25,6 +25,8 @@ CASES: dict[str, Case] = {
     "fused-naive": partial(repeated, op="allreduce_rmsnorm_fp8", algo="naive"),
     "fused-push_one_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_one_shot"),
     "fused-push_two_shot": partial(repeated, op="allreduce_rmsnorm_fp8", algo="push_two_shot"),
+    "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
+    "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,
     "fused-push-given-up": push.given_up,
     "allreduce-multimem-one_stage": partial(repeated, op="allreduce", algo="one_stage", multimem=True),
@@ -44,4 +46,6 @@ CASES: dict[str, Case] = {
     "fp8-groups": fp8.groups,
     "gemv": gemv.partial_norm,
     "mixed": mixed,
+    "calls-equal": differing.compared,
+    "calls-differing": differing.differing,
 }

@@ -160,12 +160,14 @@ def repeated(
     multimem: bool = False,
     multicast: str | None = None,
     shape: tuple[int, int] = MAIN,
+    nodes: int = 1,
 ) -> None:
     """Two calls, of 64 KiB per rank unless told otherwise, on 4 GPUs, with options as drawn by the seed where None.
 
     `side`: a call of another shape and dtype comes between the two. `private` inputs are staged; a `tight` workspace
     holds a fraction of them; `graph` replays the sequence twice; `alone` launches rank by rank, in another order.
-    With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs.
+    With `multimem` what `multicast` says lies in multicast memory: "", INPUTS or BOTH inputs and outputs. The GPUs form
+    so many `nodes`.
     """
     naive = algo == "naive"
     if multimem:
@@ -178,19 +180,20 @@ def repeated(
     pdl = run.choice(PDL) if pdl is None else pdl
     blocks = int(run.choice((1, 3, 4))) if blocks is None else blocks
     small = TIGHT_SLOTS if algo == "push_two_shot" else TIGHT
-    with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4) as group:
-        problems = [Problem(op, 4, shape, residual=residual, number=number, multimem=multimem) for number in range(2)]
+    with run.group(4, workspace_bytes=small if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
+        kind: dict[str, Any] = {"residual": residual, "multimem": multimem, "nodes": nodes}
+        problems = [Problem(op, 4, shape, number=number, **kind) for number in range(2)]
         options: dict[str, Any] = {"private": private, "multicast": multicast or ""}
         calls = [Calls(run, group, problems, algo, **options, pdl=pdl, max_num_blocks=blocks)]
         if run.chance() if side is None else side:
             other, dtype = run.choice(SIDE)
-            problem = Problem(op, 4, other, dtype, residual, multimem=multimem)
+            problem = Problem(op, 4, other, dtype, **kind)
             calls.append(Calls(run, group, [problem], algo, pdl=run.choice(PDL)))
-        alone = not naive and (run.chance() if alone is None else alone)
+        alone = not naive and nodes == 1 and (run.chance() if alone is None else alone)
         order = run.shuffled(range(4)) if alone else ()
         late = run.choice((None, 0, 1, 2, 3))
         streams = [rank.stream for rank in group]
-        with _maybe_graph(group, streams, graph):
+        with maybe_graph(group, streams, graph):
             calls[0].launch(0, streams, order, late)
             for more in calls[1:]:
                 more.launch(0, streams, order, late)
@@ -201,7 +204,7 @@ def repeated(
 
 
 @contextlib.contextmanager
-def _maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
+def maybe_graph(group: Group, streams: Sequence[Stream], graph: bool, replays: int = 2) -> Iterator[None]:
     """Capture what the body queues and launch it `replays` times; or, without `graph`, just let it run."""
     if not graph:
         yield

@@ -16,9 +16,10 @@ from ..ops.call import faults
 from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
+from .differing import FEW, compared, differing
 from .push import changing, given_up
 from .run import HANGS, Case, Finding, explore
-from .substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
+from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
 WRONG = ("race", "mismatch", "uninitialised")
 
@@ -88,9 +89,13 @@ push_rounds = partial(
 near_push = partial(near_32_bits, algo="push_one_shot")
 near_push_rows = partial(near_32_bits, op=FUSED, algo="push_two_shot")
 
+several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)
+
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False
 )
+
+few_compared = partial(compared, kinds=FEW, shape=(3, 72), first=False, timeout=0.002)
 
 _ALL = (
     Mutant(
@@ -474,6 +479,87 @@ _ALL = (
         "prototypes of push protocols, whose context was lost",
         given_up,
         ("cluster_absent", "deadlock"),
+    ),
+    Mutant(
+        "call-not-told",
+        "a rank does not tell one of its peers which call it makes",
+        "checks of calls that some ranks skip",
+        few_compared,
+        HANGS,
+    ),
+    Mutant(
+        "call-not-awaited",
+        "calls are compared if the peer's word happens to be there, and the kernel ends without it otherwise",
+        "checks that run beside what they check",
+        partial(differing, kind="dtype"),
+    ),
+    Mutant(
+        "calls-of-one-generation",
+        "a peer that is a call ahead overwrites its word before it is read",
+        "mailboxes of one entry",
+        few_compared,
+        (*HANGS, "calls"),
+    ),
+    Mutant(
+        "call-not-numbered",
+        "the number of a call is the same in every call, as one that a graph has baked in",
+        "collectives whose counter is a launch argument, in CUDA graphs",
+        few_compared,
+        (*HANGS, "calls"),
+    ),
+    Mutant(
+        "call-number-before-pdl-wait",
+        "the number of a call is read before the wait for the call in front, which advances it",
+        "collectives launched with programmatic dependence and no wait",
+        partial(few_compared, pdl=PDLLevel.OVERLAP_AT_BEGINNING),
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "calls-told-by-every-block",
+        "every block counts the call and tells the peers",
+        "state of a launch that each of its blocks advances",
+        few_compared,
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "call-told-in-halves",
+        "the word of a call is stored in two halves, the number first",
+        "messages that carry their own readiness, in stores that are split",
+        few_compared,
+        (*WRONG, *HANGS, "calls"),
+    ),
+    Mutant(
+        "call-told-weakly",
+        "the word of a call is stored as ordinary data, which another rank reads at the same time",
+        "mailboxes that rely on how hardware stores a word",
+        few_compared,
+        ("race",),
+    ),
+    Mutant(
+        "node-sums-no-start-barrier",
+        "the sums of a node are begun before the peers' inputs are written",
+        "hierarchical all-reduces that take the end of the last one for the start of the next",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "node-sums-staging-unpublished",
+        "a flag says that inputs are staged, of a block whose other threads are still at it",
+        "staged reduce-scatters with a flag a block",
+        partial(several_nodes, private=True),
+    ),
+    Mutant(
+        "node-results-before-barrier",
+        "results are gathered as soon as the own ones are there",
+        "hierarchical all-reduces whose exchange is taken for a barrier of the node",
+        partial(several_nodes, private=False),
+    ),
+    Mutant(
+        "exchange-before-sums",
+        "partial sums are exchanged before the kernels that make them have ended, or made anew while they are copied",
+        "exchanges that are queued on a stream of their own",
+        several_nodes,
+        host=NO_MEETING,
+        in_kernels=False,
     ),
 )
 MUTANTS = {mutant.name: mutant for mutant in _ALL}

@@ -33,6 +33,7 @@ class Problem:
     epilogue: bool = False
     number: int = 0
     multimem: bool = False
+    nodes: int = 1
 
 
 class Solution(NamedTuple):
@@ -60,10 +61,11 @@ def solved(problem: Problem) -> Solution:
 
     hosts = [(exact if problem.multimem else values)(own, *problem.shape) for _ in range(problem.ranks)]
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
+    order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
     if problem.op == "allreduce":
         added = vector.astype(np.float32)
         after = (lambda x: x * np.float32(0.5) + added) if problem.epilogue else None
-        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, multimem=problem.multimem)])
+        return Solution(hosts, vector, None, [reference.allreduce(hosts, epilogue=after, **order)])
     residual = values(own, *problem.shape) if problem.residual else None
-    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual, multimem=problem.multimem)
+    found = reference.allreduce_rmsnorm_fp8(hosts, vector, EPSILON, residual=residual, **order)
     return Solution(hosts, vector, residual, [array for array in found if array is not None])

@@ -14,6 +14,7 @@ from typing import Any
 from ..comm.group import Group
 from ..comm.ordering import RankOrder
 from ..comm.partial import PartialCalls
+from ..nodes.in_process import InProcess
 from ..runtime.kernel import Kernel, Launch
 from ..runtime.stream import Stream
 
@@ -77,4 +78,5 @@ OTHER_GRID = Substitution(Kernel, "prepare", _on_other_grid)
 NO_ORDER = Substitution(RankOrder, "admit", nothing)
 NOT_LAUNCHED = Substitution(Launch, "__call__", _not_on_first_device)
 CLEARED_FLAGS = Substitution(Group, "admit", _with_cleared_flags)
+NO_MEETING = Substitution(InProcess, "_meet", nothing)
 ANY_ORDER = Substitution(PartialCalls, "begin", nothing)

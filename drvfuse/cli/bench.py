@@ -20,6 +20,7 @@ from ..bench import (
     fp8_siblings,
     gemv,
     host,
+    processes,
     stored_peers,
     trace_cost,
 )
@@ -166,6 +167,22 @@ def _meaning(driver: Driver) -> str:
     return "" if driver.name == "cuda" else "; on emulated GPUs the times mean nothing"
 
 
+def _processes(arguments: argparse.Namespace) -> Started:
+    shapes = _shapes(arguments, lambda text: matrix_shape(text, "--shape"), processes.SHAPES)
+    emulated = arguments.driver == "emu"
+    algos = [one_of("--algos", algo, processes.KNOWN) for algo in arguments.algos or processes.ALGORITHMS]
+    if emulated and not os.environ.get("DRVFUSE_EMU_MACHINE"):
+        raise Unsupported("--driver emu needs DRVFUSE_EMU_MACHINE, a machine that the processes share")
+    with contextlib.nullcontext() if emulated else _real():
+        group = Group.local(arguments.gpus, driver=_driver_of(arguments, least=2))
+
+    def results() -> Iterator[dict[str, Any]]:
+        with group, processes.Workers(arguments.driver, group.size) as workers:
+            yield from processes.measure(group, workers, shapes, algos, EMULATED if emulated else Settings())
+
+    return f"{group.size} x {group[0].device.name}: microseconds per call, bfloat16{_meaning(group.driver)}", results()
+
+
 def _emulator(arguments: argparse.Namespace) -> Started:
     rows, cols = matrix_shape(arguments.shape) if arguments.shape else emulator.SHAPE
     note = f"emulated driver, {arguments.gpus} GPUs, fused op, {rows} x {cols} bfloat16: CPU seconds per call"
@@ -180,6 +197,7 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "fp8-siblings": (fp8_siblings, _siblings),
     "gemv": (gemv, _gemv),
     "host": (host, _host),
+    "processes": (processes, _processes),
     "trace-cost": (trace_cost, _trace_cost),
 }
 

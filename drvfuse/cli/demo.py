@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..plans.collectives import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
+from .run import run_ranks
 from .terminal import progress, table
 
 ALGORITHMS = ("push_one_shot", "one_stage", "two_stage", "naive")
@@ -80,20 +82,22 @@ def _mismatches(actual: np.ndarray, expected: np.ndarray) -> int:
 
 
 class Demo:
-    """The data, the group and the checks of one demo run."""
+    """The data, the group and the checks of one demo run, on all of its ranks or those that are here."""
 
     def __init__(self, group: Group, rows: int, cols: int) -> None:
         bf16 = dtypes.get("bfloat16").numpy
         random = np.random.default_rng(2024)
         self.group = group
-        self.host = [random.standard_normal((rows, cols), np.float32).astype(bf16) for _ in group]
+        self.host = [random.standard_normal((rows, cols), np.float32).astype(bf16) for _ in range(group.size)]
         self.gamma = (1 + 0.1 * random.standard_normal(cols, np.float32)).astype(bf16)
-        self.inputs = [rank.array(host) for rank, host in zip(group, self.host, strict=True)]
+        self.inputs = [rank.array(self.host[rank.index]) for rank in group]
         self.gammas = [rank.array(self.gamma) for rank in group]
         self.sum = reference.allreduce(self.host)
         self.fused = reference.allreduce_rmsnorm_fp8(self.host, self.gamma, epsilon=EPSILON)
 
     def algorithms(self) -> tuple[str, ...]:
+        if not self.group.together:  # naive orders the copies of all ranks from one process
+            return tuple(algo for algo in ALGORITHMS if algo != "naive")
         return ALGORITHMS if self.group.peers_readable else ("naive",)
 
     def prepared(self, op: str, algo: str, **given: Any) -> Prepared[Any]:
@@ -172,6 +176,13 @@ def _table(checks: list[Check], timed: bool) -> str:
     return table(header, rows, text_columns=2)
 
 
+def _in_processes(size: int, driver: str, rows: int, cols: int) -> tuple[int, list[Check]]:
+    """The checks of a run with a process for each rank, and its exit status."""
+    with tempfile.NamedTemporaryFile(prefix="drvfuse-demo-") as results:
+        status = run_ranks(["-m", "drvfuse.cli.demo_rank", str(rows), str(cols), results.name], size, driver)
+        return status, [] if status else [Check(**found) for found in json.load(results)]
+
+
 def run_demo(arguments: argparse.Namespace) -> int:
     """Run the demo. Returns 0 if every output equals numpy's bit for bit, else 1."""
     start = time.perf_counter()
@@ -182,13 +193,18 @@ def run_demo(arguments: argparse.Namespace) -> int:
         print(line)
         shape = f"{arguments.rows} x {arguments.cols}"
         print(f"{shape} bfloat16 per rank; outputs compared bit for bit with numpy", flush=True)
-    timed = driver == "cuda"
-    blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence takes from the rest
-    with (
-        Group.local(gpus, driver=driver, max_blocks=blocks) as group,
-        progress("compiling and running kernels", show=not arguments.json),
-    ):
-        checks = Demo(group, arguments.rows, arguments.cols).run(timed)
+    timed = driver == "cuda" and not arguments.processes
+    if arguments.processes:
+        status, checks = _in_processes(gpus, driver, arguments.rows, arguments.cols)
+        if status:
+            return status
+    else:
+        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence takes from the rest
+        with (
+            Group.local(gpus, driver=driver, max_blocks=blocks) as group,
+            progress("compiling and running kernels", show=not arguments.json),
+        ):
+            checks = Demo(group, arguments.rows, arguments.cols).run(timed)
     ok = all(check.mismatches == 0 for check in checks)
     seconds = time.perf_counter() - start
     if not arguments.json:
@@ -198,6 +214,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         result = {
             "driver": driver,
             "gpus": gpus,
+            "processes": gpus if arguments.processes else 1,
             "rows": arguments.rows,
             "cols": arguments.cols,
             "ok": ok,

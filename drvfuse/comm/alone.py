@@ -13,6 +13,13 @@ its end, as those of the other levels, and fills the group's budget. Then only w
 waits, and the budgets hold. A group is opened after those launches of the others that counted on being alone are
 complete, and not at all while a graph holds such a launch, which nobody can change, or while some ranks are still to be
 launched with such a call, which would never be complete.
+
+With ranks in other processes the two must be told apart. A chain of dependents keeps others out only where it is, so
+each rank triggers early while its own device is the group's alone. But a push launch must have one grid on all ranks,
+since progress goes by block index (cu/sync/push.cuh). So such a group fills its devices (`wide`) only if all of its
+ranks had theirs alone when it was opened, until the next opening on any of them. That is a step of all of its ranks,
+in which they stop together (`disturb`), or it is refused: a rank by itself could not tell the others. They do not
+begin again, since groups are closed at different times.
 """
 
 from __future__ import annotations
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from .partial import PartialCalls
     from .rank import Rank
+    from .transport import Identity
 
 _lock = threading.RLock()
 
@@ -45,23 +53,25 @@ class _Open:
 class Adapting(Protocol):
     """A launch that is another one while its group is alone."""
 
-    def adapt(self, alone: bool) -> None:
-        """Be that one, or the one beside other groups, from the next launch on."""
+    def adapt(self, alone: bool, wide: bool) -> None:
+        """Be that one, or the one beside other groups, from the next launch on; `wide`: on all multiprocessors."""
 
 
 class AloneLaunches:
     """Such launches of a group, from its opening until `release()`.
 
-    `ranks` are the group's, and `partial` its calls that some of them are not launched with yet.
+    `ranks` are the group's in this process, and `partial` its calls that some of them are not launched with yet.
+    `identity` is that of a group with ranks in other processes.
     """
 
-    def __init__(self, ranks: Sequence[Rank], partial: PartialCalls) -> None:
+    def __init__(self, ranks: Sequence[Rank], partial: PartialCalls, identity: Identity | None = None) -> None:
         """Waits for the launches of other groups on these devices that counted on being alone.
 
-        Raises ArgumentError where a graph holds such a launch and where some ranks are still to be launched with such a
-        call, CaptureError where streams that have some are captured.
+        Raises ArgumentError where a graph holds such a launch, where some ranks are still to be launched with such a
+        call, and for a group whose other ranks do not know; CaptureError where streams that have some are captured.
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
+        self.identity = identity
         self._partial = ref(partial)  # of a group that was dropped no further rank is launched
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
@@ -71,9 +81,11 @@ class AloneLaunches:
             for other in others:
                 other._require_no_graph()
                 other._require_all_ranks()
+                other._require_disturbed()
             for other in others:
                 other._set(False)
             self.alone = not others
+            self.wide = self.alone if identity is None else identity.alone
             for rank in self._ranks:
                 self._open[rank.device].append(self)
             try:
@@ -96,7 +108,7 @@ class AloneLaunches:
         """A launch of the group, which adapts from now on."""
         with _lock:
             self._launches.add(launch)
-            launch.adapt(self.alone)
+            launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
         """Such launches follow."""
@@ -151,7 +163,46 @@ class AloneLaunches:
                 rank.drain()
             self._queued = False
 
+    def _require_disturbed(self) -> None:
+        if self.wide and self.identity is not None:
+            raise ArgumentError(
+                "devices",
+                f"shared with an open group of {self.identity.size} ranks in several processes, whose calls count on "
+                "having all of their devices alone",
+                "other ones: open the new group with split() of that one, or give that one a max_blocks",
+            )
+
     def _set(self, alone: bool) -> None:
         self.alone = alone
+        if self.identity is None:
+            self.wide = alone
         for launch in list(self._launches):
-            launch.adapt(alone)
+            launch.adapt(alone, self.wide)
+
+
+def counting(device: Device) -> list[tuple[int, int]]:
+    """The groups with ranks in other processes that fill this device and all others of theirs: numbers and sizes."""
+    with _lock:
+        return [
+            (one.identity.number, one.identity.size)
+            for one in _open_on(device)
+            if one.wide and one.identity is not None
+        ]
+
+
+def is_free(device: Device) -> bool:
+    """Whether no group is open on the device."""
+    return not _open_on(device)
+
+
+def disturb(device: Device, numbers: Sequence[int]) -> None:
+    """The groups of these numbers fill their devices no longer. All of their ranks do this between the same calls."""
+    with _lock:
+        for one in _open_on(device):
+            if one.identity is not None and one.identity.number in numbers:
+                one.wide = False
+                one._set(one.alone)
+
+
+def _open_on(device: Device) -> list[AloneLaunches]:
+    return device.driver.part(_Open).groups[device]

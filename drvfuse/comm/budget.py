@@ -26,6 +26,7 @@ from .workspace import MAX_BLOCKS
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
+    from .transport import Member
 
 DEFAULT_BLOCKS = 64
 
@@ -34,13 +35,15 @@ _reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
 
 
 class BlockBudget:
-    """`blocks` resident blocks on each of `devices`, held until `release()`; `alone` while there is no other budget."""
+    """`blocks` resident blocks on each of `devices`, held until `release()`; `alone` while there is no other budget.
 
-    def __init__(self, devices: Sequence[Device], max_blocks: int | None) -> None:
+    `members` are all ranks of the group, which have equal grids; `devices` those of this process."""
+
+    def __init__(self, members: Sequence[Member], devices: Sequence[Device], max_blocks: int | None) -> None:
         """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""
         self.devices = tuple(devices)
         if max_blocks is None:
-            self.alone = min(device.sm_count for device in devices)
+            self.alone = min(member.sm_count for member in members)
             self.blocks = min(DEFAULT_BLOCKS, self.alone)
         else:
             self.alone = self.blocks = max_blocks

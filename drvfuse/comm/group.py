@@ -5,43 +5,52 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
+from .. import config
+from ..bootstrap.rendezvous import meet
 from ..errors import (
-    ArgumentError,
-    BarrierTimeout,
     CaptureError,
     ClosedError,
     DriverError,
     DrvfuseError,
+    LaunchError,
+    RankEnded,
     Unsupported,
     require_kind,
 )
+from ..nodes.exchange import Exchange, Member
+from ..nodes.joint import Joint, NodesWanted
+from ..nodes.layout import Nodes, find_nodes, find_order
+from ..nodes.link import NodeLink
 from ..runtime.device import Device
-from ..runtime.device import device as open_device
-from ..runtime.driver import Owner, forked, get_driver
+from ..runtime.driver import Owner, forked
 from ..runtime.lifetime import Owned, flush, hold, release
-from ..runtime.multicast_support import require_multicast
 from ..runtime.vmm import SymmetricBuffer, Undo
+from . import arguments
 from .alone import AloneLaunches
 from .budget import BlockBudget
+from .connect import connect
 from .history import History, Noted
 from .multicast_memory import MulticastMemory
 from .partial import PartialCalls
 from .rank import Rank
 from .rank_graphs import RankGraphs
+from .reports import error_of
+from .split import split
 from .transport import LocalTransport
-from .workspace import LEGS, MAX_RANKS, Workspace
+from .workspace import Workspace
 
 if TYPE_CHECKING:
+    from ..bootstrap.board import Board
     from ..runtime.driver import Driver, DriverLike
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream, StreamLike
+    from .transport import Transport
 
-MIN_WORKSPACE_BYTES = 4096
+_LOCAL_SECONDS = 60.0  # in which an engine connects the ranks of one process
 
 _log = logging.getLogger("drvfuse.comm")
 
@@ -49,34 +58,74 @@ _log = logging.getLogger("drvfuse.comm")
 class Group(Owned, Owner):
     """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
 
-    Made by :meth:`local`. A group serves one call at a time and is driven by one thread; calls on different streams
-    are ordered by events. `peers_readable` says whether every rank can access every other rank's memory: without it
-    the only algorithm is "naive".
+    Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `ranks`, iteration
+    and `len` are those of this process. A group serves one call at a time and is driven by one thread; calls on
+    different streams are ordered by events. `peers_readable` says whether every rank can access every other rank's
+    memory: without it the only algorithm is "naive".
     """
 
-    def __init__(self, devices: Sequence[Device], workspace_bytes: int, max_blocks: int | None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        workspace_bytes: int,
+        max_blocks: int | None,
+        joint: Joint,
+    ) -> None:
+        """Collective, as every step of `transport` is."""
         Owner.__init__(self)
+        self.transport, devices = transport, transport.devices
         self.driver: Driver = devices[0].driver
-        self.size = len(devices)
-        self._broken: tuple[int, int, int, str, int, int, str, int | None] | None = None
+        self.size = len(transport.members)
+        self.layout, self.wanted = joint.nodes, joint.wanted
+        self.link: NodeLink | None = None
+        self.sizes = workspace_bytes, max_blocks
+        self._broken: Callable[[], DrvfuseError] | None = None
         self._stale = self._held = False
-        self._partial = PartialCalls(self.size)
-        self._history = History(self.size)
-        self.ranks = tuple(Rank(index, device, self) for index, device in enumerate(devices))
-        for rank in self.ranks:
-            rank.require_no_capture()
-        flush(self.driver)
-        with ExitStack() as undo:
-            self._budget = BlockBudget(devices, max_blocks)
-            undo.callback(self._budget.release)
-            self.alone = AloneLaunches(self.ranks, self._partial)
-            undo.callback(self.alone.release)
-            self.transport = LocalTransport(devices)
-            self.workspace = Workspace(self.transport, workspace_bytes)
-            self._multicast = MulticastMemory(self.ranks, self.workspace.payload_bytes)
-            self._owns(self.driver, _dispose, self.ranks, self.workspace, self._multicast, self._budget, self.alone)
-            undo.pop_all()
-        self.workspace.clear([rank.stream for rank in self.ranks])
+        self._partial = PartialCalls(transport.indices)
+        self._history = History(transport.indices)
+        self.ranks = tuple(Rank(i, device, self) for i, device in zip(transport.indices, devices, strict=True))
+        with Undo() as undo:
+            undo.append(transport.close)
+            with transport.step("reserve multiprocessors"):
+                for rank in self.ranks:
+                    rank.require_no_capture()
+                flush(self.driver)
+                self._budget = BlockBudget(transport.members, devices, max_blocks)
+                undo.append(self._budget.release)
+                self.alone = AloneLaunches(self.ranks, self._partial, transport.identity)
+                undo.append(self.alone.release)
+                transport.open()
+            self.workspace = Workspace(transport, workspace_bytes, self.layout)
+            self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
+            self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
+            if self.nodes > 1:
+                self.link = self._join(joint)
+                undo.append(self.link.close)
+            owned = self.ranks, self.workspace, self._multicast, self._budget, self.alone, transport, self.link
+            self._owns(self.driver, _dispose, *owned)
+            undo.commit()
+        try:
+            with transport.step("clear the workspaces"):
+                self.workspace.clear([rank.stream for rank in self.ranks])
+        except BaseException:
+            if not self.together:
+                super().close()
+            raise
+
+    def _join(self, joint: Joint) -> NodeLink:
+        of, place = self.layout.of, self.layout.place
+        members = [Member(rank.index, rank.device, of[rank.index], place(rank.index)) for rank in self.ranks]
+        joined: list[NodeLink] = []
+        with self.transport.step("find an engine between the nodes"):
+            engine = joint.find_engine(self.together, self.driver.name == "emu")
+        try:
+            with self.transport.step("connect the nodes", joint.timeout):
+                joined.append(joint.join(engine, members))
+        except BaseException:
+            for link in joined:
+                link.close()
+            raise
+        return joined[0]
 
     @classmethod
     def local(
@@ -86,6 +135,9 @@ class Group(Owned, Owner):
         driver: DriverLike = None,
         workspace_bytes: int = 64 << 20,
         max_blocks: int | None = None,
+        nodes: int = 1,
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
     ) -> Group:
         """A group whose ranks are all driven by this process.
 
@@ -96,27 +148,155 @@ class Group(Owned, Owner):
         device; the budgets of all open groups on a device sum to at most what it has. By default it is 64, and push
         launches may fill all multiprocessors while no other group is open on the devices.
 
+        `nodes` splits the ranks into so many nodes of consecutive ranks, as if they were on different hosts, to try or
+        test that (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four nodes;
+        `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of one's own.
+
         Blocks until the workspaces are ready, and calls of other groups complete that count on having their devices
         alone: of PDLLevel.OVERLAP_AT_BEGINNING, or on more multiprocessors than others leave. Raises ArgumentError for
         a wrong size, id or budget, and where a graph holds such a call or some ranks are still to be launched with one,
         DriverUnavailable if the driver cannot be used, CaptureError while the own stream of a device, or one with such
         calls, is captured.
         """
-        ids = _device_ids(devices)
-        workspace_bytes = _integer("workspace_bytes", workspace_bytes, MIN_WORKSPACE_BYTES)
-        if max_blocks is not None:
-            max_blocks = _integer("max_blocks", max_blocks, 1)
-        chosen = _driver_of(devices, driver)
-        present = int(chosen.cuDeviceGetCount())
-        for index in ids:
-            if not 0 <= index < present:
-                raise ArgumentError("devices", list(ids), f"device ids from 0 to {present - 1}: {present} are present")
-        return cls([open_device(index, driver=chosen) for index in ids], workspace_bytes, max_blocks)
+        payload, budget = arguments.sizes(workspace_bytes, max_blocks)
+        found = arguments.local_devices(devices, driver)
+        layout = find_nodes([0] * len(found), nodes)
+        find_order(node_order, layout.count)
+        return cls.of_devices(found, payload, budget, layout, NodesWanted(nodes, node_order, exchange))
+
+    @classmethod
+    def of_devices(
+        cls, devices: Sequence[Device], payload: int, budget: int | None, layout: Nodes, wanted: NodesWanted
+    ) -> Group:
+        joint = Joint(layout, wanted, lambda values: values, _LOCAL_SECONDS)
+        return cls(LocalTransport(devices), payload, budget, joint)
+
+    @classmethod
+    def connect(
+        cls,
+        rank: int | None = None,
+        size: int | None = None,
+        *,
+        device: int | Device | None = None,
+        store: object = None,
+        driver: DriverLike = None,
+        workspace_bytes: int = 64 << 20,
+        max_blocks: int | None = None,
+        timeout: float = 60.0,
+        nodes: str | int = "auto",
+        node_order: str | None = None,
+        exchange: str | Exchange | None = None,
+    ) -> Group:
+        """A group of `size` ranks, of which this process drives one, `rank`, and other processes the others.
+
+        Every rank calls this. `rank` and `size` are by default what the launcher of the processes has set (torchrun,
+        mpirun, srun, `drvfuse run`), and `device` the one of the process's number on its host, or the only visible one.
+        `store` lets the processes find one another: an mpi4py communicator, a store or process group of
+        torch.distributed, or any object with `set` and `get` as `drvfuse.bootstrap` says; None needs none on one host.
+        The other arguments are those of `local`, and equal on all ranks. `timeout` bounds, in seconds, this and each
+        later step of all ranks.
+
+        Ranks of one host form a node, of up to eight ranks; a number `nodes` makes so many of consecutive ranks, also
+        on one host. All nodes have equally many ranks. For several, docs/nodes.md says what calls then do. `node_order`
+        is "fixed" or "engine", by default "fixed" for up to four nodes. `exchange` is the engine between them: "nccl",
+        "mpi", or an object of one's own with the methods of `drvfuse.nodes.exchange.Exchange`; by default the first of
+        both that is installed.
+
+        Blocks until all ranks have come and the workspaces are ready. It raises the same on all ranks, or on one what
+        has failed there and on the others GroupError that names it: GroupTimeout and RankEnded, which name the ranks
+        that are missing, GroupMismatch where they differ in what must be equal, ArgumentError, Unsupported,
+        DriverUnavailable, CaptureError and DriverError. Nothing is left then.
+
+        Between calls the ranks take these steps together, and each raises as this does: `reset`, `split`, `symmetric`,
+        and the first call with `use_multimem=True` that makes staging memory. `close` is each rank's own.
+        """
+
+        def opened() -> tuple[Device, int, int | None]:
+            payload, budget = arguments.sizes(workspace_bytes, max_blocks)
+            return arguments.own_device(device, place.local_rank, driver), payload, budget
+
+        place, board = meet(rank, size, store, timeout)
+        return cls.of_board(board, opened, NodesWanted(nodes, node_order, exchange))
+
+    @classmethod
+    def of_board(
+        cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
+    ) -> Group:
+        """The group of the ranks of a board; see `comm.connect.connect`."""
+        wanted = wanted or NodesWanted()
+        transport, record, layout = connect(board, opened, wanted)
+
+        def gather(values: Sequence[bytes]) -> list[bytes]:
+            (own,) = values
+            return board.gather("connect the engine between the nodes", own)
+
+        return cls(transport, record.workspace_bytes, record.max_blocks, Joint(layout, wanted, gather, board.timeout))
+
+    @property
+    def together(self) -> bool:
+        """Whether this process drives all ranks."""
+        return len(self.ranks) == self.size
+
+    @overload
+    def split(
+        self,
+        color: int | None,
+        key: int = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None: ...
+
+    @overload
+    def split(
+        self,
+        color: Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> list[Group | None]: ...
+
+    def split(
+        self,
+        color: int | None | Sequence[int | None],
+        key: int | Sequence[int] = 0,
+        *,
+        workspace_bytes: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Group | None | list[Group | None]:
+        """A new group of the ranks that give the same `color`, in the order of `key` and then of their ranks here.
+
+        `color` is an integer of at least 0, or None for a rank that is to be in no new group, which gets None. With
+        several local ranks both are lists, with an entry for each (a single `key` counts for all), and a list comes
+        back: with one local rank bare values are accepted in place of lists, and a bare group comes back. The other
+        arguments are by default those of this group.
+
+        All ranks of this group call it; see `connect` for what it raises then. Both groups work from then on, and
+        either may be closed first.
+        """
+        self.require_open()
+        return split(self, color, key, workspace_bytes, max_blocks)
 
     @property
     def peers_readable(self) -> bool:
         """Whether every rank can access every other rank's memory."""
         return self.transport.shared
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the group spans."""
+        return self.layout.count
+
+    @property
+    def node(self) -> int:
+        """The node of the first local rank."""
+        return self.layout.of[self.ranks[0].index]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The ranks of that node, in their order."""
+        return self.layout.ranks(self.node)
 
     @property
     def max_blocks(self) -> int:
@@ -152,24 +332,21 @@ class Group(Owned, Owner):
         self._history.settle()
 
     def check(self) -> None:
-        """Raise BarrierTimeout if a rank has given up waiting since the last reset. Reads host memory only.
+        """Raise BarrierTimeout if a rank has given up waiting since the last reset, CallMismatch if it has found that
+        the call of a peer differs from its own. Reads host memory only.
 
         Never synchronises and is legal anywhere, also during capture. The error is raised again until the group is
         reset: by :meth:`reset`, or by the next collective after it has been raised once.
         """
         self.require_open()
         if self._broken is None and self.workspace.reported():
-            report = self.workspace.first_report()
-            rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
-            leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
-            if word is None:
-                phase = "start" if ordinal == 1 else f"phase {ordinal}"
-            else:
-                phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
-            call = self._history.find(rank, peer, expected - ordinal)
-            self._broken = (rank, peer, report["block"], phase, expected, report["seen"], call, word)
+            found = self.workspace.first_report()
+            self._broken = error_of(found, self._history, self.calls, self.transport.ended)
         if self._broken is not None:
-            raise BarrierTimeout(*self._broken)
+            raise self._broken()
+        if self.link is not None and self.link.failure is not None:
+            self._stale = True
+            raise self.link.failure
 
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
@@ -177,12 +354,22 @@ class Group(Owned, Owner):
         Waits for everything queued on the local ranks' streams (waits of kernels are bounded), then clears barrier
         state and reports of every rank, whether or not it launched. Harmless at any other time. Raises CaptureError
         while a rank's stream is being captured.
+
+        With ranks in other processes all of them call this, also those that have seen no error: a step as those of
+        `connect`, which waits for ranks that are still in a call as long as that may take.
         """
         self.require_open()
-        for rank in self.ranks:
-            rank.drain()
+        with self.transport.step("reset the group: wait for what is queued", config.get("spin_timeout")):
+            for rank in self.ranks:
+                rank.require_no_capture()
+            for rank in self.ranks:
+                rank.drain()
         self._forget_partial()
-        self.workspace.clear([rank.stream for rank in self.ranks])
+        with self.transport.step("reset the group: clear the workspaces"):
+            self.workspace.clear([rank.stream for rank in self.ranks])
+        if self.link is not None:
+            with self.transport.step("reset the group: connect the nodes"):
+                self.link.reset()
         self._history.clear()
         self._broken = None
         self._stale = False
@@ -190,15 +377,29 @@ class Group(Owned, Owner):
     def admit(self, streams: Sequence[Stream]) -> None:
         """Called first by every collective: raises a pending BarrierTimeout, or resets after one.
 
-        Raises CaptureError where a reset is due and one of `streams` is being captured.
+        Raises CaptureError where a reset is due and one of `streams` is being captured. With ranks in other processes
+        nothing is reset here: the error is raised again, LaunchError after `abandon`, and RankEnded where a rank has
+        ended, which would never come to the call.
         """
         self.require_open()
         if self._broken is not None or self._stale:
+            if not self.together:
+                self._refuse()
             if any(stream.capture_id() is not None for stream in streams):
                 raise CaptureError("the group must be reset first, and that is impossible during a capture")
             self.reset()
-        elif self.workspace.reported():
+        elif self.workspace.reported() or (self.link is not None and self.link.failure is not None):
             self.check()
+        elif self.transport.ended:
+            rank, how = next(iter(self.transport.ended.items()))  # the first one
+            raise RankEnded("a call of the group", rank, how)
+
+    def _refuse(self) -> None:
+        self.check()
+        raise LaunchError(
+            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
+            "up: call group.reset() on all ranks"
+        )
 
     @contextlib.contextmanager
     def capture(self, streams: Sequence[StreamLike] | None = None) -> Iterator[RankGraphs]:
@@ -251,7 +452,7 @@ class Group(Owned, Owner):
         release(self)
 
     def abandon(self) -> None:
-        """Called by a collective that launched only some ranks: the next call resets the group first."""
+        """Called by a collective that launched only some ranks: the group must be reset before the next call."""
         self._stale = True
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
@@ -268,18 +469,20 @@ class Group(Owned, Owner):
         the set-up fails.
         """
         self.require_open()
-        nbytes = _integer("nbytes", nbytes, 1)
-        require_kind("multicast", multicast, bool, "True or False")
-        if multicast:
-            self.require_multicast()
-            return self._multicast.allocate(nbytes)
-        self._require_shared()
-        return SymmetricBuffer([rank.device for rank in self.ranks], nbytes)
+        with self.transport.step("allocate symmetric memory"):
+            size = arguments.integer("nbytes", nbytes, 1)
+            require_kind("multicast", multicast, bool, "True or False")
+            if multicast:
+                self.require_multicast()
+            self._require_shared()
+        return self._multicast.allocate(size) if multicast else self.transport.symmetric(size, multicast=False)
 
     def require_multicast(self) -> None:
         """Raise Unsupported unless the group may and can use multicast, the vetoes of the site first; makes nothing."""
         self.require_open()
-        require_multicast([rank.device for rank in self.ranks])
+        if self.nodes > 1:
+            raise Unsupported("multicast memory is that of one node, and the group has several")
+        self.transport.require_multicast()
         self._require_shared()
 
     def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
@@ -302,6 +505,8 @@ class Group(Owned, Owner):
         return self._multicast.staging(streams)
 
     def _require_shared(self) -> None:
+        if self.nodes > 1:
+            raise Unsupported("symmetric memory is that of one node, and the group has several")
         if not self.peers_readable:
             raise Unsupported(
                 f"symmetric memory needs peer access between all devices; missing (from, to): "
@@ -320,6 +525,7 @@ class Group(Owned, Owner):
                 rank.require_no_capture()
             self._forget_partial()
         super().close()
+        self.transport.close()  # also where the driver is gone, and nothing was left to be freed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -345,6 +551,8 @@ def _dispose(
     multicast: MulticastMemory,
     budget: BlockBudget,
     alone: AloneLaunches,
+    transport: Transport,
+    link: NodeLink | None,
 ) -> None:
     """Free what a group holds once its queued work, whose waits are bounded, is done.
 
@@ -359,39 +567,14 @@ def _dispose(
         except DrvfuseError as error:
             failure = failure or error
     if failure is not None:
-        driver.abandoned.append((workspace, multicast, budget))  # kernels of the other ranks may still use it
+        driver.abandoned.append((workspace, multicast, budget, link))  # kernels of the other ranks may still use it
+        transport.close()
         raise failure
     budget.release()
     alone.release()
     with Undo() as undo:
+        undo.append(transport.close)
+        if link is not None:
+            undo.append(link.close)
         undo.append(workspace.close)
         undo.append(multicast.close)
-
-
-def _integer(argument: str, value: Any, least: int, expected: str = "") -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ArgumentError(argument, repr(value), expected or f"an integer, at least {least}")
-    return int(value.__index__())
-
-
-def _driver_of(devices: Any, driver: DriverLike) -> Driver:
-    """The driver that was asked for, or that of the Device objects, which must be the same."""
-    objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
-    chosen = objects[0].driver if objects and driver is None else get_driver(driver)
-    if any(found.driver is not chosen for found in objects):
-        raise ArgumentError("devices", repr(list(devices)), f"devices of one driver, {chosen!r}")
-    return chosen
-
-
-def _device_ids(devices: Any) -> tuple[int, ...]:
-    if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
-        ids = tuple(d.index if isinstance(d, Device) else _integer("devices", d, 0) for d in devices)
-    else:
-        ids = tuple(
-            range(_integer("devices", devices, 0, f"an integer from 1 to {MAX_RANKS}, or a list of device ids"))
-        )
-    if not 1 <= len(ids) <= MAX_RANKS:
-        raise ArgumentError("devices", f"{len(ids)} devices", f"from 1 to {MAX_RANKS} devices")
-    if len(set(ids)) != len(ids):
-        raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
-    return ids

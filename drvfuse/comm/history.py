@@ -94,9 +94,13 @@ class GraphCalls:
 
 
 class History:
-    """The calls of each of `ranks` ranks, oldest first. Calls are counted from 1, and a reset does not start anew."""
+    """The calls of the ranks `indices`, those of this process, oldest first.
 
-    def __init__(self, ranks: int) -> None:
+    Calls are counted from 1, and a reset does not start anew. A rank of another process makes the same calls.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self._indices, ranks = tuple(indices), len(indices)
         self._entries: list[tuple[Sequence[int], CallNote] | GraphCalls] = []
         self._older = [Totals() for _ in range(ranks)]  # what is no longer in `_entries`
         self._settled = [0] * ranks  # how many calls of each rank are known to be complete
@@ -166,8 +170,10 @@ class History:
         self._older = [Totals(last) for _ in self._older]
         self._settled = [last for _ in self._older]
 
-    def find(self, position: int, peer: int, epoch: int) -> str:
-        """The call that the rank at `position` began when its epoch was `epoch`, in words."""
+    def find(self, rank: int, peer: int, epoch: int) -> str:
+        """The call that `rank` began when its epoch was `epoch`, in words."""
+        here = rank in self._indices
+        position = self._indices.index(rank) if here else 0
         older = self._older[position]
         number, barriers = older.calls, older.barriers
         first = self._settled[position] + 1
@@ -180,15 +186,18 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            if barriers == epoch and note.waits:
+            if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:  # a later kernel of the call, too
                 possible.append(number)
                 named = f", {note}{where}"
             barriers += note.barriers
+        if not possible and not here:
+            return f"a call after call {number} of the group, which rank {self._indices[0]} was not launched with"
         if not possible:
             possible = [first, number]
         if len(possible) > 1:
             return f"one of the calls {possible[0]} to {possible[-1]} of the group"
-        missing = f", which rank {peer} was not launched with" if self._count(peer) < possible[0] else ""
+        late = peer in self._indices and self._count(self._indices.index(peer)) < possible[0]
+        missing = f", which rank {peer} was not launched with" if late else ""
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:

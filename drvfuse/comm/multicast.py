@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Setting up multicast memory for the ranks of a group, so that it stands on all of them or on none.
 
-    allocate      each rank: memory of the common size, at an address of its own that all ranks can use
+    allocate      each rank: memory of the common size, at an address of its own
     create        one rank: the object
+    export        each process whose memory others must map: descriptors of it and of the object
+    vote          who has failed has nothing to pass on
+    pass on       the descriptors, to the processes of the other ranks
+    import        each process: what it has got, the memory of each rank at an address
     add           each rank: its device
     vote          a bind would wait for ever for the device of a rank that has failed
     bind          each rank: its memory, at offset 0
@@ -16,25 +20,27 @@ a failure, each rank takes back what it has made, in reverse, and raises the sam
 the fabric manager was late: then every rank takes everything back and all begin anew together, up to ATTEMPTS times.
 A rank that tried again alone would wait for the others in its bind. An attempt that cannot be taken back is the last.
 
-All ranks are in this process and driven by one thread, so that a vote sees every outcome at once. Ranks in other
-processes get the object's handle between `create` and `add`, and their outcomes go into `agreed`; the rest is as it is.
+A `Team` knows the ranks and how they vote. Where all are in this process, nothing is passed on, and a vote sees every
+outcome at once (`LocalTeam`). Between processes outcomes and descriptors go over the group's board.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import DriverError, MulticastError
 from ..runtime.lifetime import flush
 from ..runtime.multicast import NOT_READY, Multicast, explained
-from ..runtime.vmm import MappedMemory, SymmetricBuffer, Undo, granularity, round_up
+from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, granularity, round_up
 
 if TYPE_CHECKING:
     from ..runtime.device import Device
+    from ..runtime.driver import Driver
 
 ATTEMPTS = 10
 PAUSE_SECONDS = 1.0
@@ -42,17 +48,47 @@ PAUSE_SECONDS = 1.0
 _log = logging.getLogger("drvfuse.comm")
 
 
-def set_up(devices: Sequence[Device], nbytes: int) -> SymmetricBuffer:
-    """A symmetric buffer of `nbytes`, rounded up, on `devices`, rank by rank, with a multicast address over its parts.
+class Team(Protocol):
+    """The ranks of a set-up: all have one of `size` devices. `places` are those of this process, by rank."""
+
+    size: int
+    places: Mapping[int, Device]
+
+    def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
+        """What has become of the steps since the last vote, in all processes, where `own` has in this one."""
+
+    def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
+        """Descriptors of the memory of ranks of other processes and, where rank 0 is in another one, of the object.
+
+        They are this process's. All processes call it with what they have exported, which stays theirs.
+        """
+
+
+class LocalTeam:
+    """All ranks are in this process, on `devices`."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self.size = len(devices)
+        self.places: Mapping[int, Device] = dict(enumerate(devices))
+
+    def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
+        return [own]
+
+    def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
+        return {}, None
+
+
+def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
+    """A symmetric buffer of `nbytes`, rounded up, on the ranks of `team`, with a multicast address over its parts.
 
     Blocks until the fabric has formed the team. The buffer is the caller's, who has called `require_multicast`.
     Raises MulticastError for the call that failed first; nothing is left then, on any rank.
     """
-    flush(devices[0].driver)
+    flush(_driver(team))
     attempt = 1
     while True:
         try:
-            return _form(devices, nbytes)
+            return _form(team, nbytes)
         except MulticastError as failure:
             left = hasattr(failure, "__notes__")  # taking back failed too: another attempt would leave even more
             if failure.code != NOT_READY or left or attempt == ATTEMPTS:
@@ -62,23 +98,39 @@ def set_up(devices: Sequence[Device], nbytes: int) -> SymmetricBuffer:
         time.sleep(PAUSE_SECONDS)
 
 
-def _form(devices: Sequence[Device], nbytes: int) -> SymmetricBuffer:
+def _form(team: Team, nbytes: int) -> SymmetricBuffer:
     with Undo() as undo:
-        with vote():
-            parts = allocate(devices, nbytes, undo)
-            multicast = create(devices, parts[0].nbytes, undo)
-            add(multicast, devices)
-        with vote():
-            bind(multicast, parts)
-            ptr = map_object(multicast)
-            set_access(multicast, devices, ptr)
+        with contextlib.ExitStack() as opened:
+            with vote(team):
+                parts = allocate(team, nbytes, undo)
+                made = create(team, _size(parts), undo)
+                exported = export(team, parts, made, opened)
+            descriptors, of_object = team.pass_on(exported)
+        with vote(team), closing(*descriptors.values(), *([of_object] if of_object is not None else [])):
+            parts |= import_parts(team, descriptors, _size(parts), undo)
+            multicast = made if made is not None else import_object(team, of_object, _size(parts), undo)
+            add(team, multicast)
+        with vote(team):
+            bind(multicast, [(rank, parts[rank]) for rank in team.places])
+            ptr = map_object(team, multicast)
+            set_access(team, multicast, ptr)
         undo.commit()
-    return SymmetricBuffer.of(parts, multicast, ptr)
+    return SymmetricBuffer.of([parts[rank] for rank in range(team.size)], tuple(team.places), multicast, ptr)
 
 
 @contextlib.contextmanager
-def vote() -> Iterator[None]:
-    """Ends in a vote: the steps inside, of all local ranks, have succeeded or one has failed.
+def closing(*descriptors: int) -> Iterator[None]:
+    """Close the descriptors at the end."""
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def vote(team: Team) -> Iterator[None]:
+    """Ends in a vote: the steps inside, of all ranks, have succeeded or one has failed.
 
     Raises what the ranks agree on. An error that is no MulticastError (of an interrupt, say) goes on at once.
     """
@@ -87,7 +139,7 @@ def vote() -> Iterator[None]:
         yield
     except MulticastError as failure:
         outcome = failure
-    verdict = agreed([outcome])
+    verdict = agreed(team.outcomes(outcome))
     if verdict is not None:
         raise verdict
 
@@ -111,51 +163,98 @@ def step_of(rank: int) -> Iterator[None]:
         raise explained(error, rank) from error
 
 
-def allocate(devices: Sequence[Device], nbytes: int, undo: Undo) -> list[MappedMemory]:
-    """Memory of every rank, of a size that both allocations and binds may have."""
-    with step_of(0):
-        unit = Multicast.granularity(devices)
-    for rank, device in enumerate(devices):
+def _driver(team: Team) -> Driver:
+    return next(iter(team.places.values())).driver
+
+
+def _size(parts: Mapping[int, MappedMemory]) -> int:
+    return next(iter(parts.values())).nbytes
+
+
+def allocate(team: Team, nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
+    """Memory of every rank of this process, of a size that both allocations and binds may have."""
+    devices = list(team.places.values())
+    with step_of(min(team.places)):
+        unit = Multicast.granularity(devices, count=team.size)
+    for rank, device in team.places.items():
         with step_of(rank):
             unit = max(unit, granularity(device))
-    parts = []
-    for rank, device in enumerate(devices):
+    parts = {}
+    for rank, device in team.places.items():
         with step_of(rank):
-            parts.append(MappedMemory(device, round_up(nbytes, unit), devices))
-            undo.append(parts[-1].close)
+            parts[rank] = MappedMemory(device, round_up(nbytes, unit), devices)
+            undo.append(parts[rank].close)
     return parts
 
 
-def create(devices: Sequence[Device], nbytes: int, undo: Undo) -> Multicast:
-    """The object, made by rank 0."""
+def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
+    """The object, made by rank 0; None in the processes of other ranks."""
+    if 0 not in team.places:
+        return None
     with step_of(0):
-        multicast = Multicast(devices, nbytes)
+        multicast = Multicast(list(team.places.values()), nbytes, count=team.size)
         undo.append(multicast.close)
     return multicast
 
 
-def add(multicast: Multicast, devices: Sequence[Device]) -> None:
+def export(
+    team: Team, parts: Mapping[int, MappedMemory], made: Multicast | None, opened: contextlib.ExitStack
+) -> list[int]:
+    """Descriptors of the memory of the rank of this process, and of the object that it has made, closed by `opened`."""
+    exported: list[int] = []
+    if len(team.places) < team.size:
+        (rank,) = team.places
+        with step_of(rank):
+            for item in (parts[rank].memory, made):
+                if isinstance(item, PhysicalMemory | Multicast):
+                    exported.append(item.export())
+                    opened.callback(os.close, exported[-1])
+    return exported
+
+
+def import_parts(team: Team, descriptors: Mapping[int, int], nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
+    """The memory of the ranks of other processes."""
+    parts = {}
+    for rank, descriptor in descriptors.items():
+        with step_of(min(team.places)):
+            parts[rank] = MappedMemory.imported(team.places[min(team.places)], descriptor, nbytes)
+            undo.append(parts[rank].close)
+    return parts
+
+
+def import_object(team: Team, descriptor: int | None, nbytes: int, undo: Undo) -> Multicast:
+    """The object that another process has made."""
+    assert descriptor is not None
+    with step_of(min(team.places)):
+        devices = list(team.places.values())
+        multicast = Multicast(devices, nbytes, count=team.size, descriptor=descriptor)
+        undo.append(multicast.close)
+    return multicast
+
+
+def add(team: Team, multicast: Multicast) -> None:
     """Every rank's device joins the team."""
-    for rank, device in enumerate(devices):
+    for rank, device in team.places.items():
         with step_of(rank):
             multicast.add(device)
 
 
-def bind(multicast: Multicast, parts: Sequence[MappedMemory]) -> None:
-    """Every rank's memory, at the beginning of the object."""
-    for rank, part in enumerate(parts):
+def bind(multicast: Multicast, parts: Sequence[tuple[int, MappedMemory]]) -> None:
+    """The memory of every rank of this process, at the beginning of the object."""
+    for rank, part in parts:
+        assert isinstance(part.memory, PhysicalMemory)
         with step_of(rank):
             multicast.bind_memory(part.device, part.memory)
 
 
-def map_object(multicast: Multicast) -> int:
+def map_object(team: Team, multicast: Multicast) -> int:
     """The object's address in this process."""
-    with step_of(0):
+    with step_of(min(team.places)):
         return multicast.map()
 
 
-def set_access(multicast: Multicast, devices: Sequence[Device], ptr: int) -> None:
+def set_access(team: Team, multicast: Multicast, ptr: int) -> None:
     """Every rank's device may use the mapping."""
-    for rank, device in enumerate(devices):
+    for rank, device in team.places.items():
         with step_of(rank):
             multicast.set_access(ptr, device)

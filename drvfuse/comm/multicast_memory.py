@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 
 from ..errors import CaptureError
 from ..runtime.vmm import SymmetricBuffer
-from .multicast import set_up
 
 if TYPE_CHECKING:
     from ..runtime.stream import Stream
     from .rank import Rank
+    from .transport import Transport
 
 
 class MulticastMemory:
     """Knows the open multicast buffers of one group. Costs nothing before the first one is asked for."""
 
-    def __init__(self, ranks: Sequence[Rank], staging_bytes: int) -> None:
-        self._ranks = tuple(ranks)
-        self._devices = tuple(rank.device for rank in ranks)
+    def __init__(self, transport: Transport, ranks: Sequence[Rank], staging_bytes: int) -> None:
+        self._transport, self._ranks = transport, tuple(ranks)
         self._staging_bytes = staging_bytes
         self._staging: SymmetricBuffer | None = None
         self._buffers: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()  # which belong to their users
 
     def allocate(self, nbytes: int) -> SymmetricBuffer:
         """A multicast buffer that belongs to the caller. Raises as `Group.symmetric` does."""
-        for rank in self._ranks:
-            rank.require_no_capture()
-        buffer = set_up(self._devices, nbytes)
+        with self._transport.step("make multicast memory, outside of captures"):
+            for rank in self._ranks:
+                rank.require_no_capture()
+        buffer = self._transport.symmetric(nbytes, multicast=True)
         self._buffers.add(buffer)
         return buffer
 
@@ -44,11 +44,12 @@ class MulticastMemory:
         for buffer in self._buffers:
             if buffer.closed:
                 continue
-            offset = ptrs[0] - buffer.ptrs[0]
+            starts = [buffer.ptrs[rank.index] for rank in self._ranks]
+            offset = ptrs[0] - starts[0]
             if (
                 0 <= offset <= buffer.nbytes - nbytes
                 and buffer.multicast_ptr is not None
-                and all(ptr - start == offset for ptr, start in zip(ptrs, buffer.ptrs, strict=True))
+                and all(ptr - start == offset for ptr, start in zip(ptrs, starts, strict=True))
             ):
                 return buffer.multicast_ptr + offset
         return None
@@ -56,16 +57,26 @@ class MulticastMemory:
     def staging(self, streams: Sequence[Stream]) -> SymmetricBuffer:
         """See `Group.multicast_staging`."""
         if self._staging is None:
-            for stream in streams:
-                if stream.capture_id() is not None:
-                    raise CaptureError(
-                        f"the group's multicast staging cannot be made while {stream!r} is being captured: make one "
-                        "call with use_multimem=True before the capture"
-                    )
+            with self._transport.step("make the multicast staging"):
+                for stream in streams:
+                    if stream.capture_id() is not None:
+                        raise CaptureError(
+                            f"the group's multicast staging cannot be made while {stream!r} is being captured: make "
+                            "one call with use_multimem=True before the capture"
+                        )
             self._staging = self.allocate(self._staging_bytes)
         return self._staging
 
     def close(self) -> None:
-        """Free the staging. No kernel of the group may be running. Idempotent."""
-        if self._staging is not None:
-            self._staging.close()
+        """Free the staging. No kernel of the group may be running in this process. Idempotent.
+
+        Kernels of other ranks access this rank's memory by the object until it is unbound, so it is kept, as long as
+        the driver lives, where they do not come to say within a moment that theirs have ended too.
+        """
+        staging, self._staging = self._staging, None
+        if staging is None:
+            return
+        if self._transport.all_ended():
+            staging.close()
+        else:
+            staging.devices[0].driver.abandoned.append(staging)

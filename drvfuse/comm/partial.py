@@ -15,11 +15,12 @@ from .history import CallNote, Noted
 
 
 class PartialCalls:
-    """The calls that not every one of `ranks` ranks has been launched with, oldest first."""
+    """The calls that not every one of the ranks `indices`, those of this process, was launched with, oldest first."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, indices: Sequence[int]) -> None:
         self._calls: list[Noted] = []
-        self._launched = [0] * ranks  # how many of `_calls` each rank was launched with
+        self._indices = indices
+        self._launched = [0] * len(indices)  # how many of `_calls` each rank was launched with
         self._lock = threading.Lock()
 
     def begin(self, positions: Sequence[int], call: Noted) -> bool:
@@ -35,8 +36,9 @@ class PartialCalls:
                 if behind and self._calls[self._launched[position]] is not call:
                     first = self._calls[self._launched[position]].note
                     raise LaunchError(
-                        f"rank {position} must first be launched with {first}, with which another rank was launched "
-                        "alone: all ranks take part in calls in the same order; group.reset() drops unfinished calls"
+                        f"rank {self._indices[position]} must first be launched with {first}, with which another rank "
+                        "was launched alone: all ranks take part in calls in the same order; group.reset() drops "
+                        "unfinished calls"
                     )
             for position in positions:
                 if self._launched[position] == len(self._calls):

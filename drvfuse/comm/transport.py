@@ -1,63 +1,192 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a group reach each other's memory.
+"""How the ranks of a group reach each other's memory, and how they agree.
 
-One transport exists: all ranks in this process, memory mapped by the driver's virtual memory calls. Kernels see a
-table of addresses only, so another transport (processes) replaces this module and nothing else.
+A `Transport` knows all ranks of the group and which of them this process drives. Kernels see tables of addresses, by
+rank, so how those came to be is its business alone. `LocalTransport` is that of a group whose ranks are all in this
+process: memory is mapped by the driver's virtual memory calls, and nobody need be asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from ..runtime.multicast_support import require_multicast
+from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import SymmetricBuffer
+from .multicast import LocalTeam, set_up
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ..runtime.device import Device
+
+_NOBODY: Mapping[int, str] = MappingProxyType({})
+
+
+class Member(NamedTuple):
+    """What plans must know of the device of a rank, in whatever process that is."""
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    multicast: bool
+
+    @classmethod
+    def of(cls, device: Device) -> Member:
+        multicast = bool(device.attribute("MULTICAST_SUPPORTED"))
+        return cls(device.name, device.capability, device.sm_count, multicast)
+
+
+class Identity(NamedTuple):
+    """Of a group with ranks in several processes: its number, which no other group has, how many ranks it has, and
+    whether it was given no budget of blocks and no other group was open on any of its devices when it was opened."""
+
+    number: int
+    size: int
+    alone: bool
+
+
+class Memory(Protocol):
+    """Memory of every rank: `ptrs[i]` is rank i's, as the devices of this process see it."""
+
+    @property
+    def ptrs(self) -> tuple[int, ...]: ...
+
+    def close(self) -> None:
+        """Unmap and free what this process holds of it. Idempotent."""
+
+
+class HostMemory(Protocol):
+    """Host memory that the devices of all ranks write: `ptr` is its address for those of this process."""
+
+    @property
+    def ptr(self) -> int: ...
+
+    def view(self, dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
+        """All of it as an array."""
+
+    def close(self) -> None:
+        """Give up this process's part in it. Idempotent."""
+
+
+class Transport(Protocol):
+    """See the module. `members[i]` is rank i of all; `indices` are the ranks of this process and `devices` theirs.
+
+    `shared` says whether every rank can read and write every other rank's memory; `missing` are the pairs of devices
+    (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how; it is read before
+    every call, so it costs nothing.
+    """
+
+    members: tuple[Member, ...]
+    indices: tuple[int, ...]
+    devices: tuple[Device, ...]
+    shared: bool
+    missing: tuple[tuple[int, int], ...]
+    identity: Identity | None
+    """None where all ranks are in this process."""
+
+    @property
+    def ended(self) -> Mapping[int, str]: ...
+
+    def open(self) -> None:
+        """Let the devices of this process reach those of the other ranks, as far as they can."""
+
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        """Around what every rank does: leaving it, all ranks have succeeded, or all raise.
+
+        Collective. A rank that fails raises its own error, the others one that names it. `what` is in words; a rank may
+        take `longer` seconds more to come than the group's time-out says.
+        """
+
+    def allocate(self, nbytes: int) -> Memory:
+        """`nbytes` for every rank. Collective: it stands on all ranks, or all raise and nothing is left."""
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        """`nbytes` of zeroed host memory, one for all ranks. Collective, as `allocate`."""
+
+    def require_multicast(self) -> None:
+        """Raise Unsupported unless all devices have multicast and the site allows it, which is looked at first."""
+
+    def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        """As `Group.symmetric`, which has checked that it can be. Collective, as `allocate`."""
+
+    def all_ended(self) -> bool:
+        """Whether all ranks come here within a second, each when its kernels of the group have ended. Collective."""
+
+    def close(self) -> None:
+        """Give up what the transport itself holds. Not collective. Idempotent."""
 
 
 class LocalTransport:
-    """Peers of one process. `shared` says whether every rank can read and write every other rank's memory.
+    """Peers of one process.
 
-    Enables peer access of contexts and memory pools between all pairs that allow it, and never disables it again:
+    `open` enables peer access of contexts and memory pools between all pairs that allow it. It is never disabled again:
     another library may rely on it.
     """
 
+    ended = _NOBODY
+    identity: Identity | None = None
+
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
-        pairs = list(permutations(self.devices, 2))
+        self.indices = tuple(range(len(self.devices)))
+        self.members = tuple(map(Member.of, self.devices))
+        pairs = permutations(self.devices, 2)
         self.missing = tuple((a.index, b.index) for a, b in pairs if not a.can_access_peer(b))
         self.shared = not self.missing
-        for device, peer in pairs:
+
+    def open(self) -> None:
+        for device, peer in permutations(self.devices, 2):
             if (device.index, peer.index) not in self.missing:
                 device.enable_peer(peer)
         for device in self.devices:
             readers = [p for p in self.devices if p is not device and (p.index, device.index) not in self.missing]
             device.allow_peers(readers)
 
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def allocate(self, nbytes: int) -> Memory:
-        """`nbytes` per rank: one symmetric buffer where memory is shared, else a buffer of its own for each."""
+        """One symmetric buffer where memory is shared, else a buffer of its own for each rank."""
         if self.shared:
-            return Memory([SymmetricBuffer(self.devices, nbytes)])
+            return SymmetricBuffer(self.devices, nbytes)
         buffers: list[SymmetricBuffer] = []
         try:
             for device in self.devices:
                 buffers.append(SymmetricBuffer([device], nbytes))
         except BaseException:
-            Memory(buffers).close()
+            _Separate(buffers).close()
             raise
-        return Memory(buffers)
+        return _Separate(buffers)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        return PinnedBuffer(self.devices[0].driver, nbytes)
+
+    def require_multicast(self) -> None:
+        require_multicast(self.devices)
+
+    def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        return set_up(LocalTeam(self.devices), nbytes) if multicast else SymmetricBuffer(self.devices, nbytes)
+
+    def all_ended(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
 
 
-class Memory:
-    """Memory of every rank: `ptrs[i]` is rank i's. Owns its buffers."""
+class _Separate:
+    """Memory that no rank but its own can use."""
 
     def __init__(self, buffers: Sequence[SymmetricBuffer]) -> None:
         self._buffers = tuple(buffers)
         self.ptrs: tuple[int, ...] = tuple(pointer for buffer in buffers for pointer in buffer.ptrs)
 
     def close(self) -> None:
-        """Unmap and free. Idempotent."""
         for buffer in self._buffers:
             buffer.close()

@@ -5,11 +5,14 @@ The numbers here are the only copy: the kernels receive them as preprocessor def
 
     offset          what
     0               header: u64 epoch | u64 abort | u32 arrived | u32 reporter
+    NUMBERS_OFFSET  u32 numbers[MAX_RANKS]: the number of the rank's last call, as each peer was told it
     FLAGS_OFFSET    u64 flags[MAX_BLOCKS][MAX_RANKS]; flags[b][p] is written by peer p's block b
+    CALLS_OFFSET    u64 calls[2][MAX_RANKS]; calls[g][p] is written by peer p: the word of a call (cu/sync/calls.cuh)
+    OWNER_OFFSET    u64 number of the group | u64 rank, written once if ranks are in several processes
     PAYLOAD_OFFSET  payload, `payload_bytes` long: what the pull algorithms share
     slots_offset    slots, twice `half_bytes`: what the push algorithms store into each other's memory
 
-Every word of the header and of the flags starts at zero. The epoch counts barriers and push calls in units of
+Every word in front of the payload starts at zero. The epoch counts barriers and push calls in units of
 EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
 of them, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the
 slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an emulated device takes its time.
@@ -18,15 +21,20 @@ slots is 0xFFFFFFFF. They are filled with it as far as calls need them, since an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from ..errors import GroupMismatch
+from ..nodes.layout import Nodes
+from ..plans.limits import MAX_RANKS as MAX_RANKS
 from ..plans.push import half_bytes
-from ..runtime.pinned import PinnedBuffer
+from ..runtime.array import view
 from ..runtime.stream import Stream
-from .transport import LocalTransport
+from ..runtime.vmm import Undo
+from .calls import TABLE_BYTES, CallTable, ComparedCalls, number_in
+from .transport import Identity, Transport
 
-MAX_RANKS = 8
 MAX_BLOCKS = 256
 
 EPOCH_OFFSET = 0
@@ -35,14 +43,19 @@ ARRIVED_OFFSET = 16
 REPORTER_OFFSET = 20
 EPOCH_BITS = 18
 EPOCH_UNIT = 1 << EPOCH_BITS
+NUMBERS_OFFSET = 64
 FLAGS_OFFSET = 128
-STATE_BYTES = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
-PAYLOAD_OFFSET = (STATE_BYTES + 4095) // 4096 * 4096
+CALLS_OFFSET = FLAGS_OFFSET + MAX_BLOCKS * MAX_RANKS * 8
+STATE_BYTES = CALLS_OFFSET + 2 * MAX_RANKS * 8
+PAYLOAD_OFFSET = (STATE_BYTES + 16 + 4095) // 4096 * 4096
+OWNER_OFFSET = PAYLOAD_OFFSET - 16
 
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
-LEGS = ("barrier", "push", "gather")
-"""What a report's field `leg` says: where the rank waited. `word` then is the 16-byte word of a push call's slots."""
+CALL = 3
+LEGS = ("barrier", "push", "gather", "call")
+"""What a report's field `leg` says: where the rank waited. In push calls `word` is the 16-byte word of the slots; in
+"call", which is CALL, `expected` and `seen` are words of calls (cu/sync/calls.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
@@ -66,53 +79,98 @@ def defines() -> dict[str, int]:
         "DRVFUSE_ARRIVED_OFFSET": ARRIVED_OFFSET,
         "DRVFUSE_ABORT_OFFSET": ABORT_OFFSET,
         "DRVFUSE_REPORTER_OFFSET": REPORTER_OFFSET,
+        "DRVFUSE_NUMBERS_OFFSET": NUMBERS_OFFSET,
         "DRVFUSE_FLAGS_OFFSET": FLAGS_OFFSET,
+        "DRVFUSE_CALLS_OFFSET": CALLS_OFFSET,
         "DRVFUSE_PAYLOAD_OFFSET": PAYLOAD_OFFSET,
         "DRVFUSE_REPORT_MAGIC": REPORT_MAGIC,
     }
 
 
+def differs(report: Any) -> bool:
+    """Whether a report is of a call that a peer's differs from. Else the rank has given up waiting."""
+    return bool(report["leg"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
+
+
 class Workspace:
     """The workspaces of all ranks of a group, and their report blocks.
 
-    `pointers[i]` is rank i's workspace, valid on rank i's device and, where the transport is shared, on every other.
-    `report_pointers[i]` is rank i's report block as its device sees it. Owned by the group; `close()` frees it.
+    All tables have an entry for each rank of the group. `pointers[i]` is rank i's workspace, valid on rank i's device
+    and, where the transport is shared, on every other. `report_pointers[i]` is rank i's report block as the devices of
+    this process see it, and `reports[i]` what it holds. A process fills and clears what belongs to its own ranks.
+    Owned by the group; `close()` frees it.
     """
 
-    def __init__(self, transport: LocalTransport, payload_bytes: int) -> None:
+    def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
+        """Collective, as `Transport.allocate`. Kernels know a rank by its number inside its node of `nodes`."""
+        self._nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
         self.half_bytes = half_bytes(payload_bytes)
-        self._filled = 0  # bytes of each half of the slots that were 0xFF before the first call that uses them
-        self._devices = devices = transport.devices
-        self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
-        self.pointers: tuple[int, ...] = self._memory.ptrs
-        try:
-            driver = devices[0].driver
-            self._pinned = PinnedBuffer(driver, REPORT_STRIDE * len(devices))
-        except BaseException:
-            self._memory.close()
-            raise
-        self.reports = self._pinned.view(REPORT_DTYPE)
+        self._own, self._devices = transport.indices, transport.devices
+        size = len(transport.members)
+        # Bytes of each half of the slots that were 0xFF before the first call that uses them. A rank of another process
+        # may store into them before this one knows of the call, so `clear` fills all of them then.
+        self._filled = 0 if len(self._own) == size else self.half_bytes
+        with Undo() as undo:
+            self._memory = transport.allocate(self.slots_offset + 2 * self.half_bytes)
+            undo.append(self._memory.close)
+            self.pointers: tuple[int, ...] = self._memory.ptrs
+            if transport.identity is not None:
+                self._compare_owners(transport, transport.identity)
+            tables = 0 if transport.identity is None else TABLE_BYTES * size
+            self._host = transport.host_memory(REPORT_STRIDE * size + tables)
+            undo.commit()
+        self.reports = self._host.view(REPORT_DTYPE)[:size]
+        self._tables = self._host.view("uint8")[REPORT_STRIDE * size :] if tables else None
         self._magic = self.reports["magic"]
-        self._magic[:] = 0
         self._magics = self._magic.data  # quicker to read one by one than by numpy
-        self.report_pointers = tuple(self._pinned.ptr + REPORT_STRIDE * i for i in range(len(devices)))
+        self.report_pointers = tuple(self._host.ptr + REPORT_STRIDE * i for i in range(size))
+
+    def compared_calls(self, first: bool) -> ComparedCalls | None:
+        """How the ranks' calls are compared; None where nothing is to be compared, as all ranks are in this process.
+
+        `first`: before any data moves, which is done there too."""
+        if self._tables is None:
+            return ComparedCalls.of_one_process(first=True) if first else None
+        (own,) = self._own
+        tables = [CallTable(self._tables[TABLE_BYTES * rank :]) for rank in range(len(self.pointers))]
+        return ComparedCalls(tables[own], [table for rank, table in enumerate(tables) if rank != own], first=first)
+
+    def _compare_owners(self, transport: Transport, identity: Identity) -> None:
+        """Raise GroupMismatch unless the workspace of every rank is what this group has made for that rank."""
+        (own,), (device,) = self._own, self._devices
+        with transport.step("sign the workspaces"):
+            mine = view(self.pointers[own] + OWNER_OFFSET, 2, "uint64", device)
+            mine.copy_from(np.array([identity.number, own], np.uint64))
+            device.stream.synchronize()
+        with transport.step("compare the owners of the workspaces"):
+            for rank, pointer in enumerate(self.pointers):
+                if not pointer:  # on another node
+                    continue
+                number, of = view(pointer + OWNER_OFFSET, 2, "uint64", device).numpy().tolist()
+                if (number, of) != (identity.number, rank):
+                    values = {own: f"group {identity.number:x}, rank {rank}", rank: f"group {number:x}, rank {of}"}
+                    raise GroupMismatch("the owner of a workspace", values)
 
     def reported(self) -> bool:
         """Whether any rank has given up waiting. Reads host memory only."""
         return any(self._magics)
 
     def first_report(self) -> dict[str, int]:
-        """By field name, of the reports one whose missing peer has not itself reported, if there is one: a peer that
-        has waits for another. Of several that of the lowest rank."""
-        found = self.reports[np.flatnonzero(self._magic)]
+        """By field name, of the reports one of a call that differs from a peer's, if there is one, else one whose
+        missing peer has not itself reported: a peer that has waits for another. Of several that of the lowest rank."""
+        ranks = np.flatnonzero(self._magic)
+        found = self.reports[ranks]
+        pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
+        found["rank"], found["peer"] = ranks, [self._nodes.peer(rank, place) for rank, place in pairs]
+        differing = found[[differs(report) for report in found]]
         blamed = found[~np.isin(found["peer"], found["rank"])]
-        report = (blamed if blamed.size else found)[0]
+        report = (differing if differing.size else blamed if blamed.size else found)[0]
         return {name: int(report[name]) for name in REPORT_DTYPE.names or ()}
 
     def require_slots(self, nbytes: int) -> None:
-        """Make sure that the first `nbytes` of both halves of every rank's slots may be used by calls from now on.
+        """Make sure that the first `nbytes` of both halves of the own ranks' slots may be used by calls from now on.
 
         Blocks where that is new, on streams of its own: legal during a capture, and while calls that use less run.
         """
@@ -127,18 +185,18 @@ class Workspace:
         self._filled = wanted
 
     def _fill_slots(self, streams: Sequence[Stream], begin: int, end: int) -> None:
-        for pointer, stream in zip(self.pointers, streams, strict=True):
+        for rank, stream in zip(self._own, streams, strict=True):
             for half in range(2):
-                stream.fill(pointer + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
+                stream.fill(self.pointers[rank] + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
 
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of every rank and empty its slots, on its stream; returns when that is done.
+        """Zero state, flags and reports of the own ranks and empty their slots, on their streams; returns when done.
 
-        No kernel of the group may be running.
+        No kernel of the group may be running on any rank, nor start on one before all ranks have returned.
         """
-        self.reports["magic"] = 0
-        for pointer, stream in zip(self.pointers, streams, strict=True):
-            stream.fill(pointer, 0, STATE_BYTES)
+        for rank, stream in zip(self._own, streams, strict=True):
+            self._magic[rank] = 0
+            stream.fill(self.pointers[rank], 0, STATE_BYTES)
         self._fill_slots(streams, 0, self._filled)
         for stream in streams:
             stream.synchronize()
@@ -146,4 +204,4 @@ class Workspace:
     def close(self) -> None:
         """Free everything. Idempotent; no kernel of the group may be running."""
         self._memory.close()
-        self._pinned.close()
+        self._host.close()

@@ -35,7 +35,7 @@ class Work:
 
     `staged`: the kernel copies its input to the workspace, where peers read it. `local`: no peer takes part.
     `multimem`: the ranks meet in multicast memory, which is then where inputs are staged; `to_outputs`: results are
-    stored to all ranks' outputs there.
+    stored to all ranks' outputs there. `nodes`: it adds the partial sums of nodes, which `node_sums` has left.
     """
 
     op: str
@@ -48,6 +48,7 @@ class Work:
     residual: bool = False
     multimem: bool = False
     to_outputs: bool = False
+    nodes: bool = False
 
     @property
     def width(self) -> int:
@@ -112,8 +113,7 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
     row_bytes = row_packs * PACK_BYTES
     if work.algo == "two_stage":
         rows = ceil_div(rows, work.ranks)
-        # The scales of a chunk are rounded up to 16 bytes; 16 bytes a row is an upper bound.
-        result = row_bytes if work.residual else row_packs * work.width * work.out_itemsize // 16 * 16 + 32
+        result = row_bytes if work.residual else result_bytes(row_packs * work.width * work.out_itemsize)
         each = work.ranks * row_bytes + result if work.staged else 2 * result
         if work.multimem:
             each = work.ranks * _multimem_slot(work, row_packs) * (1 if work.staged else 2)
@@ -122,6 +122,11 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
     else:
         return 1
     return _chunk(rows, each, min(payload_bytes, _MAX_PAYLOAD), "row of every rank")
+
+
+def result_bytes(row_bytes: int) -> int:
+    """What a row of `row_bytes` of results and its scale take, at most: both are rounded up to 16 bytes in a chunk."""
+    return row_bytes // 16 * 16 + 32
 
 
 def _multimem_slot(work: Work, row_packs: int) -> int:
@@ -156,6 +161,10 @@ def barriers(work: Work, items: int, chunk: int) -> int:
     """How many barriers a launch over `items` elements (all-reduce) or rows (fused), in such chunks, passes."""
     if work.local:
         return 0
+    if work.op == "node_sums":
+        return 1 + work.staged
+    if work.nodes:
+        return 1
     if work.op == "allreduce":
         items = ceil_div(items, work.width)
     if work.algo == "two_stage":
@@ -173,7 +182,8 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
         items = ceil_div(items, work.width)
     if work.staged or work.algo == "two_stage":
         chunks, items = ceil_div(items, chunk), min(items, chunk)
-    phases = _allreduce_phases(work, shape, items) if work.op == "allreduce" else _rmsnorm_phases(work, shape, items)
+    of_rows = work.op == "allreduce_rmsnorm_fp8"
+    phases = _rmsnorm_phases(work, shape, items) if of_rows else _allreduce_phases(work, shape, items)
     if work.local:
         return 1 + phases + 1, 0
     return 1 + 2 * rounds + chunks * (work.staged + phases) + 1, rounds

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_RANKS = 8
+"""Whose memory a kernel reaches: the ranks of a group, or of one of its nodes."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -60,3 +60,14 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
     if algo == "multimem_two_stage":
         return Traffic((2 + 2 * ranks) * nbytes, (ranks - 1) * nbytes)
     return Traffic(2 * ranks * nbytes, 0)
+
+
+def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
+    """A call over several nodes, of which each has `inside` traffic and `elements` float32 partial sums.
+
+    Sums of `places` nodes are written, by a kernel or the exchange, and read; in the order "engine", of one place, the
+    exchange is counted as sending every node's sums to another node and back once.
+    """
+    own = 4 * elements
+    local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own
+    return Traffic(nodes * inside.local + local, nodes * inside.remote + sent)

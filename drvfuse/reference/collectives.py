@@ -36,8 +36,14 @@ def _require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
         raise ArgumentError(argument, f"of shape {np.shape(values)}", f"of shape {shape}")
 
 
-def sum_ranks(inputs: Sequence[NDArray]) -> Floats:
-    """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape."""
+def sum_ranks(inputs: Sequence[NDArray], nodes: int | Sequence[int] = 1) -> Floats:
+    """+0 + inputs[0] + inputs[1] + ... in fp32, in that order. ArgumentError unless all have one shape.
+
+    Over several nodes each node's sum is that of its ranks, and the sum is +0 + node 0 + node 1 + ... `nodes` is how
+    many of equal size the ranks form, in their order, or the number of each rank's node.
+    """
+    if not isinstance(nodes, int) or nodes != 1:
+        return sum_ranks([sum_ranks(of_node) for of_node in _by_node(inputs, nodes)])
     if not len(inputs):
         raise ArgumentError("inputs", "empty", "one array per rank")
     for position, values in enumerate(inputs):
@@ -49,12 +55,24 @@ def sum_ranks(inputs: Sequence[NDArray]) -> Floats:
     return total
 
 
+def _by_node(inputs: Sequence[NDArray], nodes: int | Sequence[int]) -> list[list[NDArray]]:
+    size = len(inputs)
+    if isinstance(nodes, int):
+        if nodes < 1 or size % nodes:
+            raise ArgumentError("nodes", nodes, f"a number that divides the {size} ranks, or the node of each rank")
+        nodes = [rank // (size // nodes) for rank in range(size)]
+    if len(nodes) != size or not size or {*nodes} != {*range(max(nodes) + 1)}:
+        raise ArgumentError("nodes", list(nodes), f"for each of {size} ranks its node, which count from 0")
+    return [[each for each, of in zip(inputs, nodes, strict=True) if of == node] for node in range(max(nodes) + 1)]
+
+
 def allreduce(
     inputs: Sequence[NDArray],
     dtype: DTypeLike | None = None,
     epilogue: Callable[[Floats], NDArray] | None = None,
     *,
     multimem: bool = False,
+    nodes: int | Sequence[int] = 1,
 ) -> NDArray:
     """The sum of one array per rank, in `dtype` (default: the inputs').
 
@@ -63,24 +81,28 @@ def allreduce(
     `multimem`: as the call with `use_multimem=True`, which rounds the sums to the inputs' dtype before the epilogue. It
     adds the ranks in an order that is not specified, so its bits are these where every order gives the same sum; what
     else a sum may be says `sum_bounds`.
+
+    `nodes`: of a group over several nodes, as `sum_ranks` has it. These are the bits of `node_order="fixed"`; those of
+    "engine" are another sum within `sum_bounds`.
     """
-    total = _sums(inputs, multimem)
+    total = _sums(inputs, multimem, nodes)
     if epilogue is not None:
         with np.errstate(all="ignore"):
             total = np.asarray(epilogue(total), np.float32)
     return round_to(total, inputs[0].dtype if dtype is None else dtype)
 
 
-def _sums(inputs: Sequence[NDArray], multimem: bool) -> Floats:
-    total = sum_ranks(inputs)
+def _sums(inputs: Sequence[NDArray], multimem: bool, nodes: int | Sequence[int]) -> Floats:
+    total = sum_ranks(inputs, nodes)
     return round_to(total, inputs[0].dtype).astype(np.float32) if multimem else total
 
 
 def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     """The least and the largest sum of finite `inputs` that fp32 additions in any order give, in the inputs' dtype.
 
-    n - 1 additions, each with a relative error of at most u = 2**-24, are off by at most g sum|x| before the rounding
-    to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24. The rounding is monotone.
+    n - 1 additions, in a row or as a tree, each with a relative error of at most u = 2**-24, are off by at most
+    g sum|x| before the rounding to the dtype, with g = (n-1)u / (1 - (n-1)u), which to first order is (n-1) 2**-24.
+    The rounding is monotone.
     """
     sum_ranks(inputs)  # that the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
@@ -141,17 +163,18 @@ def allreduce_rmsnorm_fp8(
     scales_dtype: DTypeLike = "float32",
     *,
     multimem: bool = False,
+    nodes: int | Sequence[int] = 1,
 ) -> Normalised:
     """Sum of the ranks' inputs [..., columns], plus residual, RMSNorm and quantisation of each row.
 
     Without a residual the norm reads the fp32 sum; with one it reads `residual` of the result, the sum plus residual
     rounded to the inputs' dtype. `out_dtype` is an FP8 dtype or the inputs' (no quantisation).
 
-    `multimem`: see `allreduce`; here too sums are rounded to the inputs' dtype before anything else.
+    `multimem`, `nodes`: see `allreduce`; here too sums by multimem are rounded to the inputs' dtype first.
 
     No rows give empty results. Rows without columns have no mean and are refused, here as by the op.
     """
-    total = _sums(inputs, multimem)
+    total = _sums(inputs, multimem, nodes)
     shape = total.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs[0]", f"of shape {shape}", "of shape [..., columns] with at least one column")

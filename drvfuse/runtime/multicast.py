@@ -24,7 +24,7 @@ from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, U
 from .device import Device
 from .lifetime import Owned, flush
 from .multicast_support import require_multicast
-from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocation_properties
+from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocation_properties, descriptors_of
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -104,30 +104,46 @@ class Multicast(Owned):
     Raises Unsupported for a site's veto, which is looked at before any driver call, for one device alone and for a
     device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the own stream of a device
     is being captured; MulticastError, with the meaning of the code, where a driver call fails.
+
+    Of a team in several processes `devices` are those of this one, and `count` is that of all; `nbytes` is the same in
+    all. One process creates the object; the others make theirs of a `descriptor` that it has exported, which stays the
+    caller's. Binding and mapping wait for the devices of all processes, which nothing here can check.
     """
 
-    def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
-        self.devices = _devices(devices)
+    def __init__(
+        self, devices: Sequence[Device], nbytes: int, *, count: int | None = None, descriptor: int | None = None
+    ) -> None:
+        self.devices = _devices(devices, count)
         for device in self.devices:
             if device.stream.capture_id() is not None:
                 raise CaptureError(f"multicast cannot be set up while {device.stream!r} is being captured")
         self.driver: Driver = self.devices[0].driver
-        self.unit = _granularity(self.devices, recommended=False)
+        self._count = len(self.devices) if count is None else count
+        self.unit = _granularity(self.devices, self._count, recommended=False)
         self.nbytes = _multiple("nbytes", nbytes, self.unit, self.unit)
         flush(self.driver)
-        self.handle = self._call("cuMulticastCreate", _properties(self.devices, self.nbytes))
+        if descriptor is None:
+            self.handle = self._call("cuMulticastCreate", _properties(self.devices, self.nbytes, self._count))
+        else:
+            self.handle = self._call("cuMemImportFromShareableHandle", descriptor, descriptors_of(self.driver))
         self._made = _Made(self.handle, [], [])
         self._added: list[Device] = []
         self._owns(self.driver, _undo, self._made)
 
+    def export(self) -> int:
+        """A new file descriptor of the object, for another process of this host. The caller owns and closes it."""
+        self._check_open()
+        return int(self._call("cuMemExportToShareableHandle", self.handle, descriptors_of(self.driver), 0))
+
     @staticmethod
-    def granularity(devices: Sequence[Device], *, recommended: bool = False) -> int:
+    def granularity(devices: Sequence[Device], *, recommended: bool = False, count: int | None = None) -> int:
         """Bytes of which sizes, offsets and addresses of such an object must be multiples; creates nothing.
 
         `recommended` gives the multiple that is fastest: it can be hundreds of MiB, where the minimum is 2 MiB.
         Raises as the constructor does.
         """
-        return _granularity(_devices(devices), recommended)
+        members = _devices(devices, count)
+        return _granularity(members, len(members) if count is None else count, recommended)
 
     def add(self, device: Device) -> None:
         """Make `device` a member of the team, for the life of the object."""
@@ -260,13 +276,13 @@ class Multicast(Owned):
         return _call(self.driver, name, *args)
 
 
-def _devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+def _devices(devices: Sequence[Device], count: int | None = None) -> tuple[Device, ...]:
     if not isinstance(devices, Sequence):
         raise ArgumentError("devices", kind_of(devices), "a list of drvfuse.Device objects")
     members = tuple(devices)
     for device in members:
         require_kind("devices", device, Device, "drvfuse.Device objects")
-    require_multicast(members)
+    require_multicast(members, count)
     return members
 
 
@@ -287,17 +303,19 @@ def _call(driver: Driver, name: str, *args: Any) -> Any:
         raise explained(error) from error
 
 
-def _granularity(devices: tuple[Device, ...], recommended: bool) -> int:
+def _granularity(devices: tuple[Device, ...], count: int, recommended: bool) -> int:
     driver = devices[0].driver
     flags = driver.types.CUmulticastGranularity_flags
     kind = flags.CU_MULTICAST_GRANULARITY_RECOMMENDED if recommended else flags.CU_MULTICAST_GRANULARITY_MINIMUM
-    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, _ANY_SIZE), kind))
+    return int(_call(driver, "cuMulticastGetGranularity", _properties(devices, _ANY_SIZE, count), kind))
 
 
-def _properties(devices: Sequence[Device], nbytes: int) -> Any:
-    """CUmulticastObjectProp: exportable in the ways in which memory of all `devices` is, which binding requires."""
+def _properties(devices: Sequence[Device], nbytes: int, count: int | None = None) -> Any:
+    """CUmulticastObjectProp: exportable in the ways in which memory of all `devices` is, which binding requires.
+
+    `count` is how many devices there are in all processes, if these are not all."""
     driver = devices[0].driver
     properties = driver.types.CUmulticastObjectProp()
-    properties.numDevices, properties.size, properties.flags = len(devices), nbytes, 0
+    properties.numDevices, properties.size, properties.flags = count or len(devices), nbytes, 0
     properties.handleTypes = int(allocation_properties(devices[0]).requestedHandleTypes)
     return properties

@@ -75,12 +75,12 @@ def refuse_vetoed() -> None:
         )
 
 
-def require_multicast(devices: Sequence[Device]) -> None:
+def require_multicast(devices: Sequence[Device], count: int | None = None) -> None:
     """Raise a typed error unless a multicast object over `devices` may be created and they can take part in it.
 
     Unsupported for a veto (the first thing that is looked at), for one device alone and for a device without multicast;
     ArgumentError for devices of several drivers and for two ranks on one GPU. Creates nothing, and makes no driver call
-    at all where multicast is vetoed.
+    at all where multicast is vetoed. `count` is how many devices there are in all processes, where these are not all.
     """
     if not devices:
         raise ArgumentError("devices", "empty", "two devices or more")
@@ -92,7 +92,7 @@ def require_multicast(devices: Sequence[Device]) -> None:
     indices = [device.index for device in devices]
     if len(set(indices)) != len(indices):
         raise ArgumentError("devices", indices, "distinct: multicast reaches each GPU once, whatever ranks it has")
-    if len(indices) == 1:
+    if (len(indices) if count is None else count) == 1:
         raise Unsupported("multicast needs two devices or more; one device was given")
     lacking = [device.index for device in devices if not device.attribute("MULTICAST_SUPPORTED")]
     if lacking:

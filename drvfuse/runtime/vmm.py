@@ -2,7 +2,9 @@
 """Virtual memory management: physical memory, address ranges, mappings, and symmetric buffers made of them.
 
 Three handles, as the driver has them: physical memory (`PhysicalMemory`), reserved addresses (`AddressRange`), and the
-mapping of one at the other, with access set per device. A physical allocation lives until its last mapping goes.
+mapping of one at the other, with access set per device. A physical allocation lives until its last mapping goes, in
+whatever process that is: `PhysicalMemory.export` gives a file descriptor, of which `ImportedMemory` makes a handle in
+another process of the host.
 """
 
 from __future__ import annotations
@@ -121,6 +123,31 @@ class PhysicalMemory(Owned):
         self.handle = device.driver.cuMemCreate(nbytes, allocation_properties(device), 0)
         self._owns(device.driver, _release, self.handle)
 
+    def export(self) -> int:
+        """A new file descriptor of the memory, for another process of this host. The caller owns and closes it.
+
+        Raises DriverError where the device has no such descriptors.
+        """
+        self._check_open()
+        return int(self.device.driver.cuMemExportToShareableHandle(self.handle, descriptors_of(self.device.driver), 0))
+
+
+class ImportedMemory(Owned):
+    """`nbytes` of memory of another process, from a descriptor that it has exported; `device` is to use it.
+
+    The descriptor stays the caller's, and is not needed any more. The memory lives as long as this object or a mapping.
+    """
+
+    def __init__(self, device: Device, descriptor: int, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        self.handle = device.driver.cuMemImportFromShareableHandle(descriptor, descriptors_of(device.driver))
+        self._owns(device.driver, _release, self.handle)
+
+
+def descriptors_of(driver: Driver) -> Any:
+    """The kind of handle that passes between processes as a file descriptor."""
+    return driver.types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
 
 class AddressRange(Owned):
     """`nbytes` of reserved addresses with nothing behind them. Close mappings before the range."""
@@ -134,7 +161,13 @@ class AddressRange(Owned):
 class Mapping(Owned):
     """All of `memory` mapped at `range.ptr + offset`, readable and writable by `devices`; it keeps both alive."""
 
-    def __init__(self, range: AddressRange, memory: PhysicalMemory, devices: Sequence[Device], offset: int = 0) -> None:
+    def __init__(
+        self,
+        range: AddressRange,
+        memory: PhysicalMemory | ImportedMemory,
+        devices: Sequence[Device],
+        offset: int = 0,
+    ) -> None:
         range._check_open()
         memory._check_open()
         if not 0 <= offset <= range.nbytes - memory.nbytes:
@@ -154,17 +187,29 @@ class Mapping(Owned):
 class MappedMemory(Owned):
     """`nbytes` of memory on `device` at an address of its own, `ptr`, read and written by those of `users` that can."""
 
+    memory: PhysicalMemory | ImportedMemory
+
     def __init__(self, device: Device, nbytes: int, users: Iterable[Device]) -> None:
-        driver = device.driver
+        readers = [user for user in {d.index: d for d in users}.values() if user.can_access_peer(device)]
+        self._map(PhysicalMemory(device, nbytes), readers)
+
+    @classmethod
+    def imported(cls, device: Device, descriptor: int, nbytes: int) -> MappedMemory:
+        """Memory of another process, see `ImportedMemory`, read and written by `device` of this one."""
+        self = cls.__new__(cls)
+        self._map(ImportedMemory(device, descriptor, nbytes), [device])
+        return self
+
+    def _map(self, memory: PhysicalMemory | ImportedMemory, users: Sequence[Device]) -> None:
+        """Map `memory`, and own it."""
+        driver = memory.device.driver
         with Undo() as undo:
-            self.memory = PhysicalMemory(device, nbytes)
-            undo.append(self.memory.close)
-            addresses = AddressRange(driver, nbytes)
+            undo.append(memory.close)
+            addresses = AddressRange(driver, memory.nbytes)
             undo.append(addresses.close)
-            readers = [user for user in {d.index: d for d in users}.values() if user.can_access_peer(device)]
-            mapping = Mapping(addresses, self.memory, readers)
+            mapping = Mapping(addresses, memory, users)
             undo.commit()
-        self.device, self.nbytes, self.ptr = device, nbytes, mapping.ptr
+        self.memory, self.device, self.nbytes, self.ptr = memory, memory.device, memory.nbytes, mapping.ptr
         self._owns(driver, _close_mapping, mapping)
 
 
@@ -188,6 +233,9 @@ def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
 class SymmetricBuffer(Owned):
     """Equal memory on every device: `ptrs[i]` is on `devices[i]`, read and written by all devices that can be peers.
 
+    In a group with ranks in other processes `ptrs` has the parts of all ranks, by rank, and `devices` those of this
+    process alone.
+
     `nbytes` is what was asked for, rounded up to the granularity. Each part has its own address, the same for all
     devices. Contents are undefined at first. Nothing may use the memory when it is closed.
 
@@ -205,19 +253,28 @@ class SymmetricBuffer(Owned):
                 parts.append(MappedMemory(device, size, devices))
                 undo.append(parts[-1].close)
             undo.commit()
-        self._take(parts)
+        self._take(parts, range(len(parts)))
 
     @classmethod
-    def of(cls, parts: Sequence[MappedMemory], multicast: Owned, multicast_ptr: int) -> SymmetricBuffer:
-        """The buffer made of parts, which it owns now, as it does what puts the multicast address over them."""
+    def of(
+        cls,
+        parts: Sequence[MappedMemory],
+        own: Sequence[int],
+        multicast: Owned | None = None,
+        multicast_ptr: int | None = None,
+    ) -> SymmetricBuffer:
+        """The buffer made of parts, by rank, which it owns now, as it does what puts the multicast address over them.
+
+        Those of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)
-        self._take(parts, multicast)
+        self._take(parts, own, *([multicast] if multicast is not None else []))
         self._multicast_ptr = multicast_ptr
         return self
 
-    def _take(self, parts: Sequence[MappedMemory], *users: Owned) -> None:
+    def _take(self, parts: Sequence[MappedMemory], own: Sequence[int], *users: Owned) -> None:
         """Own `parts`, and `users` of them, which are closed before."""
-        self.devices = tuple(part.device for part in parts)
+        self._own = tuple(own)
+        self.devices = tuple(parts[rank].device for rank in own)
         self.nbytes = parts[0].nbytes
         self._ptrs = tuple(part.ptr for part in parts)
         self._multicast_ptr: int | None = None
@@ -236,7 +293,7 @@ class SymmetricBuffer(Owned):
         return self._multicast_ptr
 
     def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
-        """An array on each device, `arrays[i]` at `ptrs[i] + offset`, in the order of the device's own stream.
+        """An array on each device of this process, at `offset` of its part, in the order of the device's own stream.
 
         `offset` is in bytes and a multiple of the element's size. They keep the buffer alive; once it is closed, any
         use of them raises ClosedError. ArgumentError where they do not fit into `nbytes`.
@@ -250,11 +307,12 @@ class SymmetricBuffer(Owned):
             raise ArgumentError("offset", offset, f"a multiple of {element.itemsize}, the size of {element}, from 0 on")
         if offset + nbytes > self.nbytes:
             raise ArgumentError("shape", f"{nbytes} bytes from {offset} on", f"inside the {self.nbytes} of the buffer")
-        places = zip(self.ptrs, self.devices, strict=True)
-        return [view(ptr + offset, dimensions, element, device, owner=self) for ptr, device in places]
+        places = zip(self._own, self.devices, strict=True)
+        return [view(self.ptrs[rank] + offset, dimensions, element, device, owner=self) for rank, device in places]
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{ptr:#x} on device {d.index}" for ptr, d in zip(self._ptrs, self.devices, strict=True))
+        on = {rank: f" on device {device.index}" for rank, device in zip(self._own, self.devices, strict=True)}
+        places = ", ".join(f"{ptr:#x}{on.get(rank, ' of another process')}" for rank, ptr in enumerate(self._ptrs))
         return f"<SymmetricBuffer of {self.nbytes} bytes: {'closed' if self.closed else places}>"
 
 

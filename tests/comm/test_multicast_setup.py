@@ -7,7 +7,7 @@ import contextlib
 import gc
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ import drvfuse as df
 from drvfuse.comm import multicast
 from drvfuse.errors import ArgumentError, DriverError, MulticastError
 from drvfuse.runtime import multicast as objects
-from drvfuse.runtime.device import Device
 from drvfuse.runtime.lifetime import flush
 
 pytestmark = pytest.mark.emu
@@ -226,8 +225,8 @@ def test_a_vote_has_one_answer_whoever_counts() -> None:
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:
     """Each rank binds right behind its own add, before the devices of the others are there."""
 
-    def both(item: df.Multicast, devices: Sequence[Device]) -> None:
-        for rank, device in enumerate(devices):
+    def both(team: multicast.Team, item: df.Multicast) -> None:
+        for rank, device in team.places.items():
             with multicast.step_of(rank):
                 item.add(device)
                 item.bind_memory(device, objects.PhysicalMemory(device, item.nbytes))

@@ -13,6 +13,7 @@ import drvfuse as df
 from drvfuse.check.protocols import Peers
 from drvfuse.comm import workspace
 from drvfuse.errors import CompileError
+from drvfuse.nodes.link import PROGRESS_DTYPE
 from drvfuse.ops.call import scratch
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.coat.division import DivisionParams
@@ -22,13 +23,18 @@ from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
 from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
+    AllreduceNodesParams,
     AllreduceParams,
     AllreducePushParams,
     Call,
+    CheckParams,
     FusedMultimemParams,
+    FusedNodesParams,
     FusedParams,
     FusedPushParams,
     MultimemCall,
+    NodeCall,
+    NodeSumsParams,
     PushCall,
 )
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
@@ -55,9 +61,10 @@ _FP8 = _defines(DTYPE="e4m3", WEIGHT_DTYPE="bf16")
 _COLLECTIVE = {
     **workspace.defines(),
     **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, EXACT=0, DTYPE="bf16", OUT_DTYPE="bf16"),
-    **_defines(MULTIMEM=0),
+    **_defines(MULTIMEM=0, NODES=0),
 }
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
+_NODES = _defines(NODES=1, TWO_STAGE=1)
 _PUSH = {"DRVFUSE_TWO_SHOT": 0, "DRVFUSE_DEPTH": 0, "DRVFUSE_KERNEL": "kernel", "DRVFUSE_MOST_THREADS": 128}
 _FUSED = {**_COLLECTIVE, **_defines(CLUSTER=1, RESIDUAL=0, GAMMA_DTYPE="bf16", SCALES_DTYPE="float")}
 _DIVISION = _defines(
@@ -98,9 +105,15 @@ BLOCKS = [
     Block(
         FusedMultimemParams, "collectives/allreduce_rmsnorm_fp8_multimem.cu", "FusedMultimemParams", _FUSED | _MULTIMEM
     ),
+    Block(NodeCall, "collectives/nodes.cuh", "NodeCall", _COLLECTIVE),
+    Block(NodeSumsParams, "collectives/node_sums.cu", "NodeSumsParams", _COLLECTIVE),
+    Block(AllreduceNodesParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES),
+    Block(FusedNodesParams, "collectives/allreduce_rmsnorm_fp8.cu", "Params", _FUSED | _NODES),
+    Block(PROGRESS_DTYPE, "collectives/nodes.cuh", "Progress", _COLLECTIVE),
     Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines()),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
+    Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2)),
     Block(workspace.REPORT_DTYPE, "sync/workspace.cuh", "Report", workspace.defines()),
     Block(ForwardParams, "coat/forward.cuh", "ForwardParams", _FORWARD),
     Block(BackwardParams, "coat/backward_rows.cuh", "BackwardParams", _BACKWARD),

@@ -8,6 +8,8 @@
 //              in its payload and its output, and gathers the others' from their payloads.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   NODES      (two_stage, not STAGED) the sources are the partial sums of this rank's part, over the nodes, and the ranks
+//              are those of one node (nodes.cuh). There is one chunk, and one half of results.
 // Payload, in chunks of `chunk_packs`:
 //   one_stage staged   two halves of chunk input packs, used in turn
 //   two_stage direct   two halves of chunk output packs, used in turn
@@ -15,7 +17,7 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
-// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, whatever the algorithm.
+// Numerics. +0.0f, then ranks 0..n-1 (NODES: nodes) in fp32, then the epilogue, then one rounding, whatever the algorithm.
 //
 // Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
 // before that peer's kernel began; so the barrier of equal blocks (barrier.cuh) orders all of it.
@@ -26,10 +28,14 @@
 //   peers' blocks arrive after reading that half. two_stage staged has two barriers a chunk: staging is rewritten after
 //   the second one (all have summed), results after the first one of the next chunk (all have gathered).
 //   Across calls: a rank arrives at the start barrier after its previous call is complete; after it payloads are free.
+//   NODES: `node_sums` in front has passed a start barrier, at which the peers have completed all reads of results, and
+//   they read nothing else of this rank's memory before the one barrier that is left. That barrier also says that the
+//   peers' `node_sums` are complete, which frees the inputs. Sums are read on the device where they lie.
 //   In place (output = input): two_stage, staged and local, where each element is last read as input by the thread that
 //   writes it or before a barrier that thread has passed. Not one_stage direct: peers may still read the input.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+#include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
 
@@ -94,6 +100,14 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 
 #else
 
+#if DRVFUSE_NODES
+struct Params : AllreduceParams {
+    NodeCall node;
+};
+#else
+using Params = AllreduceParams;
+#endif
+
 // Copy the chunk's results of all other ranks from their payloads at `results` to the output, beginning with the next
 // rank, so that the ranks do not all read from one.
 __device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& part, i64 results, i64 done) {
@@ -116,13 +130,17 @@ __device__ __forceinline__ void gather(const AllreduceParams& p, const Packs& pa
     }
 }
 
-__device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE_REFERENCE) {
     const i64 chunk = p.chunk_packs;
     const Packs part((p.count + W - 1) / W);
     char* const own = payload(p.call.workspaces[p.call.rank]);
     i64 results = STAGED ? RANKS * chunk * IN_BYTES : 0;
     Barrier<RANKS> barrier(p.call, trace);
+#if DRVFUSE_NODES
+    exchange_has_ended(p.node, barrier.epoch());
+#else
     if (!barrier.arrive_and_wait(false)) return;
+#endif
 #pragma unroll 1
     for (i64 done = 0; done < part.largest(); done += chunk) {
         if constexpr (STAGED) {
@@ -137,12 +155,16 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
         if (FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
         reduce_range(
             part.in_chunk(p.call.rank, done, chunk), trace,
-            [&](InPack& pack, int source, i64 j) {
+            [&](SourcePack& pack, int source, i64 j) {
+#if DRVFUSE_NODES
+                sum_nodes(pack, p.node, j);
+#else
                 if constexpr (STAGED) {
                     load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * IN_BYTES);
                 } else {
                     load_input(pack, p.call.sources[source], begin + j, p.count);
                 }
+#endif
             },
             [&](i64 j, float (&sum)[W]) {
                 const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
@@ -152,7 +174,8 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
                 store_output(p.output, begin + j, p.count, pack);
                 trace.lap(TraceRole::store);
             });
-        if (!FAULT("flag-before-data") && !barrier.arrive_and_wait(true)) return;
+        const bool unordered = FAULT("flag-before-data") || (NODES && FAULT("node-results-before-barrier"));
+        if (!unordered && !barrier.arrive_and_wait(true)) return;
         gather(p, part, results, done);
         trace.lap(TraceRole::gather);
         if (!STAGED && !FAULT("payload-not-doubled")) results = chunk * OUT_BYTES - results;
@@ -161,7 +184,7 @@ __device__ __forceinline__ void two_stage(const AllreduceParams& p, Trace& trace
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_two_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
+    allreduce_two_stage(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);

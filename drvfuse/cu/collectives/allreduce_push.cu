@@ -148,9 +148,12 @@ __device__ __forceinline__ void two_shot(const AllreducePushParams& p, Pushing& 
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 2
-                                                  : RANKS > 2 ? 3
-                                                              : 4)
+// Blocks of a multiprocessor that plans count on, of 256 threads or of twice 64.
+constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
+constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + !DRVFUSE_TWO_SHOT;
+constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
     DRVFUSE_KERNEL(const __grid_constant__ AllreducePushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

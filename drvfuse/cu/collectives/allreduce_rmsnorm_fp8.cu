@@ -11,6 +11,8 @@
 //              and every rank normalises every row: the same operations on the same bits.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   NODES      (two_stage, not STAGED) the sources are the partial sums of this rank's rows, over the nodes, and the ranks
+//              are those of one node (nodes.cuh). There is one chunk, and one half of results.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used in turn
@@ -21,7 +23,7 @@
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
 // of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
-// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (+ residual, rounded to the input's type: residual_out);
+// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to the input's type: residual_out);
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
 // order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, and one
 // reduction gives both.
@@ -30,10 +32,11 @@
 // its threads: the barrier covers the block), or what was complete before that peer's kernel began. The same argument
 // frees inputs at completion (end barrier; last chunk's barrier) and the payload's halves. residual_output may be
 // residual: a row's residual is read before residual_out of that row is written by the same block, after a barrier or
-// by the same thread; a non-owner does not read it. gamma is fetched before the wait for the producer.
+// by the same thread; a non-owner does not read it. NODES: as in allreduce.cu. gamma is fetched before the wait for the producer.
 //
 // Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
+#include "collectives/nodes.cuh"
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
@@ -103,7 +106,15 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 
 #else
 
-__device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trace& trace) {
+#if DRVFUSE_NODES
+struct Params : FusedParams {
+    NodeCall node;
+};
+#else
+using Params = FusedParams;
+#endif
+
+__device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 in_stride = input_stride(p);
     const u32 out_stride = RESIDUAL ? in_stride : output_stride(p);
@@ -113,7 +124,11 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
     char* const own = payload(p.call.workspaces[p.call.rank]);
     u32 results = STAGED ? RANKS * chunk * in_stride : 0;
     Barrier<RANKS> barrier(p.call, trace);
+#if DRVFUSE_NODES
+    exchange_has_ended(p.node, barrier.epoch());
+#else
     if (!barrier.arrive_and_wait(false)) return;
+#endif
 #pragma unroll 1
     for (int done = 0; done < part.largest(); done += chunk) {
         if constexpr (STAGED) {
@@ -131,13 +146,17 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
         const int mine = part.in_chunk(p.call.rank, done, chunk);
 #pragma unroll 1
         for (int j = blockIdx.x; j < mine; j += gridDim.x) {
-            const auto load = [&](InPack& pack, int source, int at) {
+            const auto load = [&](SourcePack& pack, int source, int at) {
+#if DRVFUSE_NODES
+                sum_nodes(pack, p.node, i64(j) * packs_of_row(p) + at);
+#else
                 if constexpr (STAGED) {
                     load_pack(pack, payload(p.call.workspaces[source]) + (p.call.rank * chunk + j) * in_stride +
                                         at * sizeof(InPack));
                 } else {
                     load_of_row(pack, p.call.sources[source], begin + j, at, p);
                 }
+#endif
             };
             if constexpr (RESIDUAL) {
                 rows.sum_with_residual(begin + j, load, [&](int at, const InPack& pack) {
@@ -191,7 +210,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedParams& p, Trac
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
+    allreduce_rmsnorm_fp8_two_stage(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

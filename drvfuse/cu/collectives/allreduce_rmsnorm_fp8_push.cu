@@ -239,9 +239,12 @@ __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, P
 #define OF_CLUSTER
 #endif
 
-extern "C" __global__ void __launch_bounds__(DRVFUSE_MOST_THREADS,
-                                             DRVFUSE_TWO_SHOT&& DRVFUSE_MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1)
-    OF_CLUSTER DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
+// Blocks of a multiprocessor that plans count on.
+constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
+constexpr int BLOCKS = MOST_THREADS <= 128 ? 5 : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2 : 1;
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
+    DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

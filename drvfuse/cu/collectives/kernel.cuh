@@ -13,10 +13,16 @@ constexpr int RANKS = DRVFUSE_RANKS;
 constexpr int PACKS = DRVFUSE_PACKS;
 constexpr bool RAGGED = DRVFUSE_RAGGED;
 constexpr bool STAGED = DRVFUSE_STAGED;
-constexpr int SOURCES = DRVFUSE_MULTIMEM ? 1 : RANKS;  // loads that a sum takes
+constexpr bool NODES = DRVFUSE_NODES;                           // sources are the partial sums of nodes (nodes.cuh)
+constexpr int SOURCES = DRVFUSE_MULTIMEM || NODES ? 1 : RANKS;  // loads that a sum takes
 constexpr int W = 16 / sizeof(In);
 using InPack = Pack<In, W>;
 using OutPack = Pack<Out, W>;
+#if DRVFUSE_NODES
+using SourcePack = Pack<float, W>;
+#else
+using SourcePack = InPack;
+#endif
 
 // A kernel's place in its stream, by all threads: `begin` comes first, then what reads nothing that a producer writes, then
 // `follow_producer`, the work, and `end`.

@@ -23,8 +23,9 @@ using Scratch = RowScratch;
 #endif
 // One stage is for few rows, so gamma is in registers before the row comes; long rows and two stages need these.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
-// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left.
-constexpr int WISHED = SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
+// Packs of every source in flight: four to eight loads a thread where the row has as many, and registers are left. With
+// NODES a source has that many itself (nodes.cuh).
+constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
 struct FusedParams {
@@ -119,7 +120,7 @@ public:
         refresh();
 #pragma unroll
         for (int first = 0; first < PACKS; first += BATCH) {
-            InPack packs[BATCH][SOURCES];
+            SourcePack packs[BATCH][SOURCES];
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
 #pragma unroll
@@ -164,7 +165,7 @@ public:
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1
         for (int at = thread_; at < packs_; at += CLUSTER * blockDim.x) {
-            InPack packs[SOURCES];
+            SourcePack packs[SOURCES];
 #pragma unroll
             for (int source = 0; source < SOURCES; ++source) load(packs[source], source, at);
             float x[W];

@@ -12,7 +12,7 @@ __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim
 // Sum B packs: load(pack, source, j) fills one, store(j, sum) takes the fp32 sum. All loads are issued first.
 template <int B, typename Load, typename Store>
 __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
-    InPack packs[B][SOURCES];
+    SourcePack packs[B][SOURCES];
 #pragma unroll
     for (int b = 0; b < B; ++b) {
 #pragma unroll

@@ -77,6 +77,14 @@ __device__ __forceinline__ void load_relaxed_sys_v2(u64& first, u64& second, con
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
 
+// ld.relaxed.sys.global.u64, predicated; `value` stays as it is where it is not wanted
+__device__ __forceinline__ void load_relaxed_sys_if(bool wanted, u64& value, const u64* from) {
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p ld.relaxed.sys.global.u64 %0, [%2]; }"
+                 : "+l"(value)
+                 : "r"(u32(wanted)), "l"(from)
+                 : "memory");
+}
+
 // ld.relaxed.sys.global of one, two or four words
 __device__ __forceinline__ void load_relaxed_sys_words(u32 (&word)[1], const void* from) {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word[0]) : "l"(from) : "memory");

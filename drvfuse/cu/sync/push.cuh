@@ -29,6 +29,8 @@
 //   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
 //   hear of the clears in the round before it, whose slots the first round of the next call uses.
 //
+// Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
+//
 // Progress. Blocks take their work in the same order on all ranks and send before they poll, so the polls of the blocks
 // with the lowest indices end first. Devices place blocks in index order.
 //
@@ -44,6 +46,7 @@
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 #include "ptx/threads.cuh"
+#include "sync/calls.cuh"
 #include "sync/workspace.cuh"
 
 constexpr u32 ABSENT = 0xffffffffu;
@@ -67,14 +70,17 @@ template <int Ranks, bool Together, bool ByBlock>
 class Push {
 public:
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
-        : call_(call), push_(push), round_(0), joined_(false) {
+        : call_(call), push_(push), calls_(call), round_(0), joined_(false) {
         if (FAULT("epoch-before-pdl-wait")) read_state();
+        if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
     // After wait_for_producer(), every thread of the grid, before anything else.
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
+        if (!FAULT("call-number-before-pdl-wait")) calls_.start();
+        calls_.tell();
     }
 
     // Adds the share of this warp or block to the epoch, once, by all threads of the block. After its first words are
@@ -139,11 +145,12 @@ public:
                 for (int k = 0; k < K; ++k) late |= absent(words[k]);
                 return late;
             },
-            [&] {
+            [&](Report* to) {
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks, offset + first * stride);
+                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
+                       offset + first * stride);
             });
         fall_behind();
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
@@ -160,7 +167,7 @@ public:
                 if (word_wanted) ptx::load_relaxed_sys_words(word, own(word_offset));
                 return (wanted && absent(words)) || (word_wanted && absent(word));
             },
-            [&] { report(GATHER, source, wanted && absent(words) ? offset : word_offset); });
+            [&](Report* to) { report(to, GATHER, source, wanted && absent(words) ? offset : word_offset); });
         if (wanted && !FAULT("slot-not-cleared")) clear<N>(own(offset));
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
@@ -232,27 +239,33 @@ private:
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
-    // poll() loads what is wanted and says whether some of it is absent; tell() then reports that.
+    // poll() loads what is wanted and says whether some of it is absent; tell(report) then writes that.
     template <typename Poll, typename Tell>
     __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
         bool patient = leg == GATHER;
+        Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
-            const bool late = poll();
-            if (Together ? !__any_sync(0xffffffffu, late) : !late) return;
+            bool late = poll();
+            late |= listener.listen();
+            if (Together ? !__any_sync(0xffffffffu, late) : !late) break;
             // The tests follow one another: if they are nested, the compiled loop takes 0.1 us longer.
             bool ends = aborted_;
             if (polls % 32 == 0 && ptx::load_relaxed_sys(abort_word(call_.workspaces[call_.rank])) != 0) ends = true;
-            if (polls % 1024 == 0) {
+            const bool differs = polls % 32 == 0 && listener.differs();
+            if (polls % 1024 == 0 || differs) {
                 const u64 now = ptx::nanoseconds();
                 const u64 timeout = call_.timeout_ns;
                 if (deadline == 0) deadline = now + timeout;
-                if (now > deadline && late && !ends) {
-                    if (patient) {
+                if ((now > deadline || differs) && late && !ends) {
+                    if (patient && !differs) {
                         patient = false;
                         deadline = now + timeout / 8;
                     } else {
-                        tell();
+                        give_up<Ranks>(call_, [&](Report* report) {
+                            if (listener.listens()) return calls_.describe(report, listener);
+                            tell(report);
+                        });
                         ends = true;
                     }
                 }
@@ -260,21 +273,28 @@ private:
             if (Together ? __any_sync(0xffffffffu, ends) : ends) {
                 aborted_ = true;
                 if (FAULT("exit-after-abort")) ptx::exit_thread();
-                return;
+                break;
             }
         }
+        calls_.heard();
     }
 
-    __device__ __forceinline__ void report(Leg leg, int peer, u32 offset) const {
+    __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
         // The epoch with which the call began, in full: since then it has advanced by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
         const u64 began = now - u32(u32(now) - epoch_);
-        give_up<Ranks>(call_, {u32(peer), phase, began + phase, ABSENT, leg, offset / 16});
+        to->peer = peer;
+        to->phase = phase;
+        to->expected = began + phase;
+        to->seen = ABSENT;
+        to->leg = leg;
+        to->word = offset / 16;
     }
 
     const Call& call_;
     const PushCall& push_;
+    Calls<Ranks> calls_;
     u32 epoch_;  // its low bits
     u32 half_;
     int round_;

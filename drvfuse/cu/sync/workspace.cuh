@@ -2,8 +2,9 @@
 // What every collective kernel gets by value, and where things lie in a rank's workspace and report block.
 //
 // The offsets are definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC) that the host passes in; the host
-// has the only copy. Words of a workspace: epoch, abort (u64), arrived, reporter (u32), flags[block][peer] (u64). The
-// epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
+// has the only copy. Words of a workspace: epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
+// calls[2][peer] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT. calls.cuh
+// says what the numbers and calls are.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
@@ -18,7 +19,7 @@ struct Report {
     u64 expected;
     u64 seen;
     u32 magic;
-    u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh)
+    u32 leg;   // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh)
     u32 word;  // of legs 1 and 2
 };
 
@@ -29,6 +30,7 @@ struct Call {
     const void* input;                       // this rank's input
     Report* report;
     u64 timeout_ns;
+    u64 hash;  // of the call, in its upper 48 bits; 0: it is not compared with that of other ranks (calls.cuh)
     int rank;
     int early_trigger;  // 1: launch dependents at entry, 0: at the end
 };
@@ -50,31 +52,23 @@ __device__ __forceinline__ u32* reporter_word(char* workspace) {
 __device__ __forceinline__ u64* flag_word(char* workspace, u32 block, int peer) {
     return reinterpret_cast<u64*>(workspace + DRVFUSE_FLAGS_OFFSET) + block * DRVFUSE_MAX_RANKS + peer;
 }
+__device__ __forceinline__ u32* number_word(char* workspace, int peer) {
+    return reinterpret_cast<u32*>(workspace + DRVFUSE_NUMBERS_OFFSET) + peer;
+}
+__device__ __forceinline__ u64* call_word(char* workspace, u32 generation, int peer) {
+    return reinterpret_cast<u64*>(workspace + DRVFUSE_CALLS_OFFSET) + generation * DRVFUSE_MAX_RANKS + peer;
+}
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 
-// The report of a rank that gives up, and the abort words of all ranks: by one thread, once its fields are known. Only the
-// first of a rank reports.
-struct Waited {
-    u32 peer;
-    u32 phase;
-    u64 expected;
-    u64 seen;
-    u32 leg;
-    u32 word;
-};
-
-template <int Ranks>
-__device__ __forceinline__ void give_up(const Call& call, const Waited& waited) {
+// The report of a rank that gives up, and the abort words of all ranks: by one thread. Only the first of a rank reports;
+// `describe(report)` then writes peer, phase, expected, seen, leg and word.
+template <int Ranks, typename Describe>
+__device__ __forceinline__ void give_up(const Call& call, const Describe& describe) {
     if (atomicCAS(reporter_word(call.workspaces[call.rank]), 0u, 1u) != 0) return;
     Report* report = call.report;
     report->rank = call.rank;
-    report->peer = waited.peer;
     report->block = blockIdx.x;
-    report->phase = waited.phase;
-    report->expected = waited.expected;
-    report->seen = waited.seen;
-    report->leg = waited.leg;
-    report->word = waited.word;
+    describe(report);
     ptx::fence_sys();
     ptx::store_relaxed_sys(&report->magic, DRVFUSE_REPORT_MAGIC);
 #pragma unroll 1

@@ -86,10 +86,10 @@ class Ready:
             self.pointers[offset] = address
             offset += POINTER_BYTES
 
-    def adapt(self, alone: bool) -> None:
+    def adapt(self, alone: bool, wide: bool) -> None:
         """Of a collective: be what the plan says for a group that is alone on its devices, or beside others."""
         if self.planned.adapts is not None:
-            self.planned.adapts(self, alone)
+            self.planned.adapts(self, alone, wide)
 
     def give_back(self) -> None:
         """Another call may have it. What was launched or captured keeps its parameters."""
@@ -122,19 +122,21 @@ class Planned:
         cluster: int = 1,
         barriers: int = 0,
         awaits_peers: bool = False,
-        adapts: Callable[[Ready, bool], None] | None = None,
+        compares: bool = True,
+        adapts: Callable[[Ready, bool, bool], None] | None = None,
     ) -> None:
         """`grid` may depend on the kernel's occupancy. Blocks that wait for one another (`waits`) run all at once.
 
         `cluster` blocks form a cluster. `barriers`: by how much a launch advances the epoch of its group.
-        `awaits_peers`: whether a launch waits for those of other ranks. `adapts(ready, alone)` changes a launch to one
-        for a group that is alone on its devices, or back."""
+        `awaits_peers`: whether a launch waits for those of other ranks, and `compares` whether it may then compare its
+        call with theirs. `adapts(ready, alone, wide)` changes a
+        launch to one for a group that is alone on its devices, or back."""
         self.device, self.template, self.threads, self.smem = device, template, threads, smem
         self.kernel = load(device, spec)
         self.grid = grid if isinstance(grid, int) else grid(self.kernel)
         self.cooperative, self.pdl = waits and self.grid > 1, pdl is not PDLLevel.OFF
         self.cluster, self.barriers, self.awaits_peers = cluster if cluster > 1 else None, barriers, awaits_peers
-        self.adapts = adapts
+        self.adapts, self.compares = adapts, compares
         self.idle: list[Ready] = []  # launches that no call has now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:

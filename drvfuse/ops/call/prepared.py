@@ -43,22 +43,19 @@ class Schedule(Protocol):
 
 
 class Direct:
-    """One kernel per rank; the kernels meet on the device, in any order of launch."""
+    """One kernel per rank; the kernels meet on the device, in any order of launch.
+
+    `repeatable`: nothing but its launches' parameters has addresses of the call's arrays (`repeat`).
+    """
+
+    repeatable = True
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Any streams will do, and one rank at a time; together all ranks run now, or all at the replay of graphs."""
-        outside = captures.count(None)
-        if 0 < outside < len(captures):
-            inside = [position for position, capture in enumerate(captures) if capture is not None]
-            others = [position for position, capture in enumerate(captures) if capture is None]
-            raise CaptureError(
-                f"the streams of local ranks {inside} are being captured and those of local ranks {others} are not: "
-                "these would wait for kernels that only a replay starts. Capture the streams of all ranks, or launch "
-                "each rank with launch(rank=i)"
-            )
+        require_one_side(captures)
 
     def launch_all(self, streams: Sequence[Stream]) -> None:
         for (launch,), stream in zip(self.launches, streams, strict=True):
@@ -66,6 +63,18 @@ class Direct:
 
     def launch_one(self, position: int, stream: Stream) -> None:
         self.launches[position][0](stream)
+
+
+def require_one_side(captures: Sequence[int | None]) -> None:
+    """Raise CaptureError unless all streams are in these captures or none is: ranks meet one another."""
+    if 0 < captures.count(None) < len(captures):
+        inside = [position for position, capture in enumerate(captures) if capture is not None]
+        others = [position for position, capture in enumerate(captures) if capture is None]
+        raise CaptureError(
+            f"the streams of local ranks {inside} are being captured and those of local ranks {others} are not: "
+            "these would wait for kernels that only a replay starts. Capture the streams of all ranks, or launch "
+            "each rank with launch(rank=i)"
+        )
 
 
 def submit(
@@ -171,9 +180,11 @@ class Prepared(Generic[R]):
         first = self._reads[0][0]
         barriers, waits, adapts = 0, False, False
         if ready:
-            planned = ready[0].planned
-            barriers, waits, adapts = planned.barriers, planned.awaits_peers, planned.adapts is not None
-        self.note = CallNote(op, algo, len(self._reads), first.shape, first.dtype, barriers, waits, adapts)
+            every = [one.planned for one in ready]
+            barriers = sum(planned.barriers for planned in every) // len(self._reads)
+            waits = any(planned.awaits_peers for planned in every)
+            adapts = any(planned.adapts is not None for planned in every)
+        self.note = CallNote(op, algo, turns.ranks, first.shape, first.dtype, barriers, waits, adapts)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:

@@ -27,7 +27,7 @@ from .faults import planted
 from .options import PDLLevel
 from .order import Route
 from .planned import POINTER_BYTES, PlanCache, Ready
-from .prepared import Direct, Prepared, submit
+from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
@@ -105,9 +105,10 @@ class Repeat:
     """A call that was launched, to be launched with other arrays of its layout. It keeps neither arrays nor a group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """See `of`. Raises LookupError for a call of several steps, and where launches do not point to all arrays."""
-        if type(prepared._schedule) is not Direct:
-            raise LookupError(f"{prepared!r} has several steps")
+        """See `of`. Raises LookupError for a schedule that is not `repeatable`, and where launches do not point to all
+        arrays."""
+        if not getattr(prepared._schedule, "repeatable", False):
+            raise LookupError(f"{prepared!r} has steps with addresses of their own")
         self.note, self._schedule = prepared.note, prepared._schedule
         self._ready = prepared._ready  # kept, as the group knows them weakly, and adapts them
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns

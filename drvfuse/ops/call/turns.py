@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """See the module. Positions count the local ranks; an op on one device has position 0 alone."""
+    """See the module. Positions count the local ranks; an op on one device has position 0 alone. `ranks` are all that
+    take part in a call, in whatever process."""
+
+    ranks: int
 
     def require_open(self) -> None:
         """Raise ClosedError if nothing can be launched any more."""
@@ -66,6 +69,7 @@ class GroupTurns:
         self.group = group
         self.require_open, self.admit = group.require_open, group.admit
         self.begin, self.abandon = group.begin, group.abandon
+        self.ranks = group.size
         self._ranks = group.ranks
 
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
@@ -96,6 +100,7 @@ class GroupTurns:
 class DeviceTurns:
     """An op on one device that needs no workspace."""
 
+    ranks = 1
     more: Sequence[Array] = ()
 
     def __init__(self, device: Device) -> None:

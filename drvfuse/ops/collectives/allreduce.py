@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ArgumentError, CompileError, require_kind
 from ...plans import collectives as plans
+from ...plans import nodes as shares
 from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -23,7 +24,8 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import multimem, naive, plan
+from . import multimem, naive, nodes, plan
+from .compared import compared
 from .epilogue import Epilogue, explain
 from .epilogue_binding import BoundEpilogue, bind
 from .kernels import (
@@ -33,6 +35,7 @@ from .kernels import (
     PULL,
     PUSH,
     AllreduceMultimemParams,
+    AllreduceNodesParams,
     AllreduceParams,
     AllreducePushParams,
     CollectiveKernel,
@@ -147,11 +150,16 @@ def allreduce(
             return chosen, *chosen.schedule(addresses, results)
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
+    schedule, ready = compared(group, call.text, schedule, ready)
 
     def moved() -> traffic.Traffic:
         to_outputs = call.multimem is not None and call.multimem.to_outputs
-        stored = traffic.writing_results(call.name, group.size, nbytes, to_outputs)
-        return traffic.reading_sources(call.name, group.size, nbytes, call.staged) + stored
+        inside = group.layout.inside
+        stored = traffic.writing_results(call.name, inside, nbytes, to_outputs)
+        total = traffic.reading_sources(call.name, inside, nbytes, call.staged) + stored
+        return (
+            total if group.link is None else traffic.of_nodes(group.nodes, total, math.prod(shape), group.link.places)
+        )
 
     read = [[source] for source in sources]
     if bound is not None:
@@ -175,6 +183,11 @@ def allreduce(
 def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
     """What to try in turn, where the workspace is too small for the first."""
     differs = epilogue is not None and epilogue.differs_by_rank
+    if group.link is not None:
+        if differs:
+            reason = "over several nodes each element is computed once, by one rank of each node"
+            raise ArgumentError("epilogue", "different by rank", f"the same on all ranks: {reason}")
+        return [nodes.algorithm(group, algo, use_multimem)]
     if use_multimem:
         algo = multimem.algorithm(group, algo, PULL)
     if algo == "auto":
@@ -211,12 +224,27 @@ class _Call:
         """What messages and `Prepared.algo` call the algorithm."""
         return self.algo if self.multimem is None else multimem.NAMES[self.algo]
 
+    @property
+    def text(self) -> str:
+        """All that must be equal on all ranks."""
+        options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
+        if self.epilogue is not None:
+            parameters = self.epilogue.text.partition("\n")[0].partition("{")[2].rpartition("}")[0].strip()
+            options.append(f'epilogue "{self.epilogue.epilogue.expression}" with {parameters}')
+        if self.staged:
+            options.append("staged")
+        if self.multimem is not None and self.multimem.to_outputs:
+            options.append("to multicast outputs")
+        return ", ".join(options)
+
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
-        table = [inputs if self.multimem is None else []] * len(inputs)
-        ready = self._ready(table, inputs, outputs, 0, count)
+        if self.group.link is not None:
+            return self._across_nodes(inputs, outputs, count)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(inputs), inputs, outputs, 0, count)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
@@ -234,6 +262,23 @@ class _Call:
             chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
+
+    def _across_nodes(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
+        group, size, width = self.group, self.dtype.itemsize, plans.PACK_BYTES // self.dtype.itemsize
+        share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, nodes.link(group).places, self.staged)
+        steps, every = [], []
+        for chunk in shares.chunks(-(-count // width), share, group.workspace.payload_bytes):
+            first = chunk.first * width
+            elements = min(chunk.items * width, count - first)
+            own = [address + first * size for address in inputs]
+            tensor = nodes.Tensor(self.dtype, elements, chunk.items)
+            before = nodes.sums(group, tensor, chunk, own, self.blocks, self.pdl, self.trace)
+            to = [address + first * size for address in outputs]
+            after = self._ready([[]] * len(own), own, to, first, elements)
+            nodes.point(group, after, chunk)
+            steps.append(nodes.Step.of(group, chunk, before, after))
+            every += [*before, *after]
+        return nodes.AcrossNodes(group, steps), every
 
     def _ready(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
@@ -265,10 +310,11 @@ class _Call:
             op="allreduce",
             algo=algo,
             dtype=self.dtype,
-            ranks=group.size,
+            ranks=group.layout.inside,
             out_dtype=self.dtype,
             ragged=plans.ragged(count, itemsize),
-            staged=self.staged,
+            staged=self.staged and group.link is None,
+            nodes=group.link is not None,
             local=self.algo == "naive",
             epilogue=text,
             multimem=self.multimem is not None,
@@ -279,8 +325,13 @@ class _Call:
             spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
-        shape = plans.allreduce_launch(count, itemsize, group.size, algo, self.blocks, spec.multimem)
+        shape = plans.allreduce_launch(count, itemsize, spec.ranks, algo, self.blocks, spec.multimem)
         spec = replace(spec, packs=shape.packs)
+        if spec.nodes:
+            largest = -(-count // (plans.PACK_BYTES // itemsize * spec.ranks))
+            return plan.pull(
+                spec, shape, count, largest, AllreduceNodesParams(count=count, columns=columns, chunk_packs=largest)
+            )
         chunk = plans.allreduce_chunk(spec.work, count, group.workspace.payload_bytes)
         if self.multimem is not None and spec.uses_staging:
             self.multimem.make_staging()

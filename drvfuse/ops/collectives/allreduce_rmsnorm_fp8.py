@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ... import dtypes
 from ...errors import ArgumentError, require_kind
 from ...plans import collectives as plans
+from ...plans import nodes as shares
 from ...plans import push, traffic, tuning
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
@@ -24,7 +25,8 @@ from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from ..call.tracing import CallTrace
 from ..call.turns import GroupTurns
-from . import multimem, naive, plan
+from . import multimem, naive, nodes, plan
+from .compared import compared
 from .kernels import (
     ALGORITHMS,
     INPUT_DTYPES,
@@ -33,6 +35,7 @@ from .kernels import (
     SCALES_DTYPES,
     CollectiveKernel,
     FusedMultimemParams,
+    FusedNodesParams,
     FusedParams,
     FusedPushParams,
 )
@@ -152,7 +155,9 @@ def allreduce_rmsnorm_fp8(
         list(zip(added, targets[-1], strict=False)),
     )
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    if use_multimem:
+    if group.link is not None:
+        algos = [nodes.algorithm(group, algo, use_multimem)]
+    elif use_multimem:
         algos = [multimem.algorithm(group, algo, PULL[1:])]
     elif algo != "auto":
         plan.require_peers(group, algo)
@@ -172,6 +177,7 @@ def allreduce_rmsnorm_fp8(
         written[argument], values = of_ranks(group, argument, value, found, of, kind, queues)
         returned[argument] = values[0] if bare else values
     schedule: Schedule | None = None
+    text = f"allreduce_rmsnorm_fp8 {algos[0]} of {shape} {dtype}"
     moved: Callable[[], traffic.Traffic] | None = None
     ready: list[Ready] = []
     if rows:
@@ -194,6 +200,8 @@ def allreduce_rmsnorm_fp8(
 
         call, schedule, ready = plan.first_that_fits(algos, scheduled)
         moved = call.traffic
+        text = call.text(shape)
+    schedule, ready = compared(group, text, schedule, ready)
     return Prepared(
         "allreduce_rmsnorm_fp8",
         GroupTurns(group),
@@ -213,6 +221,7 @@ def _by_rank(*arguments: list[Operand]) -> list[list[Operand]]:
     return list(map(list, zip(*arguments, strict=True)))
 
 
+_NUMBERS = ("epsilon", "weight_offset", "scale_ub")
 _WRITTEN = ("residual_outputs", "outputs", "scales")
 
 
@@ -251,22 +260,38 @@ class _Call:
     def scale_bytes(self) -> int:
         return self.scales_dtype.itemsize if self.out_dtype.fp8_max is not None else 0
 
+    def text(self, shape: Sequence[int]) -> str:
+        """All that must be equal on all ranks, whose inputs have that shape."""
+        algo = self.algo if self.multimem is None else multimem.NAMES[self.algo]
+        options = [f"allreduce_rmsnorm_fp8 {algo} of {shape} {self.dtype} to {self.out_dtype}"]
+        options += [f"{name}={value!r}" for name, value in zip(_NUMBERS, self.numbers, strict=True)]
+        if self.scale_bytes:
+            options.append(f"scales {self.scales_dtype}")
+        options += [word for word, said in (("residuals", self.residual), ("staged", self.staged)) if said]
+        return ", ".join(options)
+
     def traffic(self) -> traffic.Traffic:
         elements = self.rows * self.columns
-        nbytes, ranks = elements * self.dtype.itemsize, self.group.size
+        nbytes, ranks = elements * self.dtype.itemsize, self.group.layout.inside
         result = elements * self.out_dtype.itemsize + self.rows * self.scale_bytes
         name = self.algo if self.multimem is None else multimem.NAMES[self.algo]
         total = traffic.reading_sources(name, ranks, nbytes, self.staged)
         if self.residual:
             written = traffic.writing_results("one_stage", ranks, result)
-            return total + traffic.adding_residual(name, ranks, nbytes) + written
-        return total + traffic.writing_results(name, ranks, result)
+            total += traffic.adding_residual(name, ranks, nbytes) + written
+        else:
+            total += traffic.writing_results(name, ranks, result)
+        joined = self.group.link
+        return total if joined is None else traffic.of_nodes(self.group.nodes, total, elements, joined.places)
 
     def schedule(self, arrays: Sequence[_Addresses]) -> tuple[Schedule, list[Ready]]:
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
-        ready = self._ready([inputs if self.multimem is None else []] * len(arrays), arrays, self.rows)
+        if self.group.link is not None:
+            return self._across_nodes(arrays)
+        table = plan.sources(self.group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(arrays), arrays, self.rows)
         if self.multimem is not None:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
@@ -284,6 +309,23 @@ class _Call:
             chunks.append(naive.Chunk(offset, nbytes, [one.launch for one in ready]))
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
+
+    def _across_nodes(self, arrays: Sequence[_Addresses]) -> tuple[Schedule, list[Ready]]:
+        group, width = self.group, plans.PACK_BYTES // self.dtype.itemsize
+        row_packs, results = -(-self.columns // width), self.dtype if self.residual else self.out_dtype
+        result = plans.result_bytes(row_packs * width * results.itemsize)
+        share = shares.Share(row_packs, width, result, group.layout.inside, nodes.link(group).places, self.staged)
+        steps, every = [], []
+        for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
+            part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
+            tensor = nodes.Tensor(self.dtype, self.columns, row_packs)
+            inputs = [of_rank.input for of_rank in part]
+            before = nodes.sums(group, tensor, chunk, inputs, self.blocks, self.pdl, self.trace)
+            after = self._ready([[]] * len(part), part, chunk.items)
+            nodes.point(group, after, chunk)
+            steps.append(nodes.Step.of(group, chunk, before, after))
+            every += [*before, *after]
+        return nodes.AcrossNodes(group, steps), every
 
     def _from_row(self, arrays: _Addresses, row: int) -> _Addresses:
         elements = row * self.columns
@@ -317,10 +359,11 @@ class _Call:
             op="allreduce_rmsnorm_fp8",
             algo=algo,
             dtype=self.dtype,
-            ranks=group.size,
+            ranks=group.layout.inside,
             out_dtype=self.out_dtype,
             ragged=plans.ragged(self.columns, itemsize),
-            staged=self.staged,
+            staged=self.staged and group.link is None,
+            nodes=group.link is not None,
             local=self.algo == "naive",
             residual=self.residual,
             gamma_dtype=self.dtype,
@@ -340,8 +383,13 @@ class _Call:
             )
             parameters = FusedPushParams(rows=rows, chunk_rows=pushed.chunk, columns=self.columns)
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
-        shape = plans.rmsnorm_launch(rows, self.columns, itemsize, group.size, algo, self.blocks)
+        shape = plans.rmsnorm_launch(rows, self.columns, itemsize, spec.ranks, algo, self.blocks)
         spec = replace(spec, packs=shape.packs)
+        if spec.nodes:
+            largest = -(-rows // spec.ranks)
+            return plan.pull(
+                spec, shape, rows, largest, FusedNodesParams(rows=rows, chunk_rows=largest, columns=self.columns)
+            )
         chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, group.workspace.payload_bytes)
         if self.multimem is not None:
             self.multimem.make_staging()

@@ -41,6 +41,8 @@ class CollectiveKernel:
     packs; `depth` is how far a block sends ahead (`plans.push`).
     `multimem`: it meets its peers in multicast memory (one_stage and two_stage). It stages inputs there, and with
     `to_outputs`, which needs inputs that are not staged, the outputs lie there too.
+    `nodes`: its sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
+    made. That one is two_stage too, and may be staged; `out_dtype` is its input's.
     `traced`: if not 0, the kernel takes a `TraceParams` last, and a block notes up to so many words. `fault`: what is
     planted in it (`ops.call.faults`).
     """
@@ -64,19 +66,24 @@ class CollectiveKernel:
     depth: int = 0
     multimem: bool = False
     to_outputs: bool = False
+    nodes: bool = False
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
 
     def __post_init__(self) -> None:
-        _check("op", self.op, OPS)
+        _check("op", self.op, (*OPS, "node_sums"))
         _check("algo", self.algo, PULL[:1] if self.local else self._multimem_algos() if self.multimem else ALGOS)
         _check("local", self.local, (False,) if self.multimem else (False, True))
         _check("to_outputs", self.to_outputs, (False, True) if self._may_store_to_outputs() else (False,))
+        _check("nodes", self.nodes, (False, True) if self._may_add_nodes() else (False,))
         _check("dtype", self.dtype.name, INPUT_DTYPES)
         _check("ranks", self.ranks, range(1, workspace.MAX_RANKS + 1))
         _check("packs", self.packs, range(1, MAX_PACKS + 1))
         if self.op == "allreduce":
             _check("out_dtype", self.out_dtype.name, INPUT_DTYPES)
+        elif self.op == "node_sums":
+            _check("algo", self.algo, PULL[1:])
+            _check("out_dtype", self.out_dtype.name, (self.dtype.name,))
         else:
             _check("out_dtype", self.out_dtype.name, (self.dtype.name, *dtypes.FP8))
             _check("gamma_dtype", self.gamma_dtype.name, INPUT_DTYPES)
@@ -89,9 +96,14 @@ class CollectiveKernel:
     def _may_store_to_outputs(self) -> bool:
         return self.multimem and self.op == "allreduce" and self.algo == "two_stage" and not self.staged
 
+    def _may_add_nodes(self) -> bool:
+        return self.algo == "two_stage" and not self.staged and not self.multimem and self.op != "node_sums"
+
     @property
     def name(self) -> str:
         """The kernel's name in the compiled module."""
+        if self.op == "node_sums":
+            return self.op
         return f"{self.op}_multimem_{self.algo}" if self.multimem else f"{self.op}_{self.algo}"
 
     @property
@@ -99,7 +111,9 @@ class CollectiveKernel:
         """What plans must know of it."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
         multimem = self.multimem, self.to_outputs
-        return Work(self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem)
+        return Work(
+            self.op, self.algo, self.ranks, *sizes, self.staged, self.local, self.residual, *multimem, self.nodes
+        )
 
     @property
     def pushes(self) -> bool:
@@ -123,6 +137,7 @@ class CollectiveKernel:
             "DRVFUSE_STAGED": int(self.staged),
             "DRVFUSE_LOCAL": int(self.local),
             "DRVFUSE_MULTIMEM": int(self.multimem),
+            "DRVFUSE_NODES": int(self.nodes),
             "DRVFUSE_TWO_STAGE": int(self.algo == "two_stage"),
             "DRVFUSE_DTYPE": self.dtype.cxx,
             "DRVFUSE_OUT_DTYPE": self.out_dtype.cxx,
@@ -173,9 +188,22 @@ class Call(ctypes.Structure):
         ("input", ctypes.c_uint64),
         ("report", ctypes.c_uint64),
         ("timeout_ns", ctypes.c_uint64),
+        ("hash", ctypes.c_uint64),
         ("rank", ctypes.c_int32),
         ("early_trigger", ctypes.c_int32),
     )
+
+
+class CheckParams(ctypes.Structure):
+    """`struct CheckParams` of cu/collectives/check_call.cu."""
+
+    _fields_ = (("call", Call),)
+
+
+def check_call(ranks: int) -> Specialisation:
+    """How the kernel that compares calls is compiled."""
+    fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks}).items())
+    return Specialisation("collectives", "check_call", fixed)
 
 
 class AllreduceParams(ctypes.Structure):
@@ -255,6 +283,40 @@ class FusedMultimemParams(FusedParams):
     """`struct FusedMultimemParams` of cu/collectives/allreduce_rmsnorm_fp8_multimem.cu."""
 
     _fields_ = (("multimem", MultimemCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class NodeCall(ctypes.Structure):
+    """`struct NodeCall` of cu/collectives/nodes.cuh."""
+
+    _fields_ = (
+        ("sums", ctypes.c_uint64),
+        ("progress", ctypes.c_uint64),
+        ("stride", ctypes.c_int64),
+        ("nodes", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class NodeSumsParams(ctypes.Structure):
+    """`struct NodeSumsParams` of cu/collectives/node_sums.cu."""
+
+    _fields_ = (
+        ("call", Call),
+        ("node", NodeCall),
+        *((name, ctypes.c_int64) for name in ("columns", "row_packs", "items", "item_packs", "staging")),
+    )
+
+
+class AllreduceNodesParams(AllreduceParams):
+    """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES."""
+
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
+
+
+class FusedNodesParams(FusedParams):
+    """`struct Params` of cu/collectives/allreduce_rmsnorm_fp8.cu with DRVFUSE_NODES."""
+
+    _fields_ = (("node", NodeCall),)  # type: ignore[assignment]  # behind those of the base
 
 
 def parameters(op: str, algo: str, multimem: bool = False) -> type[AllreduceParams] | type[FusedParams]:

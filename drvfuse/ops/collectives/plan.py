@@ -92,7 +92,7 @@ def first_that_fits(algos: Sequence[str], make: Callable[[str], Made]) -> Made:
 
 def capability(group: Group) -> tuple[int, int]:
     """The lowest compute capability of the group's devices."""
-    return min(rank.device.capability for rank in group)
+    return min(member.capability for member in group.transport.members)
 
 
 def take(
@@ -132,20 +132,28 @@ def take(
     return ready
 
 
+def call_of_rank(group: Group, position: int) -> Call:
+    """What every collective's kernel on a local rank gets alike. It knows the ranks of its node, by their places."""
+    workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
+    call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
+    call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
+    return call
+
+
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
     """The kernel on every local rank, loaded there, with the rank's own parameters."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
+    early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
         template = type(plan.parameters).from_buffer_copy(plan.parameters)
-        early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
-        template.call = Call(report=workspace.report_pointers[position], rank=rank.index, early_trigger=int(early))
-        template.call.workspaces[: group.size] = list(workspace.pointers)
+        template.call = call_of_rank(group, position)
+        template.call.early_trigger = int(early)
         if plan.kernel.pushes:
             slots = [pointer + workspace.slots_offset for pointer in workspace.pointers]
             template.push.slots[: group.size] = slots[rank.index :] + slots[: rank.index]
         if plan.kernel.uses_staging:
             staging = group.multicast_staging()
-            template.multimem.staging, template.multimem.all_staging = staging.ptrs[position], staging.multicast_ptr
+            template.multimem.staging, template.multimem.all_staging = staging.ptrs[rank.index], staging.multicast_ptr
         planned = Planned(
             rank.device,
             specialisation,
@@ -156,24 +164,25 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
             cluster=plan.kernel.cluster,
             barriers=plan.steps,
             awaits_peers=not plan.kernel.local,
+            compares=not plan.kernel.nodes,
             adapts=_adapting(plan, early and not plan.kernel.local),
         )
         found.append(planned)
     return found
 
 
-def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
+def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
     """How a launch of the plan changes when its group is alone, or no longer, if it does."""
-    wide = plan.alone
-    if wide is None and not early:
+    larger = plan.alone
+    if larger is None and not early:
         return None
 
-    def adapt(ready: Ready, alone: bool) -> None:
+    def adapt(ready: Ready, alone: bool, wide: bool) -> None:
         if early:
             ready.parameters.call.early_trigger = int(alone)
-        if wide is not None:
+        if larger is not None:
             push = plan.parameters.push
-            grid = wide if alone else Grid(plan.blocks, push.first_share, push.share)
+            grid = larger if wide else Grid(plan.blocks, push.first_share, push.share)
             ready.launch.resize(grid.blocks)
             ready.parameters.push.first_share, ready.parameters.push.share = grid.first_share, grid.share
 
@@ -181,8 +190,10 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool], None] | None:
 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
-    """Whether the kernels of every rank can read every rank's input where it lies."""
-    if not group.peers_readable:
+    """Whether the kernels of every rank can read every rank's input where it lies: never those of other processes."""
+    if group.layout.inside == 1 and group.nodes > 1:  # the own input alone
+        return True
+    if not group.peers_readable or len(group) < group.size:
         return False
     return all(
         operand.array.pooled  # the group has opened the pools to all its devices
@@ -194,8 +205,19 @@ def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     )
 
 
+def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int]:
+    """The table of what a kernel sums, by rank: `inputs`, or nothing where it never reads them from there, as they lie
+    in multicast memory or in other processes."""
+    return [] if multimem or len(group) < group.size else inputs
+
+
 def require_peers(group: Group, algo: str) -> None:
-    """Raise Unsupported if `algo` needs peer access that the devices lack."""
+    """Raise Unsupported if `algo` needs peer access that the devices lack, or all ranks in one process."""
+    if algo == "naive" and len(group) < group.size:
+        raise Unsupported(
+            'algo="naive" orders the copies of all ranks by events, so it needs all of them in one process: use "auto" '
+            "or another algorithm"
+        )
     if algo != "naive" and not group.peers_readable:
         raise Unsupported(
             f'algo="{algo}" needs peer access between all devices, and these pairs (from, to) lack it: '

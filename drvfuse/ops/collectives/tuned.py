@@ -20,11 +20,12 @@ from . import plan
 
 if TYPE_CHECKING:
     from ...comm.group import Group
+    from ...comm.transport import Member
     from ...runtime.device import Device
 
 
-def key(devices: Sequence[Device]) -> str:
-    """What constants are stored for: "2 x NVIDIA H200"."""
+def key(devices: Sequence[Device | Member]) -> str:
+    """What constants are stored for, by the devices of all ranks: "2 x NVIDIA H200"."""
     return f"{len(devices)} x {' + '.join(sorted({device.name for device in devices}))}"
 
 
@@ -67,5 +68,5 @@ class Tuned:
     """The constants of a group, `group.part(Tuned).costs`: read when the group first needs them."""
 
     def __init__(self, group: Group) -> None:
-        found = stored(path()).get(key([rank.device for rank in group]))
+        found = stored(path()).get(key(group.transport.members))
         self.costs = costs(plan.capability(group)) if found is None else found

@@ -37,7 +37,7 @@ SHAPES = [  # with residual or not
 RANKS = (2, 4, 8)
 RESIDENT = {  # blocks of so many threads that a multiprocessor holds at least, on 2, 4 and 8 ranks
     ("allreduce", "push_one_shot", 64): (16, 16, 12),
-    ("allreduce", "push_two_shot", 64): (16, 16, 11),
+    ("allreduce", "push_two_shot", 64): (16, 16, 10),  # 20 warps in four parts of 5, with 88 to 96 registers
     ("allreduce", "push_one_shot", 256): (5, 4, 2),
     ("allreduce", "push_two_shot", 256): (4, 3, 2),
     (FUSED, "push_one_shot", 64): (10, 10, 10),

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of `bench.processes`: `python -m drvfuse.bench.process_worker`, with the variables of torchrun.
+
+It reads a JSON object per line: a call to prepare (`op`, `rows`, `cols`, `algo`, `sets`, `calls`), {} to time one
+replay, until the end of its input. It answers each with a line: the microseconds, or null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+from ..comm.group import Group
+from .collective_calls import CollectiveCalls, launches
+from .timing import Replays
+
+
+def main() -> None:
+    """All ranks do the same; before each replay they meet, so that they are in step."""
+    with Group.connect() as group, contextlib.ExitStack() as open_now:
+        replays: Replays | None = None
+        for line in sys.stdin:
+            asked: dict[str, Any] = json.loads(line)
+            answer = None
+            if asked:
+                open_now.close()
+                calls = CollectiveCalls(group, asked["rows"], asked["cols"], asked["sets"])
+                prepared = calls.prepared(asked["op"], asked["algo"])
+                replays = Replays(group, launches(prepared), asked["calls"])
+                open_now.callback(replays.close)
+            elif replays is not None:
+                with group.transport.step("time a replay"):
+                    pass
+                answer = replays.microseconds()
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

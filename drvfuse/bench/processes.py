@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of a group in one process and of one with a process for each GPU, in turns, by the same kernels.
+
+A figure is the time of a CUDA graph of back-to-back calls over several sets of inputs in turn, divided by the calls, on
+the slowest rank, and the median over replays. The replays of both groups alternate, so that what changes on the machine
+meanwhile is in both; each group waits while the other one runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ..comm.group import Group
+from ..errors import DrvfuseError
+from ..ops.collectives.kernels import ALGOS, PUSH
+from . import timing
+from .collective_calls import OPS, CollectiveCalls, launches
+from .settings import Settings
+from .timing import Replays
+
+HEAD = ("op", "rows", "columns", "algorithm", "one process", "+-", "processes", "+-", "ratio")
+TEXT_COLUMNS = 1
+SHAPES = ((1, 4096), (16, 4096), (64, 8192), (1024, 8192))
+ALGORITHMS, KNOWN = ("auto", *PUSH), ("auto", *ALGOS)
+_COMMAND = [sys.executable, "-m", "drvfuse.bench.process_worker"]
+
+
+class Workers:
+    """A process for each of `ranks` GPUs, which have connected as a group; a context manager that ends them."""
+
+    def __init__(self, driver: str, ranks: int) -> None:
+        shared = {
+            **os.environ,
+            "DRVFUSE_DRIVER": driver,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(os.getpid()),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
+        self._processes = [
+            subprocess.Popen(
+                _COMMAND,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+
+    def ask(self, **asked: Any) -> list[Any]:
+        """What each answers. Raises DrvfuseError if one has ended; what it said of that is on the error output."""
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(asked) + "\n")
+                process.stdin.flush()
+        answers = []
+        for rank, process in enumerate(self._processes):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise DrvfuseError(f"the process of rank {rank} ended with status {process.wait()}")
+            answers.append(json.loads(line))
+        return answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.close()
+            if error is not None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def measure(
+    group: Group,
+    workers: Workers,
+    shapes: Sequence[tuple[int, int]],
+    algos: Sequence[str],
+    settings: Settings,
+) -> Iterator[dict[str, Any]]:
+    """A result for each op, shape and algorithm. `group` has as many ranks as there are workers, on the same GPUs."""
+    for rows, cols in shapes:
+        calls = CollectiveCalls(group, rows, cols, settings.sets)
+        for op in OPS:
+            for algo in algos:
+                asked = {"op": op, "algo": algo, "rows": rows, "cols": cols}
+                workers.ask(**asked, sets=settings.sets, calls=settings.calls)
+                prepared = calls.prepared(op, algo)
+                with contextlib.closing(Replays(group, launches(prepared), settings.calls)) as replays:
+                    pairs = [(replays.microseconds(), max(workers.ask())) for _ in range(timing.REPLAYS)]
+                one, several = ([pair[i] for pair in pairs] for i in range(2))
+                yield {
+                    **asked,
+                    "algo": prepared[0].algo,
+                    "gpus": group.size,
+                    "one_process": _figure(one),
+                    "processes": _figure(several),
+                    "ratio": statistics.median(several) / statistics.median(one),
+                }
+
+
+def _figure(times: Sequence[float]) -> dict[str, float]:
+    return {"us": statistics.median(times), "spread": max(times) - min(times)}
+
+
+def lines(result: dict[str, Any]) -> list[list[str]]:
+    """The row of the table."""
+    figures = [f"{result[where][what]:.2f}" for where in ("one_process", "processes") for what in ("us", "spread")]
+    named = [result["op"], str(result["rows"]), str(result["cols"]), result["algo"]]
+    return [[*named, *figures, f"{result['ratio']:.3f}"]]
+
+
+def notes(results: Sequence[dict[str, Any]]) -> list[str]:
+    """What is printed below the table."""
+    worst = max(result["ratio"] for result in results)
+    middle = statistics.median(result["ratio"] for result in results)
+    return [f"ratio of the times with processes to those in one: median {middle:.3f}, largest {worst:.3f}"]

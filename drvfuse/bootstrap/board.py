@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of a group agree on, and whether all of them are still there: `Board`.
+
+Every step is collective: all ranks of the board call the same method with the same `what`, which is in words ("export
+the workspace") and appears in errors. It either succeeds on all ranks or raises on all that take part in it:
+
+    GroupTimeout   a rank did not come; names it, and says what every rank waits for
+    RankEnded      a rank's process has ended, or it has closed its board; at once, without a time-out
+    GroupMismatch  the ranks are in different steps
+    GroupError     a rank voted that it failed
+
+After an error the ranks may take further steps: whatever they do next, they do together. Nothing on a board is fast; a
+step is one message of each rank to the server in rank 0's process, and one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import (
+    ArgumentError,
+    ClosedError,
+    DrvfuseError,
+    GroupError,
+    GroupMismatch,
+    GroupTimeout,
+    RankEnded,
+    kind_of,
+    require_integer,
+    require_kind,
+)
+from .connection import Connection
+from .frames import LARGEST_VALUE
+
+CLOSED = "it has closed the group"
+
+
+class Board:
+    """The ranks 0 to `size` - 1 of a group, one of which is this one; `rank` says which.
+
+    `members` are their ranks on the first board, from which this one was split. `ended` says of each rank that has
+    ended how it did, and nothing of the others; another thread fills it, so reading it costs nothing. `timeout` bounds
+    steps that name no time-out, in seconds. Threads may share a board: its steps are taken one after another.
+    """
+
+    def __init__(self, connection: Connection, number: int, members: tuple[int, ...], timeout: float) -> None:
+        self.members, self.timeout = members, timeout
+        self.rank, self.size = members.index(connection.rank), len(members)
+        self.ended: dict[int, str] = connection.open(number, members)
+        self._connection, self._number = connection, number
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def gather(self, what: str, value: bytes, timeout: float | None = None) -> list[bytes]:
+        """The values of all ranks, in rank order, on every rank. A value has at most 1 MiB."""
+        require_kind("value", value, bytes, "bytes")
+        if len(value) > LARGEST_VALUE:
+            raise ArgumentError("value", f"{len(value)} bytes", f"at most {LARGEST_VALUE} bytes")
+        answer, data = self._step("gather", what, value, timeout)
+        values, begin = [], 0
+        for length in answer["lengths"]:
+            values.append(data[begin : begin + length])
+            begin += length
+        return values
+
+    def vote(self, what: str, failure: str | None, timeout: float | None = None) -> None:
+        """Succeed on all ranks if `failure` is None on all, else raise GroupError with that of the lowest rank."""
+        text = "" if failure is None else f"!{failure}"[:4096]
+        for rank, vote in enumerate(self.gather(what, text.encode(errors="replace"), timeout)):
+            if vote:
+                raise GroupError(what, rank, vote[1:].decode(errors="replace"))
+
+    def broadcast(self, what: str, value: bytes | None = None, root: int = 0, timeout: float | None = None) -> bytes:
+        """The value of rank `root`, on every rank; what other ranks give is not looked at."""
+        root = require_integer("root", root, f"a rank, 0 to {self.size - 1}", 0, self.size - 1)
+        if self.rank == root:
+            require_kind("value", value, bytes, "bytes, on the rank that is the root")
+        return self.gather(what, value if self.rank == root and value is not None else b"", timeout)[root]
+
+    def split(self, color: int | None, key: int = 0, timeout: float | None = None) -> Board | None:
+        """A board of the ranks that give the same colour, ordered by key, then by rank; None for the colour None.
+
+        The new board uses this one's connection, and works whether or not this one is closed.
+        """
+        if color is not None:
+            color = require_integer("color", color, "an int of at least 0, or None", 0)
+        key = require_integer("key", key, "an int")
+        answer, _ = self._step("split", "split the group", json.dumps([color, key]).encode(), timeout)
+        if answer["board"] is None:
+            return None
+        return Board(self._connection, answer["board"], tuple(answer["members"]), self.timeout)
+
+    def _step(self, kind: str, what: str, value: bytes, timeout: float | None) -> tuple[dict[str, Any], bytes]:
+        require_kind("what", what, str, "a str, the step in words")
+        seconds = self.timeout if timeout is None else seconds_of("timeout", timeout)
+        with self._turn:
+            if self._closed or self._connection.pid != os.getpid():
+                raise ClosedError("the board was closed" if self._closed else "the board is of the parent process")
+            answer, data = self._connection.ask(self._number, kind, what[:4096], value, seconds)
+        if answer["outcome"] not in ("values", "board"):
+            raise _error(what, answer)
+        return answer, data
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Take no further step; the other ranks see this one in `ended`. Any order of ranks, any number of times."""
+        if not self._closed:
+            self._closed = True
+            self._connection.leave(self._number, CLOSED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Board(rank {self.rank} of {self.size}{', closed' if self._closed else ''})"
+
+
+def seconds_of(argument: str, value: Any) -> float:
+    """`value` as a number of seconds above 0; else ArgumentError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        got = repr(value) if isinstance(value, int | float) else kind_of(value)
+        raise ArgumentError(argument, got, "a number of seconds, above 0 and below 1e9")
+    return float(value)
+
+
+def _error(what: str, answer: dict[str, Any]) -> DrvfuseError:
+    match answer["outcome"]:
+        case "timeout":
+            return GroupTimeout(what, answer["missing"], dict(answer["waiting"]), answer["seconds"])
+        case "ended":
+            return RankEnded(what, answer["rank"], answer["how"])
+        case "mismatch":
+            return GroupMismatch(answer["what"], dict(answer["values"]))
+        case other:
+            raise AssertionError(other)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's end of its connection to the server of a board, shared by the boards that come of it.
+
+A daemon thread reads: answers wake whoever waits for them, and ranks that have ended are put into the dictionaries that
+the boards show. Nothing that waits here waits without bound: a server that does not answer within `_GRACE` seconds of
+the time-out, or does not take what is sent to it, is reported as rank 0 that does not answer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+import weakref
+from typing import Any
+
+from ..errors import ClosedError, GroupMismatch, GroupTimeout, RankEnded
+from . import handshake
+from .frames import Malformed, Unpacker, pack
+
+_GRACE = 5.0
+_TIMEVAL = struct.Struct("ll")
+_live: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class AnotherGroup(Exception):
+    """The server at that address serves another group."""
+
+
+def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
+    """Both ends prove that they know `secret`; see `handshake`. The socket stays the caller's.
+
+    Returns what else has come on it.
+
+    Raises AnotherGroup, GroupMismatch if the secrets, versions or sizes differ or the rank is there already, and
+    OSError if the server has gone or does not answer within `seconds`.
+    """
+    connected.settimeout(seconds)
+    handshake.notice_loss(connected)
+    frames = Unpacker()
+
+    def received() -> dict[str, Any]:
+        piece = b""
+        while True:
+            for message, _ in frames.feed(piece):
+                return message
+            if not (piece := connected.recv(4096)):
+                raise ConnectionResetError("the server closed the connection")
+
+    try:
+        theirs, own = str(received()["nonce"]), handshake.nonce()
+        names = own, group, rank, size
+        hello = {"version": handshake.VERSION, "group": group, "rank": rank, "size": size, "pid": os.getpid()}
+        shown = handshake.proof(secret, "rank", theirs, *names)
+        connected.sendall(pack({**hello, "nonce": own, "proof": shown}))
+        answer = received()
+        match answer.get("refused"):
+            case None:
+                if not handshake.is_proof(answer["proof"], handshake.proof(secret, "server", theirs, *names)):
+                    raise _wrong_secret(rank)
+            case "another group":
+                raise AnotherGroup
+            case "secret":
+                raise _wrong_secret(rank)
+            case "version":
+                values = {0: str(answer["version"]), rank: str(handshake.VERSION)}
+                raise GroupMismatch("the version of the board's protocol", values)
+            case _:
+                raise GroupMismatch(str(answer["what"]), {int(place): str(text) for place, text in answer["values"]})
+    except (Malformed, KeyError, TypeError, ValueError) as error:
+        raise ConnectionError(f"what answers is no board of drvfuse ({error!r})") from None
+    frames.trust(size)
+    return frames
+
+
+def _wrong_secret(rank: int) -> GroupMismatch:
+    return GroupMismatch("DRVFUSE_SECRET", {0: "one secret", rank: "another one"})
+
+
+class Connection:
+    """Requests of boards and their answers over a socket whose handshake is done; it owns the socket."""
+
+    def __init__(self, connected: socket.socket, frames: Unpacker, rank: int) -> None:
+        self.rank = rank
+        self._socket, self._frames = connected, frames
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._ended: dict[int, dict[int, str]] = {}
+        self._answers: dict[int, tuple[dict[str, Any], bytes] | None] = {}
+        self._news = threading.Condition()
+        self._sending = threading.Lock()
+        self._numbers = 0
+        self._lost = self._failure = ""
+        self.pid = os.getpid()
+        connected.settimeout(None)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_GRACE), 0))
+        _live.add(self)
+        threading.Thread(target=self._read, name=f"drvfuse board, rank {rank}", daemon=True).start()
+
+    def open(self, board: int, members: tuple[int, ...]) -> dict[int, str]:
+        """A board of that number is used. Returns the dictionary of its ended ranks, which the thread fills."""
+        with self._news:
+            self._members[board] = members
+            return self._ended.setdefault(board, {})
+
+    def ask(self, board: int, kind: str, what: str, value: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """Take a step and wait for the answer. An interrupted wait takes the request back."""
+        with self._news:
+            self._numbers += 1
+            number = self._numbers
+            self._answers[number] = None
+        request = {"do": kind, "board": board, "number": number, "what": what, "seconds": seconds}
+        try:
+            self._send(request, value)
+            return self._answer(board, number, what, seconds)
+        except BaseException:
+            self._send({"do": "withdraw", "board": board, "number": number})
+            raise
+        finally:
+            with self._news:
+                del self._answers[number]
+
+    def leave(self, board: int, how: str) -> None:
+        """Take no further step on that board. The last one closes the connection."""
+        with self._news:
+            if self._members.pop(board, None) is None or self.pid != os.getpid():
+                return
+            last = not self._members
+        self._send({"do": "leave", "board": board, "number": 0, "how": how})
+        if last:  # the server reads what was sent, closes its end, and the thread closes this one
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def leave_all(self, how: str) -> None:
+        """Take no further step on any board."""
+        for board in list(self._members):
+            self.leave(board, how)
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket, so that the server sees when the parent has ended."""
+        self._socket.close()
+
+    def sever(self) -> None:
+        """Close without a word, as the kernel does when a process is killed."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, message: dict[str, Any], value: bytes = b"") -> None:
+        with self._sending:
+            try:
+                self._socket.sendall(pack(message, value))
+            except OSError as error:
+                self._failure = handshake.loss(error)
+                self.sever()  # part of a frame may have gone; the thread reads what has come, and tells whoever waits
+
+    def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
+        until = time.monotonic() + seconds + _GRACE
+        with self._news:
+            while (answer := self._answers[number]) is None:
+                if self._lost:
+                    raise self._server_ended(board, what)
+                left = until - time.monotonic()
+                if left <= 0:
+                    members = self._members.get(board, (self.rank,))
+                    silent = "its process, which serves the board, does not answer"
+                    missing = [members.index(0)] if 0 in members else []
+                    waiting = {**dict.fromkeys(missing, silent), members.index(self.rank): what}
+                    raise GroupTimeout(what, missing, waiting, seconds)
+                self._news.wait(left)
+            return answer
+
+    def _server_ended(self, board: int, what: str) -> RankEnded | ClosedError:
+        members = self._members.get(board)
+        if members is None:
+            return ClosedError("the board was closed")
+        for rank, how in self._ended[board].items():  # the one that ended first
+            return RankEnded(what, rank, how)
+        return RankEnded(what, None, f"of rank 0 of the first group, which serves the boards, {self._lost}")
+
+    def _read(self) -> None:
+        lost = handshake.PROCESS_ENDED
+        try:
+            received = b""
+            while True:
+                for message, data in self._frames.feed(received):
+                    self._take(message, data)
+                if not (received := self._socket.recv(1 << 16)):
+                    break
+        except OSError as error:
+            lost = handshake.loss(error)
+        except (Malformed, KeyError, TypeError, ValueError):
+            lost = "its process sent what is no message of a board"
+        with self._news:
+            self._lost = self._failure or lost
+            for board, members in self._members.items():  # what the server's process was itself
+                if 0 in members:
+                    self._ended[board].setdefault(members.index(0), self._lost)
+            self._news.notify_all()
+        self._socket.close()
+
+    def _take(self, message: dict[str, Any], data: bytes) -> None:
+        with self._news:
+            if "ended" in message:
+                board, rank, how = message["ended"]
+                self._ended.setdefault(board, {})[rank] = how
+            elif message["answer"] in self._answers:  # else its request was interrupted
+                self._answers[message["answer"]] = message, data
+                self._news.notify_all()
+
+
+def _at_exit() -> None:
+    for connection in list(_live):
+        connection.leave_all("its interpreter has ended")
+
+
+def _in_child() -> None:
+    for connection in list(_live):
+        connection.abandon()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_in_child)

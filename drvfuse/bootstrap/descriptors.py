@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File descriptors from rank to rank, between processes of one host: `share`.
+
+Every rank listens at a socket of a random name, tells that name and a random token over the board, sends its
+descriptors to each peer by SCM_RIGHTS, and accepts those of its peers when all have voted that theirs are sent. A Unix
+socket takes a connection and a message before anybody accepts it, so no rank waits for another between the votes. The
+kernel says whose process is at the other end; what another user sends, or comes without the token, is closed.
+
+Whose descriptors they are. Those that a rank gives stay the caller's: the kernel makes new ones for the receivers, so
+they may be closed as soon as `share` has returned or raised. Those that a rank receives belong to its caller, who
+closes them; they do not survive exec. If `share` raises, every descriptor that this rank had received is closed.
+
+`pidfd_getfd` is not used: containers and Yama forbid it where SCM_RIGHTS works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+
+from ..errors import ArgumentError, GroupError, GroupMismatch, kind_of, require_integer
+from . import handshake
+from .board import Board, seconds_of
+from .host import host_identity
+
+MOST = 253
+"""Descriptors that one rank can give to another in one call: the kernel's limit of a message."""
+
+_MESSAGE = struct.Struct("!16sII")  # the receiver's token, the sender's rank, how many descriptors
+_ACCEPT_SECONDS = 5.0
+
+
+def share(
+    board: Board,
+    given: Sequence[int] | Mapping[int, Sequence[int]],
+    what: str = "pass descriptors",
+    timeout: float | None = None,
+) -> dict[int, list[int]]:
+    """Give descriptors to all other ranks of `board`, and take theirs. Collective; all ranks must be on one host.
+
+    `given` is a sequence, which every other rank gets whole, or what each rank gets, by its number on the board; ranks
+    that it does not name get none. Returns what each other rank gave to this one, in the order in which it gave them.
+
+    It succeeds on all ranks or raises on all: ArgumentError on a rank whose argument is wrong, GroupMismatch if the
+    ranks are on different hosts, GroupError with the failure of the lowest rank, GroupTimeout, RankEnded. The first two
+    before anything is sent. A rank that ends within the last vote may make others raise after one has returned.
+    """
+    until = time.monotonic() + (board.timeout if timeout is None else seconds_of("timeout", timeout))
+
+    def left() -> float:
+        return max(until - time.monotonic(), 0.001)
+
+    gifts: dict[int, list[int]] = {}
+    wrong: ArgumentError | None = None
+    try:
+        gifts = _gifts(board, given)
+    except ArgumentError as error:
+        wrong = error
+    with contextlib.ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        name, token = f"drvfuse-fd-{secrets.token_hex(16)}", secrets.token_bytes(16)
+        listener.bind(f"\0{name}")
+        listener.listen(128)
+        failure = None if wrong is None else str(wrong)
+        card = {"host": host_identity(), "name": name, "token": token.hex(), "failure": failure}
+        cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), left())]
+        _all_can(what, cards, wrong)
+        sent: list[socket.socket] = undo.enter_context(contextlib.closing(_Sockets()))
+        failure = None
+        try:
+            for peer in range(board.size):
+                if peer != board.rank:
+                    address, theirs = f"\0{cards[peer]['name']}", bytes.fromhex(cards[peer]["token"])
+                    sent.append(_send(address, theirs, board.rank, gifts.get(peer, [])))
+        except OSError as error:
+            failure = f"its descriptors for rank {peer} were not sent: {error.strerror or error}"
+        board.vote(what, failure, left())
+        received: dict[int, list[int]] = {}
+        undo.callback(_close, received)
+        try:
+            _receive(listener, token, board, received, min(until, time.monotonic() + _ACCEPT_SECONDS))
+        except OSError as error:
+            failure = f"descriptors were not received: {error.strerror or error}"
+        board.vote(what, failure, left())
+        result = dict(received)
+        received.clear()
+        return result
+    raise AssertionError("unreachable: the stack swallows no error")
+
+
+class _Sockets(list[socket.socket]):
+    """Sockets that are closed together."""
+
+    def close(self) -> None:
+        for one in self:
+            one.close()
+
+
+def _gifts(board: Board, given: object) -> dict[int, list[int]]:
+    peers = [rank for rank in range(board.size) if rank != board.rank]
+    if isinstance(given, Mapping):
+        gifts = dict(given)
+    elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        gifts = dict.fromkeys(peers, given)
+    else:
+        raise ArgumentError("given", kind_of(given), "a sequence of descriptors, or one for each rank by its number")
+    for rank, descriptors in gifts.items():
+        if rank not in peers:
+            raise ArgumentError("given", f"for rank {rank!r}", f"for other ranks of the board, which has {board.size}")
+        if len(descriptors) > MOST:
+            raise ArgumentError(f"given[{rank}]", f"{len(descriptors)} descriptors", f"at most {MOST}")
+        for descriptor in descriptors:
+            number = require_integer(f"given[{rank}]", descriptor, "open file descriptors", 0)
+            try:
+                os.fstat(number)
+            except OSError:
+                raise ArgumentError(f"given[{rank}]", f"{number}, which is not open", "open descriptors") from None
+    return {rank: list(descriptors) for rank, descriptors in gifts.items()}
+
+
+def _all_can(what: str, cards: list[dict[str, str]], wrong: ArgumentError | None) -> None:
+    """Raise on every rank if one of them cannot go on."""
+    if wrong is not None:
+        raise wrong
+    for rank, card in enumerate(cards):
+        if card["failure"] is not None:
+            raise GroupError(what, rank, card["failure"])
+    if len({card["host"] for card in cards}) > 1:
+        hosts = {rank: card["host"] for rank, card in enumerate(cards)}
+        raise GroupMismatch("the host (boot id, network namespace), which descriptors do not leave", hosts)
+
+
+def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> socket.socket:
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connected.settimeout(_ACCEPT_SECONDS)
+        connected.connect(address)
+        if not handshake.same_user(connected):
+            raise OSError("a process of another user listens in its place")
+        message = _MESSAGE.pack(token, rank, len(descriptors))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        connected.sendmsg([message], rights)
+        return connected
+    except BaseException:
+        connected.close()
+        raise
+
+
+def _receive(listener: socket.socket, token: bytes, board: Board, received: dict[int, list[int]], until: float) -> None:
+    """Fill `received` with what every peer has sent. Raises OSError, also where something is missing."""
+    while len(received) < board.size - 1:
+        listener.settimeout(max(until - time.monotonic(), 0.001))
+        connected, _ = listener.accept()
+        with connected:
+            if not handshake.same_user(connected):
+                continue
+            connected.settimeout(max(until - time.monotonic(), 0.001))
+            space = socket.CMSG_SPACE(MOST * array("i").itemsize)
+            message, rights, flags, _ = connected.recvmsg(_MESSAGE.size, space, socket.MSG_CMSG_CLOEXEC)
+        found = array("i")
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        theirs, rank, count = _MESSAGE.unpack(message) if len(message) == _MESSAGE.size else (b"", 0, 0)
+        stranger = not hmac.compare_digest(theirs, token) or rank >= board.size or rank in (board.rank, *received)
+        if stranger or count != len(found):
+            _close({rank: list(found)})
+            if not stranger:
+                lost = f"{count - len(found)} of the {count} descriptors of rank {rank} were lost"
+                raise OSError(f"{lost}: the limit of open files" if flags & socket.MSG_CTRUNC else lost)
+            continue
+        received[rank] = list(found)
+
+
+def _close(received: dict[int, list[int]]) -> None:
+    for descriptors in received.values():
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes over the sockets of a board: frames of one JSON object and bytes, both bounded.
+
+A frame is two 32-bit lengths in network order, a JSON object in UTF-8, and bytes that nobody interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+LARGEST_VALUE = 1 << 20
+"""Bytes that a rank may give to a step."""
+
+_HEAD = struct.Struct("!II")
+_STRANGER = 4096, 0
+_LARGEST_MESSAGE = 1 << 20
+
+
+class Malformed(Exception):
+    """What came is not a frame, or larger than frames may be."""
+
+
+def pack(message: dict[str, Any], data: bytes = b"") -> bytes:
+    """One frame."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return _HEAD.pack(len(text), len(data)) + text + data
+
+
+class Unpacker:
+    """Frames out of the bytes of one connection. Few bytes are accepted until `trust()`."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._largest = _STRANGER
+
+    def trust(self, values: int) -> None:
+        """From now on a frame may carry that many values."""
+        self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
+
+    def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """The frames that are complete with `received`. Raises Malformed."""
+        self._bytes += received
+        while len(self._bytes) >= _HEAD.size:
+            text_bytes, data_bytes = _HEAD.unpack_from(self._bytes)
+            if text_bytes > self._largest[0] or data_bytes > self._largest[1]:
+                raise Malformed(f"a frame of {text_bytes} + {data_bytes} bytes")
+            data_begin = _HEAD.size + text_bytes
+            end = data_begin + data_bytes
+            if len(self._bytes) < end:
+                return
+            try:
+                message = json.loads(self._bytes[_HEAD.size : data_begin])
+            except (ValueError, RecursionError):
+                raise Malformed("a frame that is not JSON") from None
+            if not isinstance(message, dict):
+                raise Malformed("a frame that is no JSON object")
+            data = bytes(self._bytes[data_begin:end])
+            del self._bytes[:end]
+            yield message, data

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a rank and the server of a board come to trust one another.
+
+    server  {"nonce": n}                                    a fresh random number
+    rank    {"group", "rank", "size", "pid", "nonce": m, "proof": HMAC(secret, rank's role, n, m, group, rank, size)}
+    server  {"proof": HMAC(secret, server's role, n, m, group, rank, size)}   or   {"refused", ...}
+
+The secret never goes over the wire. Each side proves that it knows it before the other one acts on anything it says;
+without a secret (sockets of one host, whose kernel says which user is at the other end) the same frames go with an
+empty one. `group` keeps groups and jobs apart that meet at one address: a server refuses a rank of another group as
+"another group", and the rank goes on to look for its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+
+VERSION = 1
+PROCESS_ENDED = "its process has ended"
+_CREDENTIALS = struct.Struct("3i")
+
+
+def nonce() -> str:
+    """A random number that nobody can foresee, for one handshake."""
+    return secrets.token_hex(16)
+
+
+def proof(secret: bytes, role: str, theirs: str, own: str, group: str, rank: int, size: int) -> str:
+    """What only a holder of `secret` can say; `role` is that of who says it, "server" or "rank"."""
+    text = "\0".join((f"drvfuse board {VERSION}", role, theirs, own, group, str(rank), str(size)))
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def is_proof(given: object, expected: str) -> bool:
+    """Whether the other end's proof is right. Takes equally long wherever they differ."""
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
+
+
+def credentials(connected: socket.socket) -> tuple[int, int] | None:
+    """Process and user at the other end of a Unix socket, as the kernel knows them; None for other sockets.
+
+    The process is 0 where it is outside this process's PID namespace.
+    """
+    if connected.family != socket.AF_UNIX:
+        return None
+    pid, uid, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def same_user(connected: socket.socket) -> bool:
+    """Whether this user is at the other end, as far as the kernel can tell: of a TCP connection it cannot."""
+    known = credentials(connected)
+    return known is None or known[1] == os.getuid()
+
+
+def notice_loss(connected: socket.socket) -> None:
+    """Of a TCP connection: send at once, and notice within half a minute that the other host has gone."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def loss(error: OSError) -> str:
+    """What a failed transfer says of the process at the other end."""
+    ended = error.errno in (errno.EPIPE, errno.ECONNRESET)
+    return PROCESS_ENDED if ended else f"the connection to it was lost ({error.strerror})"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boards of ranks that are threads of one process: the same server and connections, over socket pairs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from ..errors import require_integer
+from .board import Board, seconds_of
+from .connection import Connection, greet
+from .server import Server
+
+
+class LocalBoards:
+    """`boards[rank]` is the board of that rank, to be used by a thread of its own. A context manager, which closes all.
+
+    A rank that is to be missing is one whose thread takes no step. `end(rank)` is what its process's death would be.
+    """
+
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
+        size = require_integer("size", size, "an int of at least 1", 1)
+        timeout = seconds_of("timeout", timeout)
+        self._server = Server("local", size)
+        self._connections: list[Connection] = []
+        self._boards: list[Board] = []
+        for rank in range(size):
+            own, served = socket.socketpair()
+            self._server.adopt(served)
+            frames = greet(own, "local", rank, size, b"", timeout)
+            self._connections.append(Connection(own, frames, rank))
+            self._boards.append(Board(self._connections[rank], 0, tuple(range(size)), timeout))
+
+    def __getitem__(self, rank: int) -> Board:
+        return self._boards[rank]
+
+    def __len__(self) -> int:
+        return len(self._boards)
+
+    def __iter__(self) -> Iterator[Board]:
+        return iter(self._boards)
+
+    def end(self, rank: int) -> None:
+        """Close the connection of that rank without a word, as the kernel does for a process that was killed."""
+        self._connections[rank].sever()
+
+    def close(self) -> None:
+        """Close all boards, those that were split from them included."""
+        for connection in self._connections:
+            connection.leave_all("it has closed the group")
+        self._server.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

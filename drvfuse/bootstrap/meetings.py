@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server of a board decides: who meets whom, and what each rank is told. No sockets, threads or clocks.
+
+A rank that takes a step has one request on that board. A step is complete when every member of the board has a request
+there; all are answered together, with the values, or with the difference if their steps differ. There is no number of
+the step: a rank whose request was taken back (time-out, interruption) meets the others by its next request, so ranks
+that failed in different places are in step again as soon as all of them take one step, such as a reset.
+
+The first deadline of a step ends it for all that wait in it, so that those present go on from the same place. A member
+that has ended or left ends every step of its boards at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+NOT_CONNECTED = "it has not connected"
+
+
+@dataclass
+class Request:
+    """A rank waits in a step. `number` is the rank's own, and goes back with the answer."""
+
+    number: int
+    kind: str
+    what: str
+    value: bytes
+    seconds: float
+    deadline: float
+
+
+@dataclass
+class _Board:
+    members: tuple[int, ...]
+    requests: dict[int, Request] = field(default_factory=dict)
+    gone: dict[int, str] = field(default_factory=dict)
+    last: dict[int, str] = field(default_factory=dict)
+
+
+class Meetings:
+    """All boards of one connection of `size` ranks: number 0 has all of them, the others come from splits.
+
+    `send(rank, message, data)` is called with every answer, and with {"ended": [board, rank, how]} for every rank that
+    has ended or left, to all members of that board. Ranks are those of board 0 here and places on the board there.
+    """
+
+    def __init__(self, size: int, send: Callable[[int, dict[str, Any], bytes], None]) -> None:
+        self._send = send
+        self._boards = {0: _Board(tuple(range(size)))}
+        self._made = 1
+        self._seen: dict[int, str] = {}
+        self._suspects: dict[int, str] = {}
+        self._refused: tuple[str, dict[int, str]] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has come."""
+        return all(rank in self._seen for rank in self._boards[0].members)
+
+    def came(self, rank: int, who: str) -> str | None:
+        """That rank has connected; `who` says from where. Returns who it was if it had come before."""
+        before = self._seen.get(rank)
+        self._seen.setdefault(rank, who)
+        return before
+
+    def suspect(self, rank: int, text: str) -> None:
+        """Say `text` of that rank if it does not come."""
+        if rank in self._boards[0].members:
+            self._suspects[rank] = text
+
+    def refuse(self, what: str, values: dict[int, str]) -> None:
+        """The ranks can never meet: every request, now and later, is answered by this difference."""
+        self._refused = self._refused or (what, values)
+        for number, board in self._boards.items():
+            for rank in list(board.requests):
+                self._mismatch(number, (rank,), *self._refused)
+
+    def ask(self, rank: int, number: int, request: Request) -> None:
+        """`rank` takes a step on board `number`. Raises KeyError if it is not of that board."""
+        board = self._boards[number]
+        if rank not in board.members or rank in board.requests:
+            raise KeyError(rank)
+        board.requests[rank] = request
+        if self._refused:
+            self._mismatch(number, (rank,), *self._refused)
+        elif board.gone:
+            self._end_requests(board)
+        elif len(board.requests) == len(board.members):
+            self._meet(number)
+
+    def withdraw(self, rank: int, number: int, request: int) -> None:
+        """`rank` no longer waits for the answer to that request."""
+        board = self._boards.get(number)
+        if board and rank in board.requests and board.requests[rank].number == request:
+            del board.requests[rank]
+
+    def leave(self, rank: int, number: int, how: str) -> None:
+        """`rank` takes no further step on board `number`."""
+        board = self._boards.get(number)
+        if board is None or rank not in board.members or rank in board.gone:
+            return
+        board.requests.pop(rank, None)
+        board.gone[rank] = how
+        for member in board.members:
+            if member not in board.gone:
+                self._send(member, {"ended": [number, board.members.index(rank), how]}, b"")
+        self._end_requests(board)
+        if number and len(board.gone) == len(board.members):
+            del self._boards[number]
+
+    def end(self, rank: int, how: str) -> None:
+        """`rank` leaves all of its boards."""
+        for number in list(self._boards):
+            self.leave(rank, number, how)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has to be called."""
+        return min((r.deadline for board in self._boards.values() for r in board.requests.values()), default=None)
+
+    def expire(self, now: float) -> None:
+        """End the steps whose deadline has passed."""
+        for board in self._boards.values():
+            late = [request for request in board.requests.values() if request.deadline <= now]
+            if late:
+                missing = [place for place, rank in enumerate(board.members) if rank not in board.requests]
+                known = {place: self._state(board, rank) for place, rank in enumerate(board.members)}
+                for rank in list(board.requests):
+                    outcome = {"missing": missing, "waiting": list(known.items()), "seconds": late[0].seconds}
+                    self._answer(board, rank, {"outcome": "timeout", **outcome})
+
+    def _state(self, board: _Board, rank: int) -> str:
+        if rank in board.requests:
+            return board.requests[rank].what
+        for other in self._boards.values():
+            if rank in other.requests:
+                among = f"{len(other.members)} ranks" if len(other.members) < len(self._boards[0].members) else "all"
+                return f"it waits in a step of another group, of {among}: {other.requests[rank].what}"
+        if rank not in self._seen:
+            return ", but ".join(filter(None, (NOT_CONNECTED, self._suspects.get(rank))))
+        last = board.last.get(rank)
+        return f"it is connected, and in no step since: {last}" if last else "it is connected, and in no step yet"
+
+    def _answer(self, board: _Board, rank: int, answer: dict[str, Any], data: bytes = b"") -> None:
+        request = board.requests.pop(rank)
+        board.last[rank] = request.what
+        self._send(rank, {"answer": request.number, **answer}, data)
+
+    def _mismatch(self, number: int, ranks: tuple[int, ...], what: str, values: dict[int, str]) -> None:
+        for rank in ranks:
+            answer = {"outcome": "mismatch", "what": what, "values": list(values.items())}
+            self._answer(self._boards[number], rank, answer)
+
+    def _end_requests(self, board: _Board) -> None:
+        for rank in list(board.requests):
+            first = next(iter(board.gone))
+            how = {"rank": board.members.index(first), "how": board.gone[first]}
+            self._answer(board, rank, {"outcome": "ended", **how})
+
+    def _meet(self, number: int) -> None:
+        board = self._boards[number]
+        requests = [board.requests[rank] for rank in board.members]
+        if len({(request.kind, request.what) for request in requests}) > 1:
+            values = {place: request.what for place, request in enumerate(requests)}
+            self._mismatch(number, board.members, "the step to take", values)
+        elif requests[0].kind == "split":
+            self._split(board, [json.loads(request.value) for request in requests])
+        else:
+            data = b"".join(request.value for request in requests)
+            lengths = [len(request.value) for request in requests]
+            # Rank 0 last: its process serves the board, and what it does next may be to end.
+            for rank in sorted(board.members, reverse=True):
+                self._answer(board, rank, {"outcome": "values", "lengths": lengths}, data)
+
+    def _split(self, board: _Board, choices: list[tuple[int | None, int]]) -> None:
+        """One new board for each colour, its members by key, then by their place on `board`."""
+        numbers: dict[int, int] = {}
+        for wanted in sorted({colour for colour, _ in choices if colour is not None}):
+            places = sorted((key, place) for place, (colour, key) in enumerate(choices) if colour == wanted)
+            numbers[wanted], self._made = self._made, self._made + 1
+            self._boards[numbers[wanted]] = _Board(tuple(board.members[place] for _, place in places))
+        for rank, (colour, _) in zip(board.members, choices, strict=True):
+            answer: dict[str, Any] = {"outcome": "board", "board": None}
+            if colour is not None:
+                answer = {**answer, "board": numbers[colour], "members": self._boards[numbers[colour]].members}
+            self._answer(board, rank, answer)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of a job find the board that rank 0 serves: `meet`.
+
+Without a store the address follows from what all ranks know: a Unix socket whose name is a hash of the user, the job
+and how many groups the job has connected before, and beyond one host also TCP port `store_port` of MASTER_ADDR, for
+holders of DRVFUSE_SECRET. Groups are counted in each process, for each rank, so they must be connected in the same
+order on all ranks. Only a group that all ranks have joined counts: ranks may try again after a failure.
+
+With a store rank 0 chooses an address and a secret of its own, and puts up a notice of them there (`stores`); the
+others read it, again and again until they reach that board, as what they read may be of a group that failed before.
+Rank 0 takes the notice down when all have joined, before any rank goes on, so that nobody takes it for the next
+group's. The store has no further part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from .. import config
+from ..errors import ArgumentError, GroupError, GroupTimeout
+from . import address, handshake
+from .address import Address, Target
+from .board import Board, seconds_of
+from .connection import AnotherGroup, Connection, greet
+from .frames import Unpacker
+from .host import host_identity
+from .place import Place, find_place
+from .server import Server
+from .stores import Notices, NotThere, notice_board
+
+JOINING = "join the group"
+_SHORTEST_SECRET = 16
+_READ_SECONDS = 10.0
+_HINT = "; ranks on other hosts need MASTER_ADDR, MASTER_PORT and DRVFUSE_SECRET, or `store`"
+_joined: dict[tuple[object, int], int] = {}
+
+
+def meet(
+    rank: int | None = None, size: int | None = None, store: object = None, timeout: float = 60.0
+) -> tuple[Place, Board]:
+    """The place of this process, and the board of the job's next group, when all ranks have come.
+
+    `rank` and `size` are as for `find_place`; a communicator as `store` knows them. `timeout` is in seconds. Rank 0's
+    process serves the board until every rank has closed its own.
+
+    Raises ArgumentError before anything is opened, and on all ranks that take part GroupTimeout naming the ranks that
+    did not come, GroupMismatch where two processes came as one rank, the sizes differ or a secret is wrong, and
+    GroupError, RankEnded included.
+    """
+    notices = None if store is None else notice_board(store)
+    if notices is not None and notices.place is not None:
+        for name, given, known in zip(("rank", "size"), (rank, size), notices.place, strict=True):
+            if given is not None and given != known:
+                raise ArgumentError(name, repr(given), f"{known} or None, as `store` has {name} {known}")
+        rank, size = notices.place
+    place = find_place(rank, size)
+    return place, connect(place, timeout, notices)
+
+
+def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None) -> Board:
+    """The board of the next group of the job whose rank `place` is. See `meet`."""
+    until = time.monotonic() + seconds_of("timeout", timeout)
+    if notices is not None:
+        if place.rank == 0:
+            return _serve(place, *_fresh(place), until, timeout, notices)
+        return _come(place, lambda seconds: _noticed(notices, seconds), until, timeout, notices)
+    counted = (place.job, place.size), place.rank
+    known = address_of(place, _joined.get(counted, 0))
+    board = join(place, known, until, timeout)
+    _joined[counted] = _joined.get(counted, 0) + 1
+    return board
+
+
+def address_of(place: Place, number: int) -> Address:
+    """The address of group `number` of a job without a store. Raises ArgumentError if the job has none."""
+    if not place.job and place.size > 1:
+        raise ArgumentError(
+            "environment variable MASTER_PORT",
+            "not set",
+            "a number that all ranks of this job have and no other job of this user, or `store` must be given: nothing "
+            "else that the launcher has set tells its jobs apart",
+        )
+    secret = os.environ.get("DRVFUSE_SECRET", "").encode()
+    if secret and len(secret) < _SHORTEST_SECRET:
+        expected = f"at least {_SHORTEST_SECRET} characters that nobody can guess, the same on all ranks"
+        raise ArgumentError("environment variable DRVFUSE_SECRET", f"of {len(secret)} characters", expected)
+    master = dict(place.job).get("MASTER_ADDR")
+    if place.one_host is False:
+        if not secret:
+            expected = (
+                f"the same secret of at least {_SHORTEST_SECRET} characters on all ranks of a job on several hosts, or "
+                "`store` must be given"
+            )
+            raise ArgumentError("environment variable DRVFUSE_SECRET", "not set", expected)
+        if master is None:
+            raise ArgumentError("environment variable MASTER_ADDR", "not set", "the host of rank 0")
+    identity = [os.getuid(), place.job, place.size, number] if place.size > 1 else secrets.token_hex(16)
+    group = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    tcp = ((master, config.get("store_port")),) if secret and master and not place.one_host else ()
+    return Address(group, secret, f"drvfuse-{os.getuid()}-{group}", tcp)
+
+
+def join(place: Place, known: Address, until: float, timeout: float) -> Board:
+    """The board at an address that all ranks know; `until` is a time of the monotonic clock."""
+    if place.rank:
+        return _come(place, lambda seconds: known, until, timeout, None)
+    with contextlib.ExitStack() as undo:
+        listeners = [undo.enter_context(address.listen_here(known.unix))]
+        listeners += [undo.enter_context(address.listen_at(host, port, until)) for host, port in known.tcp]
+        undo.pop_all()
+    return _serve(place, known, listeners, until, timeout, None)
+
+
+def _fresh(place: Place) -> tuple[Address, list[socket.socket]]:
+    """An address that nobody has, and sockets that listen there."""
+    token = secrets.token_hex(16)
+    made = Address(token, secrets.token_bytes(32), f"drvfuse-{os.getuid()}-{token}", host=host_identity())
+    listeners = [address.listen_here(made.unix)]
+    if not place.one_host:
+        listener, tcp = address.listen_anywhere()
+        listeners, made = [*listeners, listener], replace(made, tcp=tcp)
+    return made, listeners
+
+
+def _noticed(notices: Notices, seconds: float) -> Address:
+    try:
+        return address.of_notice(notices.read(seconds))
+    except ValueError as error:
+        raise NotThere(f"what the store holds is no notice of drvfuse ({error})") from None
+
+
+def _serve(
+    place: Place,
+    own: Address,
+    listeners: list[socket.socket],
+    until: float,
+    timeout: float,
+    notices: Notices | None,
+) -> Board:
+    server = Server(own.group, place.size, own.secret, listeners)
+    try:
+        if notices is not None:
+            try:
+                notices.put_up(own.to_notice(), place.size)
+            except Exception as error:  # every store fails in its own way
+                raise GroupError("use the store", 0, f"set raised {type(error).__name__}: {error}") from error
+        connected, served = socket.socketpair()
+        server.adopt(served)
+        return _all_join(connected, _greet(connected, place, own, until), place, own, until, timeout, notices)
+    except BaseException:
+        server.stop()
+        raise
+
+
+def _come(
+    place: Place, read: Callable[[float], Address], until: float, timeout: float, notices: Notices | None
+) -> Board:
+    known, connected, frames = _reach(place, read, until, timeout)
+    return _all_join(connected, frames, place, known, until, timeout, notices)
+
+
+def _all_join(
+    connected: socket.socket,
+    frames: Unpacker,
+    place: Place,
+    known: Address,
+    until: float,
+    timeout: float,
+    notices: Notices | None,
+) -> Board:
+    board = Board(Connection(connected, frames, place.rank), 0, tuple(range(place.size)), timeout)
+    try:
+        board.gather(JOINING, b"", max(until - time.monotonic(), 0.001))
+        if notices is not None:
+            failure = None
+            if board.rank == 0:
+                try:
+                    notices.take_down(known.to_notice())
+                except Exception as error:
+                    failure = error.failure if isinstance(error, GroupError) else f"{type(error).__name__}: {error}"
+            board.vote("use the store", failure)
+        return board
+    except BaseException:
+        board.close()
+        raise
+
+
+def _greet(connected: socket.socket, place: Place, known: Address, until: float) -> Unpacker:
+    try:
+        seconds = max(until - time.monotonic(), 0.001)
+        return greet(connected, known.group, place.rank, place.size, known.secret, seconds)
+    except BaseException:
+        connected.close()
+        raise
+
+
+def _reach(
+    place: Place, read: Callable[[float], Address], until: float, timeout: float
+) -> tuple[Address, socket.socket, Unpacker]:
+    """A connection to rank 0, tried again until it listens."""
+    states: dict[Target, str] = {}
+    known: Address | None = None
+    pause, trouble = 0.01, ""
+    while True:
+        left = until - time.monotonic()
+        try:
+            known, trouble = read(max(min(left, _READ_SECONDS if known is None else 0.0), 0.0)), ""
+        except NotThere as error:
+            trouble = str(error)
+        for target in known.targets if known else ():
+            try:
+                connected = address.open_connection(target, until)
+                if handshake.same_user(connected):
+                    assert known is not None
+                    return known, connected, _greet(connected, place, known, until)
+                connected.close()
+                states[target] = f"a process of another user listens {address.in_words(target)}"
+            except AnotherGroup:
+                states[target] = f"another group or job listens {address.in_words(target)}"
+            except OSError as error:
+                reason = "nobody listens" if error.errno == errno.ECONNREFUSED else f"no answer ({error})"
+                states[target] = f"{reason} {address.in_words(target)}"
+        if left <= 0:
+            found = ", ".join(filter(None, (*(states[target] for target in (known.targets if known else ())), trouble)))
+            hint = _HINT if known and not known.host and place.one_host is None and not known.tcp else ""
+            waiting = {0: (found or "no address of it can be reached from here") + hint}
+            raise GroupTimeout(JOINING, [0], {**waiting, place.rank: f"{JOINING}, which rank 0 serves"}, timeout)
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, 0.2)

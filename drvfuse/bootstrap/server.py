@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of a board: one thread in rank 0's process, which holds all sockets and asks `meetings` what to do.
+
+It ends by itself when every rank's connection has gone, or by `stop`. It listens until it ends, so that a process that
+comes as a rank that is there already is told so, on sockets of one host; a TCP port is given back as soon as all ranks
+have come. Whoever does not complete the handshake within a few seconds is dropped, and strangers have few bytes and few
+connections; a stranger who names a rank but has the wrong secret is named in the time-out of that rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from . import handshake
+from .frames import LARGEST_VALUE, Malformed, Unpacker, pack
+from .meetings import Meetings, Request
+
+_log = logging.getLogger("drvfuse.bootstrap")
+_HANDSHAKE_SECONDS = 10.0
+_MOST_STRANGERS = 64
+_live: weakref.WeakSet[Server] = weakref.WeakSet()
+
+
+class _Client:
+    """One connection. `rank` is None until its handshake is complete."""
+
+    def __init__(self, connected: socket.socket, where: str) -> None:
+        connected.setblocking(False)
+        handshake.notice_loss(connected)
+        self.socket, self.where, self.rank = connected, where, -1
+        self.frames, self.out = Unpacker(), bytearray()
+        self.nonce, self.until = handshake.nonce(), time.monotonic() + _HANDSHAKE_SECONDS
+        self.closing = False
+
+
+class Server:
+    """Serves a board of `size` ranks of the group called `group` to those who know `secret`.
+
+    `listeners` are listening sockets, which the server closes. Its thread is a daemon.
+    """
+
+    def __init__(self, group: str, size: int, secret: bytes = b"", listeners: Iterable[socket.socket] = ()) -> None:
+        self._group, self._size, self._secret = group, size, secret
+        self._listeners = list(listeners)
+        self._meetings = Meetings(size, self._send)
+        self._clients: set[_Client] = set()
+        self._ranks: dict[int, _Client] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._adopted: list[socket.socket] = []
+        self._stopping = False
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        _live.add(self)
+        self._thread = threading.Thread(target=self._run, name="drvfuse board", daemon=True)
+        self._thread.start()
+
+    def adopt(self, connected: socket.socket) -> None:
+        """Serve the other end of that connection, of this process; the socket belongs to the server from now on."""
+        self._adopted.append(connected)
+        self._wake.send(b"a")
+
+    def stop(self) -> None:
+        """Close all sockets and end the thread; a second call does nothing."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._wake.send(b"s")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copies of the sockets, so that the other ends see when the parent has ended."""
+        for its in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
+            its.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        served = False
+        try:
+            while not self._stopping and (self._clients or self._adopted or not served):
+                deadlines = [client.until for client in self._clients if client.rank < 0]
+                if (due := self._meetings.next_deadline()) is not None:
+                    deadlines.append(due)
+                wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+                for key, events in self._selector.select(wait):
+                    self._ready(key.fileobj, key.data, events)
+                while self._adopted:
+                    self._admit(self._adopted.pop(0), "this process")
+                self._expire()
+                served = served or bool(self._ranks)
+        finally:
+            for client in list(self._clients):
+                self._flush(client)
+                client.socket.close()
+            for its in (*self._listeners, self._wake, self._woken, *self._adopted):
+                its.close()
+            self._selector.close()
+
+    def _ready(self, ready: Any, client: _Client | None, events: int) -> None:
+        if client is not None:
+            if events & selectors.EVENT_WRITE:
+                self._flush(client)
+            if events & selectors.EVENT_READ and client in self._clients:
+                self._receive(client)
+        elif ready is self._woken:
+            self._woken.recv(64)
+        elif ready in self._listeners:
+            try:
+                connected, address = ready.accept()
+            except OSError:  # it has gone already; or no descriptor is free, and trying again at once would help nobody
+                return time.sleep(0.01)
+            known = handshake.credentials(connected)
+            where = f"process {known[0]}" if known else f"{address[0]}"
+            if handshake.same_user(connected) and len(self._clients) - len(self._ranks) < _MOST_STRANGERS:
+                self._admit(connected, where)
+            else:
+                _log.debug("a connection from %s was refused: of another user, or one of too many", where)
+                connected.close()
+        return None
+
+    def _admit(self, connected: socket.socket, where: str) -> None:
+        client = _Client(connected, where)
+        self._clients.add(client)
+        self._selector.register(connected, selectors.EVENT_READ, client)
+        self._write(client, {"nonce": client.nonce})
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        self._meetings.expire(now)
+        for client in [client for client in self._clients if client.rank < 0 and client.until <= now]:
+            self._drop(client, "")
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            received = client.socket.recv(1 << 16)
+            if not received:
+                self._drop(client, handshake.PROCESS_ENDED)
+            for message, data in client.frames.feed(received):
+                if client not in self._clients:
+                    break
+                if client.rank < 0:
+                    self._greet(client, message)
+                else:
+                    self._obey(client, message, data)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._drop(client, handshake.loss(error))
+        except (Malformed, KeyError, TypeError, ValueError) as error:
+            _log.debug("a malformed message from %s: %r", client.where, error)
+            self._drop(client, "it sent what is no message of a board")
+
+    def _greet(self, client: _Client, hello: dict[str, Any]) -> None:
+        rank, size, theirs = int(hello["rank"]), int(hello["size"]), str(hello["nonce"])
+        if hello["version"] != handshake.VERSION:
+            return self._refuse(client, refused="version", version=handshake.VERSION)
+        if hello["group"] != self._group:
+            return self._refuse(client, refused="another group")
+        names = theirs, self._group, rank, size
+        if not handshake.is_proof(hello["proof"], handshake.proof(self._secret, "rank", client.nonce, *names)):
+            self._meetings.suspect(rank, f"someone at {client.where} came as this rank with a wrong secret")
+            return self._refuse(client, refused="secret")
+        who = f"process {int(hello['pid'])}"
+        problem: tuple[str, dict[int, str]] | None = None
+        if size != self._size:
+            problem = "the number of ranks", {0: str(self._size), rank: str(size)}
+        elif not 0 <= rank < size:
+            problem = "which ranks there are", {rank: f"not one of 0 to {size - 1}"}
+        elif (before := self._meetings.came(rank, who)) is not None:
+            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both came as this rank"}
+        if problem is not None:
+            if not self._meetings.complete:
+                self._meetings.refuse(*problem)
+            return self._refuse(client, refused="mismatch", what=problem[0], values=list(problem[1].items()))
+        client.rank = rank
+        client.frames.trust(1)
+        self._ranks[rank] = client
+        self._write(client, {"proof": handshake.proof(self._secret, "server", client.nonce, *names)})
+        if self._meetings.complete:
+            self._release_ports()
+        return None
+
+    def _refuse(self, client: _Client, **reason: Any) -> None:
+        client.closing = True
+        self._write(client, reason)
+
+    def _release_ports(self) -> None:
+        for listener in [one for one in self._listeners if one.family != socket.AF_UNIX]:
+            self._listeners.remove(listener)
+            self._selector.unregister(listener)
+            listener.close()
+
+    def _obey(self, client: _Client, message: dict[str, Any], data: bytes) -> None:
+        board, number = int(message["board"]), int(message["number"])
+        match message["do"]:
+            case "gather" | "split" as kind:
+                if len(data) > LARGEST_VALUE:
+                    raise Malformed(kind)
+                seconds = float(message["seconds"])
+                deadline = time.monotonic() + seconds
+                request = Request(number, kind, str(message["what"]), data, seconds, deadline)
+                self._meetings.ask(client.rank, board, request)
+            case "withdraw":
+                self._meetings.withdraw(client.rank, board, number)
+            case "leave":
+                self._meetings.leave(client.rank, board, str(message["how"]))
+            case other:
+                raise Malformed(other)
+
+    def _send(self, rank: int, message: dict[str, Any], data: bytes) -> None:
+        if (client := self._ranks.get(rank)) is not None:
+            self._write(client, message, data)
+
+    def _write(self, client: _Client, message: dict[str, Any], data: bytes = b"") -> None:
+        client.out += pack(message, data)
+        self._flush(client)
+
+    def _flush(self, client: _Client) -> None:
+        """Send what the socket takes; the rest goes when it takes more. An error shows when it is read."""
+        with contextlib.suppress(OSError):
+            while client.out:
+                del client.out[: client.socket.send(client.out)]
+        if client in self._clients:
+            if client.closing and not client.out:
+                return self._drop(client, "")
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.out else 0)
+            self._selector.modify(client.socket, wanted, client)
+        return None
+
+    def _drop(self, client: _Client, how: str) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+        if client.rank >= 0:
+            del self._ranks[client.rank]
+            self._meetings.end(client.rank, how)
+
+
+def _in_child() -> None:
+    for server in list(_live):
+        server.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores and communicators of others, by which rank 0 tells the other ranks where its board is, and nothing else.
+
+`Store` is what anyone's key-value store must do. `notice_board` makes a `Notices` of such a store, of an mpi4py
+communicator, or of a store or process group of torch.distributed. None of these packages is imported here.
+
+A store serves one group at a time: while two groups connect by the same store at once, one of them fails, and says so.
+Subgroups take a store of their own (torch's PrefixStore, a communicator of theirs), or come from `split`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, runtime_checkable
+
+from ..errors import ArgumentError, GroupError, Unsupported, kind_of
+
+_KEY = "drvfuse/board"
+_TAG = 0x6462
+_POLL = 0.005
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Values by key, the same for all processes of a job; what they are is not looked at.
+
+    `set` replaces the value of a key. `get` returns the value that was set last by any process, and waits for it at
+    most `timeout` seconds if there is none; what it raises or returns then is up to it. Values have less than 4 KiB.
+    """
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout: float) -> bytes: ...
+
+
+class Notices(Protocol):
+    """One notice, which rank 0 puts up and the others read.
+
+    `place` is the rank and the size that a communicator knows, None of others. `read` waits at most `seconds` and
+    raises NotThere, with the reason in words, if there is nothing. `take_down` is called when all ranks have read it,
+    and raises GroupError if another notice has been put up instead.
+    """
+
+    place: tuple[int, int] | None
+
+    def put_up(self, notice: bytes, size: int) -> None: ...
+
+    def read(self, seconds: float) -> bytes: ...
+
+    def take_down(self, notice: bytes) -> None: ...
+
+
+class NotThere(Exception):
+    """No notice has been put up, or the store cannot say."""
+
+
+def notice_board(store: object) -> Notices:
+    """How `store` carries a notice. Raises ArgumentError if it is none of the kinds above."""
+    if _has(store, "Get_rank", "Get_size", "Isend", "Iprobe", "Recv"):
+        return _Communicator(store)
+    if _has(store, "rank", "size", "allreduce", "broadcast"):
+        return _of_process_group(store)
+    if _has(store, "set", "get", "wait", "compare_set"):
+        return _Keyed(store, lambda seconds: _torch_get(store, seconds))
+    if isinstance(store, Store) and not isinstance(store, type):
+        return _Keyed(store, lambda seconds: store.get(_KEY, seconds))
+    expected = (
+        "an mpi4py communicator, a store or process group of torch.distributed, an object with set(key, value) and "
+        "get(key, timeout), or None"
+    )
+    raise ArgumentError("store", kind_of(store), expected)
+
+
+def _has(store: object, *methods: str) -> bool:
+    return not isinstance(store, type) and all(callable(getattr(store, method, None)) for method in methods)
+
+
+class _Keyed:
+    """A notice under one key. When it has been read it is replaced by nothing, so that the next group can tell."""
+
+    place: tuple[int, int] | None = None
+
+    def __init__(self, store: Any, get: Callable[[float], object]) -> None:
+        self._store, self._get = store, get
+
+    def put_up(self, notice: bytes, size: int) -> None:
+        self._store.set(_KEY, notice)
+
+    def read(self, seconds: float) -> bytes:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                value = self._get(max(until - time.monotonic(), 0.001))
+            except Exception as error:  # every store has its own way to say that a key did not come
+                value, reason = b"", f"get raised {type(error).__name__}: {error}".strip().splitlines()[0]
+            else:
+                reason = "it holds nothing" if value == b"" else f"get returned {kind_of(value)}, not bytes"
+            if isinstance(value, bytes | bytearray | memoryview) and len(value):
+                return bytes(value)
+            if (left := until - time.monotonic()) <= 0:
+                raise NotThere(f"the store has no key {_KEY!r}: {reason}")
+            time.sleep(min(_POLL, left))
+
+    def take_down(self, notice: bytes) -> None:
+        try:
+            found = self._get(5.0)
+        except Exception as error:
+            found = error
+        if found != notice:
+            raise GroupError("use the store", 0, "another group has been connected by the same store at the same time")
+        self._store.set(_KEY, b"")
+
+
+def _torch_get(store: Any, seconds: float) -> object:
+    store.wait([_KEY], timedelta(seconds=seconds))
+    return store.get(_KEY)
+
+
+def _of_process_group(group: Any) -> Notices:
+    """By the store that the group itself was made by, under a prefix of its own."""
+    if not callable(getattr(group, "get_group_store", None)):
+        raise Unsupported(
+            "this torch does not tell the store of a process group; pass a torch.distributed store as `store`"
+        )
+    store = group.get_group_store()
+    notices = _Keyed(store, lambda seconds: _torch_get(store, seconds))
+    notices.place = group.rank(), group.size()
+    return notices
+
+
+class _Communicator:
+    """A notice as one message to each rank of an mpi4py communicator; only the calling thread calls MPI."""
+
+    def __init__(self, communicator: Any) -> None:
+        if communicator.Is_inter():
+            raise ArgumentError("store", "an intercommunicator", "an intracommunicator")
+        self._communicator = communicator
+        self._sends: list[tuple[Any, bytes]] = []
+        self.place: tuple[int, int] | None = (communicator.Get_rank(), communicator.Get_size())
+
+    def put_up(self, notice: bytes, size: int) -> None:
+        for rank in range(1, size):
+            self._sends.append((self._communicator.Isend(notice, rank, _TAG), notice))
+        _sending.extend(self._sends)
+
+    def read(self, seconds: float) -> bytes:
+        """The newest notice, as one of a group that failed may lie before it."""
+        until, buffer = time.monotonic() + seconds, b""
+        while not (waiting := self._communicator.Iprobe(0, _TAG)) and time.monotonic() < until:
+            time.sleep(_POLL)
+        while waiting:
+            received = bytearray(4096)
+            self._communicator.Recv(received, 0, _TAG)
+            buffer, waiting = bytes(received), self._communicator.Iprobe(0, _TAG)
+        if not buffer:
+            raise NotThere("no message of rank 0 has come by MPI")
+        return buffer.rstrip(b"\0")
+
+    def take_down(self, notice: bytes) -> None:
+        _sending[:] = [(request, held) for request, held in _sending if not request.Test()]
+
+
+_sending: list[tuple[Any, bytes]] = []
+"""Messages that may not have gone, with their bytes: MPI wants these to stay where they are until then."""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that belong together: their output line by line, the first that fails, Ctrl-C, and that none is left.
+
+Every process leads a process group of its own: Ctrl-C at the terminal reaches this process alone, which passes it on
+once, to the whole group. When this process dies, be it by SIGKILL, the kernel kills the processes that it has started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Self
+
+from ..errors import DrvfuseError
+
+_END_SECONDS = 5.0  # that processes have to end after SIGTERM, and their last output to arrive
+_LONGEST_LINE = 1 << 16
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_PR_SET_PDEATHSIG = 1
+
+
+class Process:
+    """One process of a supervisor.
+
+    A service is ended when all others have, and fails if it ends before. Its first line of output is not printed.
+    """
+
+    def __init__(self, name: str, prefix: str, service: bool, popen: subprocess.Popen[bytes]) -> None:
+        self.name, self.prefix, self.service, self.popen = name, prefix.encode(), service, popen
+        self.first_line: str | None = None
+        self.ended = False
+
+    def signal(self, number: int) -> None:
+        """To its whole group, while it has not ended: later another group may have its number."""
+        if self.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, number)
+
+
+class Supervisor:
+    """Starts processes and waits for them; a context manager, which leaves none behind.
+
+    `grace` is how many seconds the others have to end by themselves when one has failed or after Ctrl-C; then SIGTERM
+    comes, and after that SIGKILL. `say` prints what the supervisor itself has to tell. Only the main thread can use it,
+    as it replaces signal handlers while it is open.
+    """
+
+    def __init__(self, grace: float, say: Callable[[str], None]) -> None:
+        self._grace, self._say = grace, say
+        self._processes: list[Process] = []
+        self._selector = selectors.DefaultSelector()
+        self._status: int | None = None
+        self._deadline, self._next_signal = math.inf, signal.SIGTERM
+        self._prctl = ctypes.CDLL(None).prctl  # before any process is started: a new process must not load libraries
+
+    def __enter__(self) -> Self:
+        self._signals, self._wake = socket.socketpair()
+        for end in (self._signals, self._wake):
+            end.setblocking(False)
+        self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
+        self._old_wake = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._old_handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.signal(signal.SIGKILL)
+            process.popen.wait()
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._signals:
+                key.fileobj.close()  # type: ignore[union-attr]
+        signal.set_wakeup_fd(self._old_wake)
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        self._signals.close()
+        self._wake.close()
+
+    def start(
+        self, name: str, prefix: str, command: Sequence[str], environment: Mapping[str, str], service: bool = False
+    ) -> Process:
+        """Start a process; its lines of output get that prefix."""
+        parent = os.getpid()
+
+        def tie() -> None:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the kernel was told
+                os._exit(1)
+
+        popen = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            preexec_fn=tie,
+        )
+        process = Process(name, prefix, service, popen)
+        self._processes.append(process)
+        for pipe, out in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, _Lines(self, process, pipe, out))
+        return process
+
+    def first_line(self, service: Process, seconds: float) -> str:
+        """The line with which a service says that it is ready. Raises DrvfuseError if it does not come."""
+        until = time.monotonic() + seconds
+        while service.first_line is None:
+            if service.ended or self._status is not None or time.monotonic() > until:
+                raise DrvfuseError(f"{service.name} did not start: it {_how(service.popen.poll())}")
+            self._turn(until)
+        return service.first_line
+
+    def wait(self) -> int:
+        """Wait until all processes have ended. Returns 0, or the exit status of what failed first.
+
+        A process that a signal has ended counts as 128 + its number, as in a shell; after Ctrl-C it is 130.
+        """
+        while any(not process.ended for process in self._processes if not process.service):
+            self._turn(math.inf)
+        services = [process for process in self._processes if not process.ended]
+        self._deadline, self._next_signal = time.monotonic(), signal.SIGTERM
+        while any(not process.ended for process in services):
+            self._turn(math.inf)
+        self._deadline, drained = math.inf, time.monotonic() + _END_SECONDS
+        while len(self._selector.get_map()) > 1 and time.monotonic() < drained:
+            self._turn(drained)  # the last output; what a process has left running may keep a pipe open for ever
+        return self._status or 0
+
+    def _turn(self, until: float) -> None:
+        """Wait for output, signals or a deadline, and deal with it."""
+        until = min(until, self._deadline)
+        wait = None if until == math.inf else max(0.0, until - time.monotonic())
+        for key, _ in self._selector.select(wait):
+            key.data()
+        for process in self._processes:
+            if not process.ended and process.popen.poll() is not None:
+                process.ended = True
+                self._note_end(process)
+        if time.monotonic() >= self._deadline:
+            self._end_them(self._next_signal)
+
+    def _note_end(self, process: Process) -> None:
+        status = process.popen.returncode
+        running = any(not other.ended for other in self._processes if not other.service)
+        well = status <= 0 if process.service and not running else status == 0 and not process.service
+        if self._status is not None or well:
+            return
+        self._status = 128 - status if status < 0 else status or 1
+        text = f"{process.name} {_how(status)}"
+        if running:
+            text += f"; the others have {self._grace:g} s to end"
+            self._deadline = time.monotonic() + self._grace
+        self._say(text)
+
+    def _end_them(self, number: signal.Signals) -> None:
+        left = [process for process in self._processes if not process.ended]
+        for process in left:
+            process.signal(number)
+        said = [process.name for process in left if not process.service]
+        if said:
+            self._say(f"{number.name} to {', '.join(said)}")
+        killed = number == signal.SIGKILL
+        self._deadline = math.inf if killed else time.monotonic() + _END_SECONDS
+        self._next_signal = signal.SIGKILL
+
+    def _take_signals(self) -> None:
+        for number in self._signals.recv(64):
+            if number == signal.SIGCHLD:
+                continue
+            self._status = self._status or 128 + number
+            if number != signal.SIGINT or self._deadline < math.inf:  # a second Ctrl-C does not wait
+                self._end_them(self._next_signal)
+                continue
+            self._say(f"interrupted; the processes have {self._grace:g} s to end")
+            self._deadline = time.monotonic() + self._grace
+            for process in self._processes:
+                if not process.ended and not process.service:
+                    process.signal(signal.SIGINT)
+
+    def _close_pipe(self, pipe: IO[bytes]) -> None:
+        self._selector.unregister(pipe)
+        pipe.close()
+
+
+class _Lines:
+    """One pipe of a process. Called when there is something to read; prints whole lines."""
+
+    def __init__(self, supervisor: Supervisor, process: Process, pipe: IO[bytes], out: Any) -> None:
+        self._supervisor, self._process, self._pipe, self._out = supervisor, process, pipe, out.buffer
+        self._first = process.service and out is sys.stdout
+        self._partial = bytearray()
+
+    def __call__(self) -> None:
+        received = os.read(self._pipe.fileno(), 1 << 16)
+        self._partial += received
+        if not received:
+            self._supervisor._close_pipe(self._pipe)
+        *lines, rest = bytes(self._partial).split(b"\n")
+        if rest and (not received or len(rest) > _LONGEST_LINE):
+            lines, rest = [*lines, rest], b""
+        self._partial[:] = rest
+        if lines and self._first:
+            self._first = False
+            self._process.first_line = lines.pop(0).decode(errors="replace")
+        if lines:
+            self._out.write(b"".join(self._process.prefix + line + b"\n" for line in lines))
+            self._out.flush()
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "is running, but not ready"
+    if status < 0:
+        try:
+            return f"was killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was killed by signal {-status}"
+    return f"ended with exit status {status}"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that kernels compare between ranks, as in a group of several processes: equal ones, and ones that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from ..comm import workspace
+from ..comm.calls import ComparedCalls
+from ..comm.group import Group
+from ..emu import Machine
+from ..errors import CallMismatch
+from ..ops.call.options import PDLLevel
+from ..ops.call.prepared import Prepared
+from ..ops.collectives.allreduce import allreduce
+from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..runtime.array import Array, view
+from .collectives import AMPLE, FUSED, PDL, TIGHT_SLOTS, Calls, maybe_graph
+from .problems import EPSILON, Problem
+from .run import Finding, Run
+from .substitutions import ANY_ORDER
+
+KINDS = (
+    ("allreduce", "push_one_shot"),
+    (FUSED, "push_one_shot"),
+    ("allreduce", "two_stage"),
+    ("allreduce", "push_two_shot"),
+    (FUSED, "two_stage"),
+    ("allreduce", "one_stage"),
+    (FUSED, "push_two_shot"),
+)
+"""Of which each call is another one than the two before it."""
+
+FEW = tuple(kind for kind in KINDS if kind[0] == FUSED)
+
+NUMBERS = (0, 2**16 - 9, 2**31 - 9)
+"""Of calls before the first: near the ends of the number in a word and of that in a workspace."""
+
+SHAPE, LARGE = (5, 72), (32, 264)
+
+
+def compared(
+    run: Run,
+    *,
+    kinds: Sequence[tuple[str, str]] = KINDS,
+    shape: tuple[int, int] = (9, 520),
+    first: bool | None = None,
+    timeout: float = 10.0,
+    pdl: PDLLevel | None = None,
+) -> None:
+    """Calls of these kinds, which are equal on all ranks, on a group of 2, 3 or 4 ranks: in order, then at random."""
+    ranks = (2, 3, 4)[run.seed % 3]
+    # In a tight workspace push calls have several rounds, and an even number of them leaves the epoch as it is. Of two
+    # shots a rank then hears of some of its peers' clears by way of a third one, which relaxed words do not order.
+    tight = run.chance(0.3)
+    kinds = [kind for kind in kinds if not tight or kind[1] != "push_two_shot"]
+    with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:
+        group.calls = ComparedCalls.of_one_process(first=run.chance(0.2) if first is None else first)
+        _set_numbers(group, run.choice(NUMBERS))
+        with config.override(spin_timeout=timeout):
+            calls = [
+                Calls(
+                    run,
+                    group,
+                    [Problem(op, ranks, shape, number=number)],
+                    algo,
+                    pdl=run.choice(PDL) if pdl is None else pdl,
+                    max_num_blocks=int(run.choice((1, 3, 4))),
+                )
+                for number, (op, algo) in enumerate(kinds)
+            ]
+        streams = [rank.stream for rank in group]
+        group.synchronize()
+        with maybe_graph(group, streams, run.chance(0.3)):
+            for call in (*calls, *run.shuffled(calls)):
+                order = run.shuffled(range(ranks)) if run.chance() else ()
+                call.launch(0, streams, order, run.choice((None, *range(ranks))))
+        group.synchronize()
+        for done in calls:
+            done.compare()
+
+
+def _set_numbers(group: Group, before: int) -> None:
+    if not before:
+        return
+    group.synchronize()
+    for pointer, rank in zip(group.workspace.pointers, group, strict=True):
+        words = view(pointer + workspace.NUMBERS_OFFSET, workspace.MAX_RANKS, "uint32", rank.device)
+        words.copy_from(np.full(workspace.MAX_RANKS, before, np.uint32))
+
+
+def differing(run: Run, *, kind: str = "", timeout: float = 10.0) -> None:
+    """Calls that are equal, then one in which a rank makes another call, of a kind of DIFFERENCES: that must be found,
+    and the group must work when it has been reset."""
+    ranks = (2, 3, 4)[run.seed % 3]
+    kind = kind or run.choice(list(DIFFERENCES))
+    odd = int(run.random.integers(ranks))
+    with run.machine(ranks) as machine, _group(machine, ranks) as group:
+        problems = [Problem("allreduce", ranks, SHAPE, number=number) for number in range(2)]
+        streams = [rank.stream for rank in group]
+        with config.override(spin_timeout=timeout):
+            equal = Calls(run, group, problems, run.choice(("two_stage", "push_one_shot")), pdl=run.choice(PDL))
+            usual, other = DIFFERENCES[kind](Differing(group))
+        equal.launch(0, streams)
+        group.synchronize()
+        with ANY_ORDER.made(), run.ignored(machine, "race"):
+            for position in run.shuffled(range(ranks)):
+                for call in other if position == odd else usual:
+                    call.launch(rank=position)
+            try:
+                group.synchronize()
+            except CallMismatch as error:
+                if (error.rank == odd) == (error.peer == odd):
+                    run.findings.append(Finding("mismatch", f"rank {odd} made another call, and not: {error}"))
+            else:
+                run.findings.append(Finding("mismatch", f"nobody noticed that rank {odd} made another call: {kind}"))
+        group.reset()
+        for number in range(2):
+            equal.launch(number, streams)
+        group.synchronize()
+        equal.compare()
+
+
+def _group(machine: Machine, ranks: int) -> Group:
+    group = Group.local(ranks, driver=machine, workspace_bytes=AMPLE, max_blocks=4)
+    group.calls = ComparedCalls.of_one_process(first=False)
+    return group
+
+
+class Differing:
+    """Calls of a group on arrays of its own."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def _arrays(self, shape: tuple[int, ...], dtype: str) -> list[Array]:
+        return [rank.zeros(shape, dtype) for rank in self._group]
+
+    def sum(self, algo: str, shape: tuple[int, ...] = SHAPE, dtype: str = "bfloat16", **options: Any) -> Prepared[Any]:
+        arrays = self._arrays(shape, dtype)
+        return allreduce.prepare(self._group, arrays, self._arrays(shape, dtype), algo=algo, **options)
+
+    def norm(self, algo: str, shape: tuple[int, ...] = SHAPE, residual: bool = False, **options: Any) -> Prepared[Any]:
+        inputs, gammas = self._arrays(shape, "bfloat16"), self._arrays(shape[-1:], "bfloat16")
+        options = {"epsilon": EPSILON, "residuals": self._arrays(shape, "bfloat16") if residual else None, **options}
+        return allreduce_rmsnorm_fp8.prepare(self._group, inputs, gammas, algo=algo, **options)
+
+
+def _one(usual: Callable[[Differing], Prepared[Any]], other: Callable[[Differing], Prepared[Any]]) -> _Pair:
+    return lambda of: ([usual(of)], [other(of)])
+
+
+def _two(first: Callable[[Differing], Prepared[Any]], second: Callable[[Differing], Prepared[Any]]) -> _Pair:
+    def pair(of: Differing) -> tuple[list[Prepared[Any]], list[Prepared[Any]]]:
+        calls = [first(of), second(of)]
+        return calls, calls[::-1]
+
+    return pair
+
+
+_Pair = Callable[[Differing], tuple[list[Prepared[Any]], list[Prepared[Any]]]]
+
+HANGING: dict[str, _Pair] = {
+    "pull grid": _one(lambda of: of.sum("one_stage", LARGE), lambda of: of.sum("one_stage", LARGE, max_num_blocks=1)),
+    "push algorithm": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_two_shot")),
+    "push and pull": _one(lambda of: of.sum("push_two_shot"), lambda of: of.sum("two_stage")),
+    "rows": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", (6, 72))),
+    "elements": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (5, 64))),
+    "fused push and pull": _one(lambda of: of.norm("push_one_shot"), lambda of: of.norm("two_stage")),
+    "residuals": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", residual=True)),
+}
+"""Usual calls and those of one rank, by what differs: some rank waits in vain."""
+
+SILENT: dict[str, _Pair] = {
+    "op": _one(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
+    "order": _two(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
+    "shape": _one(lambda of: of.sum("push_one_shot"), lambda of: of.sum("push_one_shot", (10, 36))),
+    "dtype": _one(lambda of: of.sum("push_two_shot"), lambda of: of.sum("push_two_shot", dtype="float16")),
+    "pull dtype": _one(lambda of: of.sum("two_stage"), lambda of: of.sum("two_stage", dtype="float16")),
+    "epsilon": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", epsilon=1.0)),
+    "pull epsilon": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", epsilon=1.0)),
+    "out_dtype": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", out_dtype="float8_e5m2")),
+}
+"""Likewise: without the comparison the calls would end, with results of nobody's call."""
+
+GARBAGE: dict[str, _Pair] = {
+    "pull algorithm": _one(lambda of: of.sum("one_stage", (1, 72)), lambda of: of.sum("two_stage", (1, 72))),
+}
+"""Likewise: a rank would read what nobody has written."""
+
+DIFFERENCES = HANGING | SILENT | GARBAGE

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse run`: N processes of one program on this host, one rank each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+
+from .. import config
+from ..bootstrap.supervisor import Supervisor
+from ..errors import ArgumentError
+
+_MORE_THAN_SPIN = 5.0
+_MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is compiled first
+
+
+def run_run(arguments: argparse.Namespace) -> int:
+    """Run the ranks. Returns 0 if all ended well, else the exit status of the first that failed."""
+    return run_ranks(_program(arguments), arguments.n, arguments.driver or config.get("driver"))
+
+
+def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
+    """`python PROGRAM` once for each of `size` ranks, with what `Group.connect` reads in the environment.
+
+    With the emulated driver all ranks use one machine of `size` devices, which another process holds: that of
+    DRVFUSE_EMU_MACHINE, or one that is started here and ends with the ranks.
+    """
+    grace = config.get("spin_timeout") + _MORE_THAN_SPIN
+    environment = _environment(size, driver)
+    with Supervisor(grace, lambda text: print(f"drvfuse run: {text}", file=sys.stderr, flush=True)) as supervisor:
+        if driver == "emu" and not environment.get("DRVFUSE_EMU_MACHINE"):
+            serve = [sys.executable, "-m", "drvfuse", "emu", "serve", "--devices", str(size)]
+            machine = supervisor.start("the emulated machine", "[emu] ", serve, environment, service=True)
+            environment["DRVFUSE_EMU_MACHINE"] = supervisor.first_line(machine, _MACHINE_SECONDS).split()[-1]
+        for rank in range(size):
+            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            supervisor.start(f"rank {rank}", f"[{rank}] ", [sys.executable, *program], own)
+        return supervisor.wait()
+
+
+def _program(arguments: argparse.Namespace) -> list[str]:
+    if arguments.module:
+        if arguments.program:
+            raise ArgumentError("-m", "given together with a script", "the last option, before the module's arguments")
+        return ["-m", *arguments.module]
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise ArgumentError("the program", "missing", "a Python script, or -m and a module, and its arguments")
+    if not os.path.exists(program[0]):
+        raise ArgumentError("the program", repr(program[0]), "a Python script that exists, or -m and a module")
+    return list(program)
+
+
+def _environment(size: int, driver: str) -> dict[str, str]:
+    """Variables that all ranks have. Those that a launcher around this one has set do not count."""
+    others = ("TORCHELASTIC_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    with socket.socket() as probe:  # nobody listens there; torch may, and jobs are told apart by it
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return environment | {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "DRVFUSE_SECRET": secrets.token_hex(16),
+        "DRVFUSE_DRIVER": driver,
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of a group tell one another before they share anything, and what all of them conclude from it.
+
+Every rank gathers the records of all ranks and calls `agree`, which depends on nothing else. So all ranks raise the
+same error, or none does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__, config
+from ..bootstrap.host import host_identity
+from ..errors import ArgumentError, GroupMismatch, Unsupported, ranks_text
+from ..nodes.layout import Nodes, find_nodes, find_order
+from ..runtime.vmm import granularity
+from . import alone
+from .transport import Identity, Member
+
+if TYPE_CHECKING:
+    from ..nodes.joint import NodesWanted
+    from ..runtime.device import Device
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank says of itself.
+
+    `host` tells hosts apart; `gpu` the UUID of its device. `number` is a random one, of which that of rank 0
+    becomes the group's. `alone`: no group is open on its device. `filling` are the numbers and sizes of the groups that
+    fill it, as `comm.alone` says. `domain`: only ranks of one may form a node.
+    """
+
+    host: str
+    gpu: str
+    device: str
+    capability: tuple[int, int]
+    sm_count: int
+    multicast: bool
+    unit: int
+    driver: str
+    version: str
+    workspace_bytes: int
+    max_blocks: int | None
+    spin_timeout: float
+    check_calls: bool
+    tuning: str
+    number: int
+    alone: bool
+    filling: tuple[tuple[int, int], ...]
+    domain: str
+    nodes: str | int
+    node_order: str | None
+    exchange: str
+
+    @classmethod
+    def of(cls, device: Device, workspace_bytes: int, max_blocks: int | None, wanted: NodesWanted) -> Record:
+        """That of the rank of `device` in this process."""
+        driver, host = device.driver, host_identity()
+        return cls(
+            host=host,
+            domain=host + wanted.domain,
+            nodes=wanted.nodes if wanted.nodes == "auto" else int(wanted.nodes),
+            node_order=wanted.node_order,
+            exchange=wanted.engine,
+            gpu=bytes(driver.cuDeviceGetUuid(device.handle).bytes).hex(),
+            device=device.name,
+            capability=device.capability,
+            sm_count=device.sm_count,
+            multicast=bool(device.attribute("MULTICAST_SUPPORTED")),
+            unit=granularity(device),
+            driver=f"{driver.name} {driver.cuDriverGetVersion()}",
+            version=__version__,
+            workspace_bytes=workspace_bytes,
+            max_blocks=max_blocks,
+            spin_timeout=config.get("spin_timeout"),
+            check_calls=config.get("check_calls"),
+            tuning=_tuning(),
+            number=secrets.randbits(63) | 1,
+            alone=alone.is_free(device),
+            filling=tuple(alone.counting(device)),
+        )
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Record:
+        """What `encode` gives, of this version or of one with other fields, which `agree` then finds by its version."""
+        found: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = {name: found.get(name) for name in cls.__dataclass_fields__}
+        values["capability"] = tuple(values["capability"] or (0, 0))
+        values["filling"] = tuple((number, size) for number, size in values["filling"] or ())
+        return cls(**values)
+
+
+_EQUAL = {
+    "version": "drvfuse's version",
+    "driver": "the driver and its version",
+    "workspace_bytes": "workspace_bytes",
+    "max_blocks": "max_blocks",
+    "spin_timeout": "the setting spin_timeout",
+    "check_calls": "the setting check_calls",
+    "tuning": "the constants of `drvfuse tune` (setting tuning)",
+    "nodes": "nodes",
+    "node_order": "node_order",
+    "exchange": "exchange",
+}
+"""What must be the same on all ranks, and what it is called. The version comes first: of others nothing is known."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What holds for all ranks: their devices, the granularity of memory, the group itself, the numbers of those groups
+    that fill their devices no longer, and the nodes."""
+
+    members: tuple[Member, ...]
+    gpus: tuple[str, ...]
+    unit: int
+    identity: Identity
+    disturbed: tuple[int, ...]
+    layout: Nodes
+
+    def of(self, ranks: Sequence[int]) -> Agreement:
+        """That of these ranks, a node of the group."""
+        members, gpus = tuple(self.members[rank] for rank in ranks), tuple(self.gpus[rank] for rank in ranks)
+        return replace(self, members=members, gpus=gpus, layout=Nodes((0,) * len(ranks)))
+
+
+def agree(records: Sequence[Record]) -> Agreement:
+    """What the ranks agree on; `records[i]` is rank i's.
+
+    Raises GroupMismatch where they differ in what must be equal, ArgumentError for two ranks on one GPU and for nodes
+    that cannot be, as `find_nodes` says, and Unsupported where a group that fills its devices would have to stop that
+    on some of its ranks only.
+    """
+    for name, what in _EQUAL.items():
+        values = {rank: str(getattr(record, name)) for rank, record in enumerate(records)}
+        if len(set(values.values())) > 1:
+            raise GroupMismatch(what, values)
+    _require_own_devices(records)
+    layout = find_nodes([record.domain for record in records], records[0].nodes)
+    find_order(records[0].node_order, layout.count)
+    return Agreement(
+        members=tuple(Member(r.device, r.capability, r.sm_count, r.multicast) for r in records),
+        gpus=tuple(record.gpu for record in records),
+        unit=max(record.unit for record in records),
+        identity=Identity(records[0].number, len(records), all(r.alone and r.max_blocks is None for r in records)),
+        disturbed=_disturbed(records),
+        layout=layout,
+    )
+
+
+def _require_own_devices(records: Sequence[Record]) -> None:
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, record in enumerate(records):
+        ranks.setdefault((record.host, record.gpu), []).append(rank)
+    for (_, gpu), those in ranks.items():
+        if len(those) > 1:
+            expected = "a GPU of its own for each rank: pass device=, or set CUDA_VISIBLE_DEVICES for each process"
+            raise ArgumentError("device", f"one GPU ({gpu}) on {ranks_text(those)}", expected)
+
+
+def _disturbed(records: Sequence[Record]) -> tuple[int, ...]:
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for rank, record in enumerate(records):
+        for found in record.filling:
+            ranks.setdefault(found, []).append(rank)
+    for (_, size), those in ranks.items():
+        if len(those) < size:
+            raise Unsupported(
+                f"the devices of {ranks_text(those)} belong to an open group of {size} ranks, whose calls count on "
+                "having all of its devices alone: open the new group with split() of that one, or give that one a "
+                "max_blocks"
+            )
+    return tuple(number for number, _ in ranks)
+
+
+def tuning_file() -> Path:
+    """The file of the setting `tuning`."""
+    return Path(config.get("tuning") or Path(config.get("cache_dir")) / "tuning.json")
+
+
+def _tuning() -> str:
+    """Which constants algorithms are chosen by."""
+    try:
+        return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]
+    except OSError:
+        return "built in"

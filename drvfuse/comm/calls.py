@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a group needs to notice calls that differ between its ranks: hashes of calls, and their names by hash.
+
+Kernels compare the hashes (cu/sync/calls.cuh). A report has the hashes of two calls, so every rank keeps the names of
+its calls in memory that all ranks of its host map: a `CallTable`, written by that rank alone.
+
+    ENTRIES entries of ENTRY_BYTES, a ring:
+    0   u64 hash, 0 in an entry that has no name
+    8   the name in UTF-8, behind it zeros
+
+An entry is written in the order 0, name, hash, and a reader takes it only if it has found the hash before and after it
+has read the name. A name that is longer is cut; the hash is of all of it. The ring forgets the oldest name when it is
+full, so that a call which was prepared 256 others ago is reported without its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ENTRIES, ENTRY_BYTES = 256, 256
+TABLE_BYTES = ENTRIES * ENTRY_BYTES
+"""Of a `CallTable`, zeros at first."""
+
+_HASH_BYTES, _NUMBER_BITS = 6, 16
+_NAME_BYTES = ENTRY_BYTES - 8
+_ENTRY = np.dtype([("hash", "<u8"), ("name", f"S{_NAME_BYTES}")])
+
+
+def hash_of(name: str) -> int:
+    """`Call.hash` of the call of that name: 48 bits above 16 zeros, never 0."""
+    digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
+    return max(1, int.from_bytes(digest, "little")) << _NUMBER_BITS
+
+
+def number_in(word: int) -> int:
+    """The low bits of a call's number in its word."""
+    return word % (1 << _NUMBER_BITS)
+
+
+def hash_in(word: int) -> int:
+    """The hash in a call's word, as `hash_of` gives it."""
+    return word - number_in(word)
+
+
+class CallTable:
+    """The names of one rank's last calls in `memory`, which has at least TABLE_BYTES bytes and outlives the table."""
+
+    def __init__(self, memory: Any) -> None:
+        self._entries: npt.NDArray[Any] = np.frombuffer(memory, _ENTRY, ENTRIES)
+        self._hashes, self._names = self._entries["hash"], self._entries["name"]
+
+    def write(self, position: int, hash_: int, name: str) -> None:
+        """By the table's rank, one thread at a time."""
+        self._hashes[position] = 0
+        self._names[position] = name.encode()
+        self._hashes[position] = hash_
+
+    def find(self, hash_: int) -> str | None:
+        """The name of that hash, by any rank."""
+        for position in np.flatnonzero(self._hashes == hash_):
+            name = bytes(self._names[position])
+            if self._hashes[position] == hash_:
+                return name.decode(errors="ignore")
+        return None
+
+
+class ComparedCalls:
+    """The calls of a group whose kernels compare them: `own` is the table of this process, `others` those of ranks in
+    other processes of the host.
+
+    With `first` a kernel compares each call before it moves any data; else that is done beside.
+    """
+
+    def __init__(self, own: CallTable, others: Sequence[CallTable] = (), *, first: bool = False) -> None:
+        self.first = first
+        self._own, self._tables = own, (own, *others)
+        self._kept: OrderedDict[int, int] = OrderedDict()  # positions of hashes in `own`, oldest first
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_one_process(cls, *, first: bool) -> ComparedCalls:
+        """Of a group whose ranks are all in this process."""
+        return cls(CallTable(bytearray(TABLE_BYTES)), first=first)
+
+    def announce(self, name: str) -> int:
+        """The hash of a call, whose name is known from now on."""
+        found = hash_of(name)
+        with self._lock:
+            if found not in self._kept:
+                position = len(self._kept)
+                if position == ENTRIES:
+                    _, position = self._kept.popitem(last=False)
+                self._own.write(position, found, name)
+                self._kept[found] = position
+        return found
+
+    def name(self, word: int) -> str:
+        """The call of that word, as well as it is known."""
+        found = hash_in(word)
+        for table in self._tables:
+            name = table.find(found)
+            if name is not None:
+                return name
+        return f"a call that no table of this host names (hash {found >> _NUMBER_BITS:012x})"

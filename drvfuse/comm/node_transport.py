@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport of a group over several nodes, with one rank in this process.
+
+Its steps are those of all ranks. Its memory is that of the ranks of the own node, who share it by a transport of their
+own; what lies on other nodes has address 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ..errors import Unsupported
+from .process_transport import ProcessTransport, voted
+from .transport import HostMemory, Identity, Member, Memory
+
+if TYPE_CHECKING:
+    from ..bootstrap.board import Board
+    from ..runtime.device import Device
+    from ..runtime.vmm import SymmetricBuffer
+    from .agreement import Agreement
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Made = TypeVar("Made", bound=_Closable)
+
+
+class NodeTransport:
+    """See the module. It owns `board`, that of all ranks."""
+
+    members: tuple[Member, ...]
+    indices: tuple[int, ...]
+    devices: tuple[Device, ...]
+    shared: bool = True
+    missing: tuple[tuple[int, int], ...] = ()
+    identity: Identity | None
+
+    def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
+        """Collective: the ranks of each node get a board of their own."""
+        layout = agreement.layout
+        self._board, self._ranks = board, layout.ranks(layout.of[board.rank])
+        self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
+        self.identity = agreement.identity
+        own = board.split(layout.of[board.rank], board.rank)
+        assert own is not None
+        self._node = ProcessTransport(own, device, agreement.of(self._ranks))
+
+    @property
+    def board(self) -> Board:
+        """On which all ranks take their steps."""
+        return self._board
+
+    @property
+    def ended(self) -> Mapping[int, str]:
+        return self._board.ended
+
+    def open(self) -> None:
+        self._node.open()
+
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return voted(self._board, what, self._board.timeout + longer)
+
+    def allocate(self, nbytes: int) -> Memory:
+        return _OfNode(self._on_every_node("allocate memory", lambda: self._node.allocate(nbytes)), self)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        return self._on_every_node("make report blocks", lambda: self._node.host_memory(nbytes))
+
+    def _on_every_node(self, what: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, which is collective over a node: it stands on all nodes, or all raise."""
+        made: list[Made] = []
+        try:
+            with self.step(f"{what} on every node", self._board.timeout):
+                made.append(make())
+        except BaseException:
+            for one in made:
+                one.close()
+            raise
+        return made[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of the own node."""
+        return self._ranks
+
+    def require_multicast(self) -> None:
+        raise Unsupported("multicast memory is that of one node, and the group has several")
+
+    def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        raise Unsupported("symmetric memory is that of one node, and the group has several")
+
+    def all_ended(self) -> bool:
+        return True  # there is no multicast memory that would have to wait for it
+
+    def close(self) -> None:
+        self._node.close()
+        self._board.close()
+
+
+class _OfNode:
+    """Memory of the ranks of a node, with an entry for each rank of the group."""
+
+    def __init__(self, memory: Memory, transport: NodeTransport) -> None:
+        self._memory = memory
+        pointers = dict(zip(transport.ranks, memory.ptrs, strict=True))
+        self.ptrs: tuple[int, ...] = tuple(pointers.get(rank, 0) for rank in range(len(transport.members)))
+
+    def close(self) -> None:
+        self._memory.close()

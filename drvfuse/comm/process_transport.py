@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport of a group with one rank in this process and the others in other processes of the host.
+
+Memory passes from process to process by file descriptors. Who owns what:
+
+    descriptors    an exported one is the exporter's, a received one the receiver's. Each closes its own as soon as the
+                   exchange, or the import, is over, so none is open between the steps of a set-up.
+    memory         each process owns the memory of its rank, a handle of that of every other rank, and its mappings of
+                   all. The driver keeps memory until the last handle and mapping of any process is gone. So a process
+                   may close, or die, while kernels of its peers still use its memory.
+    report blocks  one memory without a name, made by rank 0, that all processes have mapped and registered with the
+                   driver. It goes when the last mapping of a process goes. Rank i's kernels write block i alone.
+    multicast      each process owns a handle of the object, its binding and its mapping. The memory of a rank must not
+                   be unbound while kernels of another use the object: `MulticastMemory.close` sees to that.
+
+What all ranks do together is a `step`: each does its part, then they vote. Where one has failed all raise, and each
+takes back what it has made in this step and those before it, the last first; nothing that it takes back depends on
+another rank. If a rank's process has ended, or does not come within the time-out, the vote raises on all others, with
+the same consequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..bootstrap.descriptors import share
+from ..errors import DrvfuseError, Unsupported, ranks_text
+from ..runtime import shared_host
+from ..runtime.multicast_support import require_multicast
+from ..runtime.shared_host import SharedHostMemory
+from ..runtime.vmm import MappedMemory, PhysicalMemory, SymmetricBuffer, Undo, round_up
+from .multicast import set_up
+from .process_team import ProcessTeam
+from .transport import HostMemory, Identity, Member, Memory
+
+if TYPE_CHECKING:
+    from ..bootstrap.board import Board
+    from ..runtime.device import Device
+    from .agreement import Agreement
+
+_PAGE = 4096
+_MOMENT = 1.0  # seconds
+
+
+@contextlib.contextmanager
+def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[None]:
+    """See `Transport.step`: the ranks of `board` vote at the end."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # an interrupt goes on at once; the others learn of it by the time-out
+        failure = error
+    try:
+        board.vote(what, None if failure is None else f"{type(failure).__name__}: {failure}", timeout)
+    except DrvfuseError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+
+
+class ProcessTransport:
+    """See the module. It owns `board`, which `close` closes: the others see then that this rank has gone."""
+
+    members: tuple[Member, ...]
+    indices: tuple[int, ...]
+    devices: tuple[Device, ...]
+    shared: bool = True
+    missing: tuple[tuple[int, int], ...] = ()
+    identity: Identity | None
+
+    def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
+        self._board, self._agreement = board, agreement
+        self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
+        self.identity = agreement.identity
+        self._device = device
+
+    @property
+    def board(self) -> Board:
+        """On which the ranks take their steps."""
+        return self._board
+
+    @property
+    def ended(self) -> Mapping[int, str]:
+        return self._board.ended
+
+    def open(self) -> None:
+        """Raise Unsupported for a device of another rank, visible here, that this one cannot access.
+
+        Of a device that this process does not see nobody can tell but by mapping its memory.
+        """
+        driver = self._device.driver
+        count = int(driver.cuDeviceGetCount())
+        visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
+        for rank, gpu in enumerate(self._agreement.gpus):
+            index = visible.get(gpu, self._device.index)  # no Device of a peer: that would make a context there
+            other = index != self._device.index
+            if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
+                raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")
+
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return voted(self._board, what, self._board.timeout + longer)
+
+    def require_multicast(self) -> None:
+        require_multicast(self.devices, len(self.members))
+        lacking = [rank for rank, member in enumerate(self.members) if not member.multicast]
+        if lacking:
+            raise Unsupported(f"the devices of {ranks_text(lacking)} have no multicast (attribute MULTICAST_SUPPORTED)")
+
+    def allocate(self, nbytes: int) -> Memory:
+        return self.symmetric(nbytes, multicast=False)
+
+    def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
+        if multicast:
+            return set_up(ProcessTeam(self._board, self._device), nbytes)
+        size = round_up(nbytes, self._agreement.unit)
+        with Undo() as undo:
+            with contextlib.ExitStack() as sent:
+                with self.step(f"allocate {size} bytes"):
+                    own = MappedMemory(self._device, size, self.devices)
+                    undo.append(own.close)
+                    assert isinstance(own.memory, PhysicalMemory)
+                    descriptor = own.memory.export()
+                    sent.callback(os.close, descriptor)
+                received = share(self._board, [descriptor], "pass the memory on")
+            parts = {self._board.rank: own}
+            with self.step("map the memory of the other ranks"), closing(received):
+                for rank, (descriptor,) in received.items():
+                    parts[rank] = MappedMemory.imported(self._device, descriptor, size)
+                    undo.append(parts[rank].close)
+            undo.commit()
+        return SymmetricBuffer.of([parts[rank] for rank in range(self._board.size)], self.indices)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        size = round_up(nbytes, _PAGE)
+        with contextlib.ExitStack() as opened, Undo() as undo:
+            made: list[int] = []
+            with self.step("make the report blocks"):
+                if self._board.rank == 0:
+                    made.append(shared_host.create(size))
+                    opened.callback(os.close, made[0])
+            received = share(self._board, made, "pass the report blocks on")
+            with self.step("map the report blocks"), closing(received):
+                memory = SharedHostMemory(self._device, (made or received[0])[0], size)
+                undo.append(memory.close)
+            undo.commit()
+        return memory
+
+    def all_ended(self) -> bool:
+        try:
+            self._board.gather("close the group, which has multicast memory", b"", _MOMENT)
+        except DrvfuseError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._board.close()
+
+
+@contextlib.contextmanager
+def closing(received: Mapping[int, Sequence[int]]) -> Iterator[None]:
+    """Close what was received, at the end."""
+    try:
+        yield
+    finally:
+        for descriptors in received.values():
+            for descriptor in descriptors:
+                os.close(descriptor)

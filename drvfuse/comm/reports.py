@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error that a group raises for what the kernels of a rank have reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..errors import BarrierTimeout, CallMismatch, DrvfuseError
+from .calls import number_in
+from .workspace import CALL, LEGS, differs
+
+if TYPE_CHECKING:
+    from .calls import ComparedCalls
+    from .history import History
+
+
+def error_of(
+    report: Mapping[str, int], history: History, calls: ComparedCalls | None, ended: Mapping[int, str]
+) -> Callable[[], DrvfuseError]:
+    """Makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
+
+    `ended` are the ranks whose processes have ended, at any time: each error has those of then.
+    """
+    return _compared(report, calls, ended) if report["leg"] == CALL else _timed_out(report, history, ended)
+
+
+def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, str]) -> Callable[[], DrvfuseError]:
+    rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
+    leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
+    if word is None:
+        phase = "start" if ordinal == 1 else f"phase {ordinal}"
+    else:
+        phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
+    call = history.find(rank, peer, expected - ordinal)
+    fields = rank, peer, report["block"], phase, expected, report["seen"], call, word
+    return lambda: BarrierTimeout(*fields, ended=dict(ended))
+
+
+def _compared(
+    report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
+) -> Callable[[], DrvfuseError]:
+    """Of a report of leg CALL: calls that differ, or one that the peer has not made."""
+    rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
+    own, seen = report["expected"], report["seen"]
+    assert calls is not None
+    call = f"{calls.name(own)}, as its call {number} since the last reset"
+    if differs(report):
+        peer_call = calls.name(seen)
+        return lambda: CallMismatch(rank, peer, call, peer_call)
+    numbers = number_in(own), number_in(seen)
+    return lambda: BarrierTimeout(rank, peer, report["block"], "call", *numbers, call, ended=dict(ended))

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first step of a call over several nodes: the partial sums of this rank's part of a tensor, over the ranks of its
+// node. What follows is at the top of nodes.cuh and in docs/nodes.md.
+//
+// Layout. The tensor is `items` items of `item_packs` packs of 16 bytes; rank k of the node owns a range of items
+// (partition.cuh). For the all-reduce an item is a pack of the flat tensor, whose one row has `columns` elements and
+// `row_packs` packs, of which the last may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
+// begin off 16 bytes, and end in a partial pack: the elements behind the end count as +0, and take part in the exchange.
+// Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
+//   STAGED   inputs that peers cannot read: each rank first copies its input to `staging` bytes into its payload: for
+//            every owner as many packs as the largest range has.
+//
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
+//
+// Numerics. +0.0f, then the ranks of the node in their order, in fp32, which is not rounded.
+//
+// Memory ordering. Thread t of block b reads of a peer only what thread t of block b there wrote, or what was complete
+// before that peer's kernel began, so the barrier of equal blocks (barrier.cuh) orders all of it.
+//   Inputs: the start barrier orders the reads after the peers' earlier kernels. There is no barrier after them: the
+//   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
+//   then a rank writes of its outputs its own part alone, and that part of an input nobody else reads; so a call may be
+//   in place.
+//   Staging: written after the start barrier, at which the peers arrive when they have completed their earlier kernels
+//   and with them all reads; read after the second barrier.
+//   Partial sums: written and read on this device alone, by kernels and the exchange in the order of the stream.
+//
+// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh). `begun` is
+// not written then; the kernel behind the exchange gives up at its own barrier.
+#include "collectives/nodes.cuh"
+#include "collectives/ranges.cuh"
+#include "sync/barrier.cuh"
+
+struct NodeSumsParams {
+    Call call;
+    NodeCall node;
+    i64 columns;
+    i64 row_packs;
+    i64 items;
+    i64 item_packs;
+    i64 staging;
+};
+
+// Pack `index` of the tensor.
+__device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, const NodeSumsParams& p, i64 index) {
+    const char* from = static_cast<const char*>(tensor) + index * IN_BYTES;
+    if constexpr (RAGGED) {
+        const i64 row = index / p.row_packs;
+        const i64 column = (index - row * p.row_packs) * W;
+        from = static_cast<const char*>(tensor) + (row * p.columns + column) * i64(sizeof(In));
+        if (reinterpret_cast<u64>(from) % 16 != 0 || p.columns - column < W) {
+            load_elements(pack, from, p.columns - column);
+            return;
+        }
+    }
+    load_pack(pack, from);
+}
+
+__device__ __forceinline__ void node_sums(const NodeSumsParams& p, Trace& trace) {
+    const Partition<i64, RANKS> part(p.items);
+    const i64 area = part.largest() * p.item_packs * IN_BYTES;
+    const auto begin = [&](int owner) { return part.start(owner) * p.item_packs; };
+    const auto count = [&](int owner) { return part.in_chunk(owner, 0, p.items) * p.item_packs; };
+    Barrier<RANKS> barrier(p.call, trace);
+    if (!FAULT("node-sums-no-start-barrier") && !barrier.arrive_and_wait(false)) return;
+    if constexpr (STAGED) {
+        char* const own = payload(p.call.workspaces[p.call.rank]) + p.staging;
+#pragma unroll 1
+        for (int owner = 0; owner < RANKS; ++owner) {
+#pragma unroll 2
+            for (i64 j = thread_index(); j < count(owner); j += thread_count()) {
+                InPack pack;
+                load_tensor(pack, p.call.input, p, begin(owner) + j);
+                store_pack(own + owner * area + j * IN_BYTES, pack);
+            }
+        }
+        trace.lap(TraceRole::stage);
+        if (!barrier.arrive_and_wait(!FAULT("node-sums-staging-unpublished"))) return;
+    }
+    const i64 first = begin(p.call.rank);
+    reduce_range(
+        count(p.call.rank), trace,
+        [&](InPack& pack, int source, i64 j) {
+            if constexpr (STAGED) {
+                load_pack(pack, payload(p.call.workspaces[source]) + p.staging + p.call.rank * area + j * IN_BYTES);
+            } else {
+                load_tensor(pack, p.call.sources[source], p, first + j);
+            }
+        },
+        [&](i64 j, float (&sum)[W]) {
+            SumPack pack;
+            from_float(pack, sum);
+            trace.need(pack);
+            trace.lap(TraceRole::reduce);
+            store_pack(p.node.sums + j * SUM_BYTES, pack);
+            trace.lap(TraceRole::store);
+        });
+    exchange_begins(p.node, barrier.finish());
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1)
+    node_sums(const __grid_constant__ NodeSumsParams p DRVFUSE_TRACE_PARAMETER) {
+    Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    begin(p.call);
+    follow_producer(trace);
+    node_sums(p, trace);
+    end(p.call, trace);
+}

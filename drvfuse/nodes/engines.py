@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine that an argument `exchange` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import ArgumentError, Unsupported
+from .exchange import Exchange
+from .in_process import InProcess
+
+_MEMBERS = ("open", "check_captures", "all_gather", "all_reduce", "abort", "close", "name", "watched")
+
+
+def _nccl() -> Exchange:
+    from .nccl import Nccl
+
+    return Nccl()
+
+
+def _mpi() -> Exchange:
+    from .mpi import Mpi
+
+    return Mpi()
+
+
+_ENGINES: dict[str, tuple[Callable[[], Exchange], str, str]] = {
+    "nccl": (_nccl, "nccl", "drvfuse[nccl-cu12] or drvfuse[nccl-cu13]"),
+    "mpi": (_mpi, "mpi4py", "drvfuse[mpi]"),
+    "in_process": (InProcess, "drvfuse", ""),
+}
+
+
+def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
+    """The engine for a group, all of whose ranks are in this process (`whole`), on real or `emulated` GPUs.
+
+    `exchange`: None for the first that can be used of NCCL (not on emulated GPUs) and MPI, or the one in process for a
+    whole group; a name; or an object with the methods of `Exchange`. Raises ArgumentError for anything else, and
+    Unsupported where the package of an engine is not installed.
+    """
+    if exchange is None:
+        if whole:
+            return InProcess()
+        names = [name for name in ("nccl", "mpi") if name != "nccl" or not emulated]
+        usable = [name for name in names if _installed(name)]
+        if not usable:
+            remedies = " or ".join(f"{_ENGINES[name][2]}" for name in names)
+            raise Unsupported(
+                f"a group over several nodes needs an engine that exchanges between them: install {remedies}"
+            )
+        exchange = usable[0]
+    if isinstance(exchange, str):
+        if exchange not in _ENGINES:
+            names = [f'"{name}"' for name in _ENGINES]
+            raise ArgumentError("exchange", f'"{exchange}"', f"None, an Exchange, or one of {', '.join(names)}")
+        if exchange == "nccl" and emulated:
+            raise Unsupported('exchange="nccl" needs real GPUs; on emulated ones use "mpi" or "in_process"')
+        if not _installed(exchange):
+            make, package, remedy = _ENGINES[exchange]
+            raise Unsupported(f'exchange="{exchange}" needs the package {package}: install {remedy}')
+        return _ENGINES[exchange][0]()
+    missing = [name for name in _MEMBERS if not hasattr(exchange, name)]
+    if missing:
+        raise ArgumentError(
+            "exchange", f"{exchange!r} without {', '.join(missing)}", "an object as drvfuse.nodes.exchange says"
+        )
+    found: Exchange = exchange
+    return found
+
+
+def _installed(name: str) -> bool:
+    return find_spec(_ENGINES[name][1]) is not None

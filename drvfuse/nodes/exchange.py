@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine must do that carries partial sums between the nodes of a group.
+
+An engine is any object with the methods of `Exchange`; `drvfuse.nodes` has three. It moves and adds float32 in the
+memory of GPUs, among the ranks that have the same number inside their nodes: rank k of node 0, rank k of node 1, and so
+on. How many of a group's ranks a process drives is the group's affair, so every method takes all local ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..runtime.device import Device
+    from ..runtime.stream import Stream
+    from .layout import Nodes
+
+Gather = Callable[[Sequence[bytes]], Sequence[bytes]]
+"""Collective over the whole group: takes bytes of each local rank, and returns those of each rank in a bounded time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A local rank: its number in the group, its device, its node, and its number inside that."""
+
+    rank: int
+    device: Device
+    node: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What the local rank `member` exchanges: `count` >= 1 float32 from each node, at `address` in its memory.
+
+    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves those of all nodes from
+    `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on
+    `stream`, or is complete when the method returns.
+    """
+
+    member: Member
+    address: int
+    count: int
+    stream: Stream
+
+
+class Exchange(Protocol):
+    """An engine. One object serves one group; its methods are called by one thread at a time, but for `abort`.
+
+    `name` is for messages. `watched`: whether its work on a stream may last for ever, so that the group must watch it
+    and call `abort` after the `spin_timeout` setting.
+    """
+
+    name: str
+    watched: bool
+
+    def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
+        """Connect the ranks. Collective over the group: called when it is made, and again by `reset` after `close`.
+
+        `members` are the local ranks. Raises a `DrvfuseError` within about `timeout` seconds where a rank is missing.
+        """
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        """Raise Unsupported if the local ranks' streams are in these captures (None: in none), and the engine's work
+        cannot be captured like this. Called before a call queues anything."""
+
+    def all_gather(self, parts: Sequence[Part]) -> None:
+        """See `Part`. `parts` has every local rank with something to exchange, in local order."""
+
+    def all_reduce(self, parts: Sequence[Part]) -> None:
+        """See `Part`. The sum is in float32, in an order of the engine's; all ranks get equal bits."""
+
+    def abort(self) -> None:
+        """End queued and running work of all local ranks soon, whatever it leaves. Called from any thread."""
+
+    def close(self) -> None:
+        """Let go of connections, also after `abort`. Idempotent; graphs may still hold the engine's work."""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of groups whose nodes are all in this process: copies between devices, ordered by events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import Unsupported
+from ..runtime.stream import Event
+from .exchange import Gather, Member, Part
+
+if TYPE_CHECKING:
+    from .layout import Nodes
+
+_FLOAT = 4
+
+
+class InProcess:
+    """For tests: it needs no library, and all ranks of the group in this process, which it can split into any nodes.
+
+    `all_gather` is stream-ordered, and capturable where the streams of all ranks belong to one capture. `all_reduce`
+    goes through the host, blocks, and adds the nodes in descending order, so that tests can tell it from "fixed".
+    """
+
+    name = "in process"
+    watched = False
+
+    def __init__(self) -> None:
+        self._events: dict[int, tuple[Event, Event]] = {}
+
+    def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
+        if len(members) != len(nodes.of):
+            raise Unsupported(
+                f"the exchange in process needs all {len(nodes.of)} ranks in this process, and has {len(members)}"
+            )
+        self._events = {member.rank: (Event(member.device), Event(member.device)) for member in members}
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        if len({*captures}) > 1:
+            raise Unsupported(
+                "the exchange in process orders ranks by events, so it can be captured only into one graph over the "
+                "streams of all ranks: Graph.capture(streams)"
+            )
+
+    def all_gather(self, parts: Sequence[Part]) -> None:
+        for rail in _rails(parts):
+            self._meet(rail, 0)
+            for part in rail:
+                for other in rail:
+                    if other is not part:
+                        _copy(part, other)
+            self._meet(rail, 1)  # nobody writes a place that others still copy
+
+    def _meet(self, rail: Sequence[Part], which: int) -> None:
+        """What follows on each stream follows what has been queued on all."""
+        events = [self._events[part.member.rank][which] for part in rail]
+        for event, part in zip(events, rail, strict=True):
+            event.record(part.stream)
+        for part in rail:
+            for event in events:
+                part.stream.wait(event)
+
+    def all_reduce(self, parts: Sequence[Part]) -> None:
+        if any(part.stream.capture_id() is not None for part in parts):
+            raise Unsupported('the exchange in process adds on the host, so node_order="engine" cannot be captured')
+        for rail in _rails(parts):
+            total = np.zeros(rail[0].count, np.float32)
+            own = np.empty_like(total)
+            for part in reversed(rail):
+                driver = part.member.device.driver
+                part.stream.synchronize()
+                with part.member.device.use(), np.errstate(all="ignore"):
+                    driver.cuMemcpyDtoH(own.ctypes.data, part.address, own.nbytes)
+                    total += own
+            for part in rail:
+                with part.member.device.use():
+                    part.member.device.driver.cuMemcpyHtoD(part.address, total.ctypes.data, total.nbytes)
+
+    def abort(self) -> None:
+        """Nothing to do: an event of a stream that ends has come."""
+
+    def close(self) -> None:
+        for pair in self._events.values():
+            for event in pair:
+                event.close()
+        self._events = {}
+
+
+def _rails(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts of the ranks that exchange with one another, in node order."""
+    ordered = sorted(parts, key=lambda part: (part.member.place, part.member.node))
+    return [list(rail) for _, rail in groupby(ordered, key=lambda part: part.member.place)]
+
+
+def _copy(to: Part, source: Part) -> None:
+    """Copy the source's own place to the same place of `to`."""
+    offset = _FLOAT * source.count * source.member.node
+    device, holder, nbytes = to.member.device, source.member.device, _FLOAT * source.count
+    with device.use():
+        if to.stream.capture_id() is None:
+            device.driver.cuMemcpyPeerAsync(
+                to.address + offset, device.context, source.address + offset, holder.context, nbytes, to.stream.handle
+            )
+        else:  # where cuMemcpyPeerAsync is refused
+            device.driver.cuMemcpyDtoDAsync(to.address + offset, source.address + offset, nbytes, to.stream.handle)

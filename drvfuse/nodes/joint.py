@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of a group that concern nodes to the link between these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Unsupported, require_integer
+from .engines import find_engine
+from .exchange import Exchange, Gather, Member
+from .layout import Nodes, find_order
+from .link import NodeLink
+
+
+@dataclass(frozen=True)
+class NodesWanted:
+    """The arguments of a group that concern nodes. `domain` is what the ranks of a node have in common besides their
+    host, where that is not all."""
+
+    nodes: str | int = "auto"
+    node_order: str | None = None
+    exchange: Any = None
+    domain: str = ""
+
+    def check(self) -> None:
+        """Raise ArgumentError for what cannot be an argument, whatever the ranks are."""
+        if self.nodes != "auto":
+            require_integer("nodes", self.nodes, '"auto" or a number of nodes', 1)
+        find_order(self.node_order, 1)
+
+    @property
+    def engine(self) -> str:
+        """The engine in words, which are the same on all ranks."""
+        named = self.exchange is None or isinstance(self.exchange, str)
+        return repr(self.exchange) if named else f"an object of {type(self.exchange).__name__}"
+
+    def of_part(self, domain: str) -> NodesWanted:
+        """Those of a group that is split off, of the ranks of which those with one `domain` may form a node."""
+        exchange = self.exchange if self.exchange is None or isinstance(self.exchange, str) else _Used(self.engine)
+        return NodesWanted("auto", self.node_order, exchange, domain)
+
+
+@dataclass(frozen=True)
+class _Used:
+    """In place of an engine that was given as an object, and serves one group."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Joint:
+    """How the nodes of a group are joined."""
+
+    nodes: Nodes
+    wanted: NodesWanted
+    gather: Gather
+    timeout: float
+
+    def find_engine(self, whole: bool, emulated: bool) -> Exchange:
+        """As `nodes.engines.find_engine`. Raises Unsupported for the engine of another group."""
+        if isinstance(self.wanted.exchange, _Used):
+            raise Unsupported(
+                f"the exchange between nodes by {self.wanted.exchange.name} serves the group that it was given to, and "
+                "the one that is split off spans several nodes too: name an engine, or open it by itself"
+            )
+        return find_engine(self.wanted.exchange, whole, emulated)
+
+    def join(self, engine: Exchange, members: Sequence[Member]) -> NodeLink:
+        """Connect the nodes: collective over the group."""
+        order = find_order(self.wanted.node_order, self.nodes.count)
+        return NodeLink(self.nodes, members, engine, order, self.gather, self.timeout)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ranks of a group form a node, and in which order the nodes' sums are added. Pure functions of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from ..errors import ArgumentError, require_integer
+from ..plans.limits import MAX_RANKS
+
+ORDERS = ("fixed", "engine")
+FIXED_UP_TO = 4
+"""Nodes for which "fixed" is the default: each node receives the partial sums of all others."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`of[rank]` is the node of each rank. Nodes are numbered by their lowest rank, and have equally many ranks.
+
+    A rank's number *inside* counts the ranks of its node in their order. Made by `find_nodes`.
+    """
+
+    of: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many nodes there are."""
+        return max(self.of) + 1
+
+    @property
+    def inside(self) -> int:
+        """How many ranks each node has."""
+        return len(self.of) // self.count
+
+    def ranks(self, node: int) -> tuple[int, ...]:
+        """The ranks of a node, in their order."""
+        return tuple(rank for rank, of in enumerate(self.of) if of == node)
+
+    def peer(self, rank: int, place: int) -> int:
+        """The rank with the number `place` inside the node of `rank`."""
+        return self.ranks(self.of[rank])[place]
+
+    def place(self, rank: int) -> int:
+        """The rank's number inside its node."""
+        return self.ranks(self.of[rank]).index(rank)
+
+
+def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
+    """The nodes of ranks on these hosts (or NVLink domains), `hosts[rank]`.
+
+    "auto": the ranks of one host form a node. A number: so many nodes of consecutive ranks, also on one host. Raises
+    ArgumentError for anything else, for nodes of unequal size, of more than eight ranks, and across hosts.
+    """
+    size = len(hosts)
+    if nodes == "auto":
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        found = Nodes(tuple(numbers[host] for host in hosts))
+        sizes = [len(found.ranks(node)) for node in range(found.count)]
+        if len(set(sizes)) > 1:
+            shown = ", ".join(f"{count} on {host!r}" for host, count in zip(numbers, sizes, strict=True))
+            raise ArgumentError(
+                "nodes", f'"auto" for {shown}', "equally many ranks on every host, or a number of nodes"
+            )
+    else:
+        expected = f'"auto", or a number of nodes that divides the {size} ranks'
+        count = require_integer("nodes", nodes, expected, 1, size)
+        if size % count:
+            raise ArgumentError("nodes", count, expected)
+        found = Nodes(tuple(rank // (size // count) for rank in range(size)))
+    if found.inside > MAX_RANKS:
+        raise ArgumentError(
+            "nodes", f"{nodes!r}, so {found.inside} ranks form a node", f"so that at most {MAX_RANKS} do"
+        )
+    for node in range(found.count):
+        first, *others = found.ranks(node)
+        for rank in others:
+            if hosts[rank] != hosts[first]:
+                where = f"ranks {first} on {hosts[first]!r} and {rank} on {hosts[rank]!r}"
+                raise ArgumentError("nodes", f"{nodes!r}, so {where} form a node", "so that a node lies on one host")
+    return found
+
+
+def find_order(node_order: str | None, nodes: int) -> str:
+    """The order that an argument `node_order` asks for, for so many nodes: "fixed" or "engine"."""
+    if node_order is None:
+        return "fixed" if nodes <= FIXED_UP_TO else "engine"
+    if node_order not in ORDERS:
+        raise ArgumentError("node_order", repr(node_order), '"fixed", "engine" or None')
+    return node_order

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a group over several nodes has besides one node: its engine, and the bound on the engine's waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import config
+from ..errors import CaptureError, ExchangeTimeout
+from ..runtime.pinned import PinnedBuffer
+from .exchange import Exchange, Gather, Member, Part
+from .layout import Nodes
+
+if TYPE_CHECKING:
+    from ..runtime.graph import Graph
+    from ..runtime.stream import Stream
+
+PROGRESS_DTYPE = np.dtype([("begun", "<u8"), ("ended", "<u8")])
+"""`struct Progress` of cu/collectives/nodes.cuh, one for each local rank."""
+_POLLS_PER_TIMEOUT = 16
+
+
+class NodeLink:
+    """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
+
+    `progress[i]` is the address of local rank i's `Progress`. `failure` is the error of an exchange that took too long,
+    until `reset`, and `bound` the `spin_timeout` setting at the last exchange. Owned by the group.
+    """
+
+    def __init__(
+        self, nodes: Nodes, members: Sequence[Member], engine: Exchange, order: str, gather: Gather, timeout: float
+    ) -> None:
+        """Connects the engine: collective over the group, and bounded by about `timeout` seconds."""
+        self.nodes, self.members, self.engine, self.order = nodes, tuple(members), engine, order
+        self.places = nodes.count if order == "fixed" else 1
+        self.failure: ExchangeTimeout | None = None
+        self._gather, self._timeout = gather, timeout
+        self._admit = self._admitting()
+        self.bound = 0.0
+        self._watchdog: _Watchdog | None = None
+        self._pinned = PinnedBuffer(members[0].device.driver, PROGRESS_DTYPE.itemsize * len(members))
+        try:
+            engine.open(nodes, self.members, gather, timeout)
+        except BaseException:
+            self._pinned.close()
+            raise
+        size = PROGRESS_DTYPE.itemsize
+        self.progress = tuple(self._pinned.ptr + size * position for position in range(len(members)))
+
+    @property
+    def words(self) -> np.ndarray:
+        """The ranks' `Progress`, as their devices have written them."""
+        return self._pinned.view(PROGRESS_DTYPE)
+
+    def exchange(self, parts: Sequence[Part]) -> None:
+        """Have the engine exchange `parts`, on their streams."""
+        self.bound = config.get("spin_timeout")
+        if self.engine.watched and self._watchdog is None:
+            self._watchdog = _Watchdog(self)
+        parts = [part for part in parts if part.count]
+        if parts:
+            (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
+
+    def captured(self, graph: Graph) -> None:
+        """The graph holds an exchange: it cannot be launched any more when the engine has been connected anew."""
+        graph.before_launch(self._admit)
+
+    def _admitting(self) -> Callable[[Stream], None]:
+        """A function that raises once `reset` has been called; graphs keep it once."""
+
+        def admit(stream: Stream) -> None:
+            if self._admit is not admit:
+                raise CaptureError(
+                    f"the graph holds exchanges between nodes by connections of {self.engine.name} that group.reset() "
+                    "has replaced; capture it again"
+                )
+
+        return admit
+
+    def give_up(self, position: int, seconds: float) -> None:
+        """Called by the watchdog: abort the engine's work, so that kernels behind it run, and keep the error."""
+        member = self.members[position]
+        others = [rank for rank, of in enumerate(self.nodes.of) if of != member.node]
+        peers = [rank for rank in others if self.nodes.place(rank) == member.place]
+        self.failure = ExchangeTimeout(member.rank, member.node, peers, self.engine.name, seconds)
+        self.engine.abort()
+
+    def reset(self) -> None:
+        """Connect the engine anew. Collective over the group; no work of the group may be queued."""
+        self._stop()
+        self.engine.close()
+        self._admit = self._admitting()
+        self.words[:] = 0
+        self.engine.open(self.nodes, self.members, self._gather, self._timeout)
+        self.failure = None
+
+    def close(self) -> None:
+        """Let go of the engine's connections. Idempotent; no work of the group may be queued."""
+        self._stop()
+        self.engine.close()
+        self._pinned.close()
+
+    def _stop(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            self._watchdog = None
+
+
+class _Watchdog:
+    """A thread that reads the progress of the local ranks, and makes the link give up where one is in an exchange for
+    longer than the `spin_timeout` setting."""
+
+    def __init__(self, link: NodeLink) -> None:
+        self._link, self._ended = link, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="drvfuse exchange watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        words = self._link.words
+        since: dict[int, tuple[int, float]] = {}  # by position: the exchange that it is in, and when that was noticed
+        while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
+            bound, now = self._link.bound, time.monotonic()
+            for position, (ended, begun) in enumerate(
+                zip(words["ended"].tolist(), words["begun"].tolist(), strict=True)
+            ):
+                if begun <= ended:
+                    since.pop(position, None)
+                elif since.setdefault(position, (begun, now))[0] != begun:
+                    since[position] = (begun, now)
+                elif now - since[position][1] > bound:
+                    self._link.give_up(position, bound)
+                    return

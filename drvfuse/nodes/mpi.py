@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine on mpi4py: through host memory, blocking, for machines without NCCL and for emulated GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import config
+from ..errors import ExchangeError, Unsupported
+from ..runtime.pinned import PinnedBuffer
+from .exchange import Gather, Member, Part
+
+if TYPE_CHECKING:
+    from .layout import Nodes
+
+_FLOAT = 4
+_POLL_SECONDS = 0.0001
+_abandoned: list[tuple[Any, PinnedBuffer | None]] = []
+"""Requests that were given up: MPI may still write to their memory, as long as the process lives."""
+
+
+class Mpi:
+    """It needs one rank of the group in each process, and all of these in one MPI communicator, in any order there.
+
+    A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. The
+    sums of `all_reduce` are made by one rank and sent to the others, as MPI promises equal bits in no other way.
+    """
+
+    name = "MPI"
+    watched = False  # it is bounded here
+
+    def __init__(self, communicator: Any = None) -> None:
+        """`communicator` is mpi4py's, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be loaded."""
+        try:
+            from mpi4py import MPI
+        except Exception as error:  # also RuntimeError, where no MPI library is found
+            raise Unsupported(
+                f'exchange="mpi" needs mpi4py and an MPI library, which cannot be loaded ({error}): '
+                "install drvfuse[mpi]"
+            ) from error
+        self._mpi: Any = MPI
+        self._world: Any = MPI.COMM_WORLD if communicator is None else communicator
+        self._rail: Any = None
+        self._buffer: PinnedBuffer | None = None
+
+    def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
+        if len(members) != 1:
+            raise Unsupported(f"the exchange by MPI needs one rank in each process; here are {len(members)}")
+        (member,) = members
+        found = [int(value) for value in gather([str(self._world.Get_rank()).encode()])]
+        peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]
+        if len({*found}) != len(found):
+            raise ExchangeError(member.rank, self.name, f"needs every rank in one communicator; its ranks are {found}")
+        self._rail = self._world.Create_group(self._world.Get_group().Incl(peers), member.place)
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        if captures[0] is not None:
+            raise Unsupported("the exchange by MPI goes through the host, so it cannot be captured in a graph")
+
+    def all_gather(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
+        numbers = self._numbers(part, self._rail.Get_size())
+        own = numbers[part.member.node]
+        self._copy(part, own, part.address + _FLOAT * part.count * part.member.node, to_host=True)
+        self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [numbers, self._mpi.FLOAT]))
+        self._copy(part, numbers, part.address, to_host=False)
+
+    def all_reduce(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
+        own, total = self._numbers(part, 2)
+        self._copy(part, own, part.address, to_host=True)
+        self._wait(part, self._rail.Ireduce([own, self._mpi.FLOAT], [total, self._mpi.FLOAT], self._mpi.SUM, 0))
+        self._wait(part, self._rail.Ibcast([total, self._mpi.FLOAT], 0))
+        self._copy(part, total, part.address, to_host=False)
+
+    def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
+        """Pinned memory for so many times the numbers of a node."""
+        nbytes = _FLOAT * part.count * places
+        if self._buffer is None or self._buffer.nbytes < nbytes:
+            if self._buffer is not None:
+                self._buffer.close()
+            self._buffer = PinnedBuffer(part.member.device.driver, nbytes)
+        return self._buffer.view(np.float32)[: part.count * places].reshape(places, part.count)
+
+    def _copy(self, part: Part, host: np.ndarray[Any, Any], address: int, to_host: bool) -> None:
+        """Between host and device, complete on return."""
+        driver, stream = part.member.device.driver, part.stream
+        with part.member.device.use():
+            if to_host:
+                driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream.handle)
+            else:
+                driver.cuMemcpyHtoDAsync(address, host.ctypes.data, host.nbytes, stream.handle)
+        stream.synchronize()
+
+    def _wait(self, part: Part, request: Any) -> None:
+        bound = config.get("spin_timeout")
+        deadline = time.monotonic() + bound
+        while not request.Test():
+            if time.monotonic() > deadline:
+                _abandoned.append((request, self._buffer))
+                self._buffer = None
+                problem = f"did not end within {bound:g} s; a rank of another node is missing"
+                raise ExchangeError(part.member.rank, self.name, problem)
+            time.sleep(_POLL_SECONDS)
+
+    def abort(self) -> None:
+        """Nothing to do: no call outlasts its time-out."""
+
+    def close(self) -> None:
+        """The communicator stays with MPI: freeing it is collective, and a rank may be lost."""
+        self._rail = None
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine on NCCL, by the low-level functions of nccl4py: stream-ordered, capturable, for any number of hosts.
+
+One communicator joins the ranks of one number inside their nodes. Communicators are non-blocking, so the host waits for
+none of NCCL's set-up without a bound. On the device NCCL's waits have none; the group watches them (`NodeLink`).
+NCCL chooses algorithms by the environment's NCCL_ variables. Its NVLS makes multicast objects where ranks share an
+NVSwitch: set NCCL_NVLS_ENABLE=0 where these are unwanted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ExchangeError, Unsupported
+from .exchange import Gather, Member, Part
+
+if TYPE_CHECKING:
+    from .layout import Nodes
+
+_FLOAT = 4
+_FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
+_SUCCESS, _IN_PROGRESS = 0, 7
+_POLL_SECONDS = 0.0002
+_ABORT_PATIENCE = 1.0  # seconds that a call of another thread may take before it is aborted within
+
+
+class Nccl:
+    """See the module. It needs nccl4py, and a NCCL library that this finds."""
+
+    name = "NCCL"
+    watched = True
+
+    def __init__(self) -> None:
+        """Raises Unsupported where nccl4py or NCCL cannot be loaded."""
+        try:
+            from nccl.bindings import nccl
+
+            nccl.get_version()
+        except Exception as error:  # nccl4py has no common type for what is missing
+            raise Unsupported(
+                f'exchange="nccl" needs nccl4py and NCCL, which cannot be loaded ({error}): install '
+                "drvfuse[nccl-cu12] or drvfuse[nccl-cu13]"
+            ) from error
+        self._nccl: Any = nccl
+        self._communicators: dict[int, Any] = {}  # by rank of the group
+        self._timeout = 0.0
+        self._lock = threading.Lock()  # around every use of the communicators
+
+    @property
+    def version(self) -> str:
+        """Of the NCCL library in use, as "2.27.3"."""
+        number = int(self._nccl.get_version())
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
+        nccl, self._timeout = self._nccl, timeout
+        own = [bytes(nccl.get_unique_id()) if member.node == 0 else b"" for member in members]
+        ids = gather(own)
+        with self._calls(members):
+            with self._grouped():
+                for member in members:
+                    root = next(rank for rank in nodes.ranks(0) if nodes.place(rank) == member.place)
+                    config = nccl.Config()
+                    config.blocking = 0
+                    identity = nccl.UniqueId.from_buffer(bytearray(ids[root]))
+                    with member.device.use():
+                        made = nccl.comm_init_rank_config(nodes.count, identity, member.node, config)
+                    self._communicators[member.rank] = made
+            self._settle(members, "connect")
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        """All can be captured."""
+
+    def all_gather(self, parts: Sequence[Part]) -> None:
+        def gather(part: Part, communicator: Any) -> None:
+            own = part.address + _FLOAT * part.count * part.member.node
+            self._nccl.all_gather(own, part.address, part.count, _FLOAT32, communicator, part.stream.handle)
+
+        self._queue(parts, gather)
+
+    def all_reduce(self, parts: Sequence[Part]) -> None:
+        def add(part: Part, communicator: Any) -> None:
+            address, stream = part.address, part.stream.handle
+            self._nccl.all_reduce(address, address, part.count, _FLOAT32, _SUM, communicator, stream)
+
+        self._queue(parts, add)
+
+    def _queue(self, parts: Sequence[Part], call: Any) -> None:
+        members = [part.member for part in parts]
+        with self._lock, self._calls(members):
+            if not self._communicators:
+                raise ExchangeError(members[0].rank, self.name, "was aborted; group.reset() connects it anew")
+            with self._grouped():
+                for part in parts:
+                    with part.member.device.use():
+                        call(part, self._communicators[part.member.rank])
+            self._settle(members, "be queued")
+
+    @contextmanager
+    def _grouped(self) -> Iterator[None]:
+        """NCCL's calls inside are one: no rank waits for another of this thread."""
+        self._nccl.group_start()
+        try:
+            yield
+        finally:
+            self._nccl.group_end()
+
+    @contextmanager
+    def _calls(self, members: Sequence[Member]) -> Iterator[None]:
+        """An error of NCCL inside as an ExchangeError."""
+        try:
+            yield
+        except self._nccl.NCCLError as error:
+            raise ExchangeError(members[0].rank, self.name, f"failed: {error}{self._details()}") from error
+
+    def _details(self) -> str:
+        for communicator in self._communicators.values():
+            text = str(self._nccl.get_last_error(communicator)).strip()
+            if text:
+                return f" ({text})"
+        return ""
+
+    def _settle(self, members: Iterable[Member], what: str) -> None:
+        """Wait until NCCL has done on the host what it was asked for, within the time-out of `open`."""
+        deadline = time.monotonic() + self._timeout
+        for member in members:
+            while (code := int(self._nccl.comm_get_async_error(self._communicators[member.rank]))) != _SUCCESS:
+                if code != _IN_PROGRESS:
+                    problem = f"failed: {self._nccl.get_error_string(code)}{self._details()}"
+                elif time.monotonic() > deadline:
+                    problem = f"did not {what} within {self._timeout:g} s; a rank of another node is missing"
+                else:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                self._abandon()
+                raise ExchangeError(member.rank, self.name, problem)
+
+    def abort(self) -> None:
+        """A thread that holds the communicators for long waits inside NCCL, for what only an abort ends."""
+        held = self._lock.acquire(timeout=_ABORT_PATIENCE)
+        try:
+            self._abandon()
+        finally:
+            if held:
+                self._lock.release()
+
+    def _abandon(self) -> None:
+        communicators, self._communicators = self._communicators, {}
+        for communicator in communicators.values():
+            self._nccl.comm_abort(communicator)
+
+    def close(self) -> None:
+        """Nothing is queued any more, so an abort loses nothing; unlike ncclCommDestroy it waits for no other rank."""
+        with self._lock:
+            self._abandon()

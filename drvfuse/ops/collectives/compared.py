@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that the ranks of a group compare: by the kernels of the call themselves, or by one in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ... import config
+from ..call import faults
+from ..call.planned import PlanCache, Planned, Ready
+from ..call.prepared import Direct, Schedule
+from .kernels import CheckParams, check_call
+from .plan import call_of_rank
+
+if TYPE_CHECKING:
+    from ...comm.group import Group
+    from ...runtime.kernel import Launch
+    from ...runtime.stream import Stream
+
+
+class ComparedFirst:
+    """A schedule in front of which a kernel on each rank waits for the peers' calls and compares them with its own.
+
+    Without a schedule that is all there is. `launches` are those of the schedule.
+    """
+
+    def __init__(self, checks: Sequence[Launch], schedule: Schedule | None) -> None:
+        self._alone = Direct(checks)
+        self._schedule = schedule
+        self.launches: Sequence[Sequence[Launch]] = [[] for _ in checks] if schedule is None else schedule.launches
+
+    def check(self, captures: Sequence[int | None], alone: bool) -> None:
+        (self._schedule or self._alone).check(captures, alone)
+
+    def launch_all(self, streams: Sequence[Stream]) -> None:
+        self._alone.launch_all(streams)
+        if self._schedule is not None:
+            self._schedule.launch_all(streams)
+
+    def launch_one(self, position: int, stream: Stream) -> None:
+        self._alone.launch_one(position, stream)
+        if self._schedule is not None:
+            self._schedule.launch_one(position, stream)
+
+
+def compared(
+    group: Group, name: str, schedule: Schedule | None, ready: Sequence[Ready]
+) -> tuple[Schedule | None, list[Ready]]:
+    """The schedule and launches of a call, after the ranks have been told to compare it where the group says so.
+
+    `name` says of the call, besides its grid, all that must be equal on all ranks. Kernels that wait for no peer cannot
+    compare, and a call without elements has none.
+    """
+    calls = group.calls
+    if calls is None:
+        return schedule, list(ready)
+    meets = bool(ready) and ready[0].planned.awaits_peers
+    if meets:
+        name += f", {ready[0].planned.grid} blocks of {ready[0].planned.threads} threads"
+    hash_ = calls.announce(name)
+    beside = meets and not calls.first
+    if meets:
+        for one in ready:
+            one.parameters.call.hash = hash_ if beside and one.planned.compares else 0
+    if beside:
+        return schedule, list(ready)
+    checks = _checks(group, hash_)
+    return ComparedFirst([one.launch for one in checks], schedule), [*ready, *checks]
+
+
+def _checks(group: Group, hash_: int) -> list[Ready]:
+    """A launch per local rank of the kernel that compares."""
+    planned = group.part(PlanCache).get(("check_call", faults.planted()), lambda: _planned(group))
+    timeout = int(config.get("spin_timeout") * 1e9)
+    found = [one.take() for one in planned]
+    for one in found:
+        one.parameters.call.hash, one.parameters.call.timeout_ns = hash_, timeout
+    return found
+
+
+def _planned(group: Group) -> list[Planned]:
+    spec = check_call(group.layout.inside)
+    return [
+        Planned(rank.device, spec, 1, 32, CheckParams(call_of_rank(group, position)), awaits_peers=True)
+        for position, rank in enumerate(group.ranks)
+    ]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a call over several nodes shares out its work and the payload of the workspace.
+
+The tensor is taken in chunks of whole items: packs of the all-reduce, rows of the fused op. Of a chunk each rank of a
+node owns a part, as `cu/common/partition.cuh` divides it. Everything here is the same on the ranks that have the same
+number inside their nodes, so what these exchange is equally large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentError
+from .collectives import PACK_BYTES
+from .limits import ceil_div
+
+_FLOAT = 4
+_MAX_PAYLOAD = 2**32 - 1  # the fused kernels' offsets have 32 bits
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an item takes: `packs` packs of `width` elements, and `result` bytes for peers to gather.
+
+    `inside` ranks form a node; partial sums come from `places` nodes, or one place holds their sum.
+    """
+
+    packs: int
+    width: int
+    result: int
+    inside: int
+    places: int
+    staged: bool
+
+    @property
+    def sum_bytes(self) -> int:
+        """The partial sums of an item, of one node."""
+        return self.packs * self.width * _FLOAT
+
+    @property
+    def staging_bytes(self) -> int:
+        """An item of the input where peers read it, of every owner."""
+        return self.inside * self.packs * PACK_BYTES if self.staged else 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The items [first, first + items) of a tensor, and where in the payload things lie: results from 0 on, then the
+    partial sums, place by place, then staged inputs."""
+
+    first: int
+    items: int
+    share: Share
+
+    @property
+    def largest(self) -> int:
+        """Items of the ranks that own most."""
+        return ceil_div(self.items, self.share.inside)
+
+    @property
+    def sums(self) -> int:
+        """Where the partial sums begin."""
+        return ceil_div(self.largest * self.share.result, PACK_BYTES) * PACK_BYTES
+
+    @property
+    def staging(self) -> int:
+        """Where staged inputs begin."""
+        return self.sums + self.share.places * self.largest * self.share.sum_bytes
+
+    @property
+    def end(self) -> int:
+        """The bytes of the payload that are used."""
+        return self.staging + self.largest * self.share.staging_bytes
+
+    def count(self, place: int) -> int:
+        """The float32 sums that the rank of that number inside its node owns, and exchanges."""
+        each, more = divmod(self.items, self.share.inside)
+        return (each + (place < more)) * self.share.packs * self.share.width
+
+
+def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
+    """`items` items in as few chunks as the payload allows, of equal size but for the last.
+
+    ArgumentError for a payload that does not hold an item of every rank.
+    """
+    each = share.result + share.places * share.sum_bytes + share.staging_bytes
+    fits = (min(payload_bytes, _MAX_PAYLOAD) - PACK_BYTES) // each * share.inside
+    if fits < 1:
+        needed = f"at least {each + PACK_BYTES} in the group's constructor for this call over several nodes"
+        raise ArgumentError("workspace_bytes", payload_bytes, needed)
+    size = ceil_div(items, ceil_div(items, fits))
+    return [Chunk(first, min(size, items - first), share) for first in range(0, items, size)]

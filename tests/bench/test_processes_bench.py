@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drvfuse bench processes`: one process and several on the same devices, in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from drvfuse.__main__ import main
+from drvfuse.emu import Machine
+from drvfuse.emu.serve.server import Server
+
+pytestmark = pytest.mark.emu
+
+
+def test_a_row_for_each_op_and_algorithm(tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--driver", "emu", "--shape", "2x64", "--algos", "one_stage", "--out", str(out)]
+    command = [sys.executable, "-m", "drvfuse", "bench", "processes", *options]
+    with Machine(devices=2, served=True) as machine:
+        server = Server(machine)
+        environment = {**os.environ, "DRVFUSE_EMU_MACHINE": server.address}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+        server.close()
+    assert done.returncode == 0, done.stderr
+    results = json.loads(out.read_text())
+    assert [(result["op"], result["algo"]) for result in results] == [
+        ("allreduce", "one_stage"),
+        ("allreduce_rmsnorm_fp8", "one_stage"),
+    ]
+    assert all(result["ratio"] > 0 and result["processes"]["us"] > 0 for result in results)
+    assert "ratio of the times with processes to those in one: median" in done.stdout
+
+
+def test_emulated_devices_must_be_shared(monkeypatch, capsys):
+    monkeypatch.delenv("DRVFUSE_EMU_MACHINE", raising=False)
+    assert main(["bench", "processes", "--driver", "emu"]) == 2
+    assert "DRVFUSE_EMU_MACHINE" in capsys.readouterr().err

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from drvfuse.bootstrap.board import Board
+
+
+def each(boards: Sequence[Board], call: Callable[[Board], Any]) -> list[Any]:
+    """`call(board)` on a thread for each board. Returns its results in order, an error in place of one that raised."""
+
+    def caught(board: Board) -> Any:
+        try:
+            return call(board)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(boards)) as pool:
+        return list(pool.map(caught, boards))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that the ranks of a board take together: values, votes, splits, and every way in which they fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from bootstrap_support import each
+
+from drvfuse.bootstrap.board import Board
+from drvfuse.bootstrap.local import LocalBoards
+from drvfuse.errors import ClosedError, GroupError, GroupMismatch, GroupTimeout, RankEnded
+
+
+@pytest.fixture
+def boards() -> Iterator[LocalBoards]:
+    with LocalBoards(4, timeout=20) as four:
+        yield four
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_gather_gives_every_rank_the_values_of_all_in_rank_order(boards, rng):
+    values = [rng.bytes(int(n)) for n in rng.integers(0, 300_000, 4)]
+    for _ in range(3):
+        assert each(boards, lambda board: board.gather("sizes", values[board.rank])) == [values] * 4
+
+
+def test_a_board_of_one_rank_needs_nobody():
+    with LocalBoards(1) as (board,):
+        assert board.gather("alone", b"x") == [b"x"] and board.broadcast("alone", b"y") == b"y"
+        board.vote("alone", None)
+        assert board.split(0, 0).size == 1
+
+
+def test_broadcast_gives_the_value_of_the_root(boards):
+    results = each(boards, lambda board: board.broadcast("id", bytes([board.rank]) * 3, root=2))
+    assert results == [b"\2\2\2"] * 4
+    assert each(boards, lambda board: board.broadcast("id", b"abc" if board.rank == 0 else None)) == [b"abc"] * 4
+
+
+def test_a_vote_raises_the_failure_of_the_lowest_rank_everywhere(boards):
+    assert each(boards, lambda board: board.vote("bind memory", None)) == [None] * 4
+    failures = {1: "out of memory", 3: "something else"}
+    for error in each(boards, lambda board: board.vote("bind memory", failures.get(board.rank))):
+        assert type(error) is GroupError
+        assert (error.rank, error.what, error.failure) == (1, "bind memory", "out of memory")
+        assert str(error) == "bind memory failed on rank 1: out of memory"
+    for error in each(boards, lambda board: board.vote("bind memory", "" if board.rank == 2 else None)):
+        assert error.rank == 2  # a failure without words is one too
+
+
+def test_ranks_in_different_steps_are_all_told_and_go_on_together(boards):
+    steps = ["export", "export", "reset", "export"]
+    for error in each(boards, lambda board: board.gather(steps[board.rank], b"")):
+        assert type(error) is GroupMismatch
+        assert error.values == {0: "export", 1: "export", 2: "reset", 3: "export"}
+        assert "ranks 0, 1 and 3: export; rank 2: reset" in str(error)
+    assert each(boards, lambda board: board.gather("reset", b"r")) == [[b"r"] * 4] * 4
+
+
+def test_a_missing_rank_is_named_with_what_every_rank_waits_for(boards):
+    each(boards, lambda board: board.gather("join", b""))
+    start = time.monotonic()
+    errors = each([boards[0], boards[3]], lambda board: board.gather("export the workspace", b"", timeout=0.2))
+    assert 0.2 <= time.monotonic() - start < 2
+    for error in errors:
+        assert type(error) is GroupTimeout
+        assert error.missing == (1, 2) and error.seconds == 0.2 and error.what == "export the workspace"
+        assert error.waiting[0] == error.waiting[3] == "export the workspace"
+        assert error.waiting[1] == "it is connected, and in no step since: join"
+        assert str(error).startswith(
+            "export the workspace failed: ranks 1 and 2 did not come within 0.2 s (rank 1: it is"
+        )
+
+
+def test_after_a_time_out_on_some_ranks_all_meet_in_the_next_step(boards):
+    errors = each([boards[0], boards[3]], lambda board: board.gather("export", b"", timeout=0.05))
+    assert [type(error) for error in errors] == [GroupTimeout] * 2
+    assert each(boards, lambda board: board.gather("reset", bytes([board.rank]))) == [[b"\0", b"\1", b"\2", b"\3"]] * 4
+
+
+def test_the_first_deadline_ends_the_step_of_all_that_wait(boards):
+    errors = each([boards[0], boards[1]], lambda board: board.gather("x", b"", timeout=0.1 if board.rank else 20))
+    assert [(type(error), error.seconds, error.missing) for error in errors] == [(GroupTimeout, 0.1, (2, 3))] * 2
+
+
+@pytest.mark.parametrize("ended", [0, 2])
+def test_a_rank_that_ends_ends_every_step_at_once(boards, ended):
+    others = [board for board in boards if board.rank != ended]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(each, others, lambda board: board.gather("export", b""))
+        time.sleep(0.05)
+        boards.end(ended)
+        errors = waiting.result(timeout=5)
+    for error in errors + each(others, lambda board: board.vote("reset", None)):
+        assert type(error) is RankEnded and error.rank == ended and "its process has ended" in error.how
+    for board in others:
+        until(lambda board=board: ended in board.ended)
+        assert board.ended == {ended: "its process has ended"}
+
+
+def test_a_rank_that_closes_is_seen_by_the_others_without_a_step(boards):
+    assert [board.ended for board in boards] == [{}] * 4
+    boards[1].close()
+    boards[1].close()
+    for board in (boards[0], boards[2], boards[3]):
+        until(lambda board=board: board.ended)
+        assert board.ended == {1: "it has closed the group"}
+    with pytest.raises(RankEnded, match="^export failed on rank 1: it has closed the group$"):
+        boards[3].gather("export", b"")
+    with pytest.raises(ClosedError):
+        boards[1].gather("export", b"")
+    assert boards[1].closed and "closed" in repr(boards[1])
+
+
+def test_split_makes_boards_by_colour_key_and_rank(boards):
+    parts = each(boards, lambda board: board.split(board.rank % 2, -board.rank))
+    assert [(part.rank, part.size, part.members) for part in parts] == [
+        (1, 2, (2, 0)),
+        (1, 2, (3, 1)),
+        (0, 2, (2, 0)),
+        (0, 2, (3, 1)),
+    ]
+    sums = each(parts, lambda part: part.gather("members", str(part.members[part.rank]).encode()))
+    assert sums == [[b"2", b"0"], [b"3", b"1"], [b"2", b"0"], [b"3", b"1"]]
+    assert each(boards, lambda board: board.gather("all", b"")) == [[b""] * 4] * 4
+
+
+def test_a_rank_without_a_colour_gets_no_board(boards):
+    parts = each(boards, lambda board: board.split(None if board.rank == 1 else 7))
+    assert parts[1] is None and [part.members for part in parts if part] == [(0, 2, 3)] * 3
+
+
+def test_parts_of_parts_work_and_outlive_the_board_they_came_from(boards):
+    halves = each(boards, lambda board: board.split(board.rank // 2))
+    singles = each(halves, lambda half: half.split(half.rank))
+    assert [single.members for single in singles] == [(0,), (1,), (2,), (3,)]
+    for board in boards:
+        board.close()
+    assert (
+        each(halves, lambda half: half.gather("x", bytes([half.members[half.rank]])))
+        == [[b"\0", b"\1"]] * 2 + [[b"\2", b"\3"]] * 2
+    )
+    assert not any(half.ended for half in halves)
+
+
+def test_a_rank_that_waits_on_another_board_is_said_to_do_so(boards):
+    halves = each(boards, lambda board: board.split(board.rank // 2))
+    with ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(each, [halves[3]], lambda half: half.gather("inner", b"", timeout=2))
+        time.sleep(0.1)
+        (error,) = each([boards[0]], lambda board: board.gather("outer", b"", timeout=0.1))
+        assert error.waiting[3] == "it waits in a step of another group, of 2 ranks: inner"
+        (error,) = inside.result()
+        assert error.missing == (0,) and error.waiting[1] == "inner"
+
+
+def test_death_is_seen_on_parts_with_their_own_ranks(boards):
+    halves = each(boards, lambda board: board.split(board.rank // 2))
+    boards.end(3)
+    with pytest.raises(RankEnded) as caught:
+        halves[2].gather("x", b"")
+    assert caught.value.rank == 1 and halves[2].ended == {1: "its process has ended"}
+    assert each(halves[:2], lambda half: half.gather("x", b"y")) == [[b"y", b"y"]] * 2
+    assert not halves[0].ended and 3 in boards[0].ended
+
+
+def test_an_interrupted_step_is_taken_back(boards, monkeypatch):
+    connection = boards[0]._connection
+    wait = connection._news.wait
+
+    def interrupted(seconds: float) -> bool:
+        wait(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection._news, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        boards[0].gather("first", b"old")
+    monkeypatch.undo()
+    assert each(boards, lambda board: board.gather("second", b"new")) == [[b"new"] * 4] * 4
+
+
+def test_threads_that_share_a_board_take_turns(boards):
+    def both(board: Board) -> list[list[bytes]]:
+        with ThreadPoolExecutor(2) as pool:
+            steps = [pool.submit(board.gather, "same", b"v") for _ in range(2)]
+            return [step.result() for step in steps]
+
+    assert each(boards, both) == [[[b"v"] * 4] * 2] * 4
+
+
+def test_bad_arguments_are_named_and_nothing_is_sent(boards, refused):
+    refused(lambda: boards[0].gather("x", "text"), "value", "a str")
+    refused(lambda: boards[0].gather("x", bytes((1 << 20) + 1)), "value", "1048577 bytes")
+    refused(lambda: boards[0].gather(3, b""), "what", "an int")
+    refused(lambda: boards[0].gather("x", b"", timeout=0), "timeout", "0")
+    refused(lambda: boards[0].gather("x", b"", timeout="soon"), "timeout", "a str")
+    refused(lambda: boards[0].broadcast("x", b"", root=4), "root", "0 to 3")
+    refused(lambda: boards[0].broadcast("x", None), "value", "None")
+    refused(lambda: boards[0].split(-1), "color", "-1")
+    refused(lambda: boards[0].split("red"), "color")
+    refused(lambda: boards[0].split(0, key="a"), "key")
+    refused(lambda: LocalBoards(0), "size", "0")
+    assert each(boards, lambda board: board.gather("x", b"")) == [[b""] * 4] * 4
+
+
+def test_closing_all_boards_ends_every_thread():
+    before = set(threading.enumerate())
+    with LocalBoards(3) as boards:
+        each(boards, lambda board: board.split(0))
+    until(lambda: not set(threading.enumerate()) - before)

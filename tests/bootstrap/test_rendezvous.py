@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks find the board: by the job's name on one host, by TCP and a secret beyond it, and what stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drvfuse.bootstrap import handshake, rendezvous
+from drvfuse.bootstrap.address import Address
+from drvfuse.bootstrap.frames import pack
+from drvfuse.bootstrap.place import find_place
+from drvfuse.bootstrap.rendezvous import connect, join, meet
+from drvfuse.errors import ArgumentError, GroupError, GroupMismatch, GroupTimeout
+
+
+@pytest.fixture
+def job(request, monkeypatch):
+    """`job(rank, size)`: the place of a rank of a job of this test's own."""
+    monkeypatch.delenv("DRVFUSE_SECRET", raising=False)
+    port = f"{os.getpid()}/{request.node.nodeid}"
+    return lambda rank, size=3, **more: find_place(rank, size, environment={"MASTER_PORT": port, **more})
+
+
+def at_once(*calls):
+    """The results of the calls, each on a thread of its own; an error in place of one that raised."""
+
+    def caught(call):
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(caught, calls))
+
+
+def close(boards):
+    for board in boards:
+        board.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_ranks_of_a_job_find_each_other_in_any_order(job):
+    def late(rank):
+        time.sleep(0.1 * (rank == 0))
+        return connect(job(rank), timeout=10)
+
+    boards = at_once(*(lambda rank=rank: late(rank) for rank in range(3)))
+    assert [(board.rank, board.size) for board in boards] == [(0, 3), (1, 3), (2, 3)]
+    assert (
+        at_once(*(lambda board=board: board.gather("x", bytes([board.rank])) for board in boards))
+        == [[b"\0", b"\1", b"\2"]] * 3
+    )
+    close(boards)
+
+
+def test_groups_that_are_connected_one_after_another_do_not_mix(job):
+    first = at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3)))
+    second = at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3)))
+    for number, boards in enumerate((first, second)):
+        values = at_once(*(lambda board=board: board.gather("which", bytes([number])) for board in boards))  # noqa: B023
+        assert values == [[bytes([number])] * 3] * 3
+    close(first)
+    assert at_once(*(lambda board=board: board.gather("still", b"") for board in second)) == [[b""] * 3] * 3
+    close(second)
+
+
+def test_jobs_at_once_do_not_mix(job):
+    places = [job(rank, RESTART="0") for rank in range(3)]
+    others = [replace(place, job=(("MASTER_PORT", place.job[0][1] + "!"),)) for place in places]
+    boards = at_once(*(lambda place=place: connect(place, 10) for place in places + others))
+    assert at_once(*(lambda board=board: board.gather("x", b"a") for board in boards[:3])) == [[b"a"] * 3] * 3
+    close(boards)
+
+
+def test_a_rank_that_never_comes_is_named_on_all_others(job):
+    start = time.monotonic()
+    errors = at_once(*(lambda rank=rank: connect(job(rank), timeout=0.3) for rank in (0, 2)))
+    assert time.monotonic() - start < 3
+    for error in errors:
+        assert type(error) is GroupTimeout and error.missing == (1,)
+        assert error.waiting == {0: "join the group", 1: "it has not connected", 2: "join the group"}
+
+
+def test_a_missing_rank_0_is_named_by_each_rank(job):
+    for error in at_once(*(lambda rank=rank: connect(job(rank), timeout=0.2) for rank in (1, 2))):
+        assert type(error) is GroupTimeout and error.missing == (0,)
+        assert "nobody listens on this host" in str(error) and "DRVFUSE_SECRET" in str(error)
+
+
+def test_ranks_may_try_again_after_one_was_late(job):
+    errors = at_once(*(lambda rank=rank: connect(job(rank), timeout=0.2) for rank in (0, 2)))
+    assert [type(error) for error in errors] == [GroupTimeout] * 2
+    boards = at_once(*(lambda rank=rank: connect(job(rank), timeout=10) for rank in range(3)))
+    assert [board.rank for board in boards] == [0, 1, 2]
+    close(boards)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_two_processes_of_one_rank_are_told(job, complete):
+    ranks = (0, 1, 2) if complete else (0, 1)
+    with ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(connect, job(rank), 3) for rank in ranks]
+        if complete:
+            boards = [future.result() for future in first]
+            rendezvous._joined[(job(1).job, 3), 1] = 0  # the second process has not counted any group
+        else:
+            time.sleep(0.2)
+        with pytest.raises(GroupMismatch, match=f"process {os.getpid()} and process {os.getpid()} both came as"):
+            connect(job(1), timeout=5)
+        if complete:
+            values = at_once(*(lambda board=board: board.gather("unharmed", b"") for board in boards))
+            assert values == [[b""] * 3] * 3
+            close(boards)
+        else:
+            assert [type(future.exception(5)) for future in first] == [GroupMismatch] * 2
+
+
+def test_two_processes_of_rank_0_are_told(job):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(connect, job(0), 1)
+        time.sleep(0.1)
+        with pytest.raises(GroupMismatch, match="both came as rank 0 of one job"):
+            connect(job(0), timeout=5)
+        assert type(first.exception(5)) is GroupTimeout
+
+
+def test_sizes_that_differ_are_told_on_all_ranks(job):
+    secret = Address("size-test", b"", f"drvfuse-test-{os.getpid()}")
+    places = [job(0), job(1), job(2, 4)]
+    errors = at_once(*(lambda p=p: join(p, secret, time.monotonic() + 5, 5) for p in places))
+    for error in errors[::2]:
+        assert type(error) is GroupMismatch and error.what == "the number of ranks" and error.values == {0: "3", 2: "4"}
+    assert isinstance(errors[1], GroupError)  # the difference, or that rank 0 has gone with it
+
+
+def test_tcp_takes_those_who_know_the_secret(job):
+    port = free_port()
+    addresses = [
+        Address("tcp", b"0123456789abcdef", f"drvfuse-{os.getpid()}-{r}", (("127.0.0.1", port),)) for r in range(3)
+    ]
+    calls = [lambda r=r: join(job(r), addresses[r], time.monotonic() + 10, 10) for r in range(3)]
+    boards = at_once(*calls)
+    assert (
+        at_once(*(lambda board=board: board.gather("x", bytes(100_000)) for board in boards))
+        == [[bytes(100_000)] * 3] * 3
+    )
+    with pytest.raises(ConnectionRefusedError):  # the port is free again
+        socket.create_connection(("127.0.0.1", port), 1)
+    boards[1].close()
+    while not boards[2].ended:
+        time.sleep(0.001)
+    assert boards[2].ended == {1: "it has closed the group"}
+    close(boards)
+
+
+def test_a_wrong_secret_is_told_on_both_sides(job):
+    address = Address("secret", b"0123456789abcdef", f"drvfuse-{os.getpid()}-s", (("127.0.0.1", free_port()),))
+    wrong = replace(address, secret=b"fedcba9876543210", unix="elsewhere")
+    first, second = at_once(
+        lambda: join(job(0, 2), address, time.monotonic() + 0.5, 0.5),
+        lambda: join(job(1, 2), wrong, time.monotonic() + 5, 5),
+    )
+    assert type(second) is GroupMismatch and second.what == "DRVFUSE_SECRET"
+    assert type(first) is GroupTimeout and first.missing == (1,)
+    assert first.waiting[1] == "it has not connected, but someone at 127.0.0.1 came as this rank with a wrong secret"
+    for error in (first, second):
+        assert "0123456789abcdef" not in str(error) and "fedcba9876543210" not in str(error)
+
+
+def test_a_server_that_does_not_know_the_secret_is_refused(job):
+    """An impostor at the port of rank 0 answers any rank that it is welcome."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        address = Address("g", b"0123456789abcdef", "nowhere", (("127.0.0.1", listener.getsockname()[1]),))
+        future = pool.submit(join, job(1, 2), address, time.monotonic() + 5, 5)
+        connected, _ = listener.accept()
+        with connected:
+            connected.sendall(pack({"nonce": handshake.nonce()}))
+            sent = connected.recv(4096)
+            assert b"0123456789abcdef" not in sent
+            connected.sendall(pack({"proof": "0" * 64}))
+            error = future.exception(5)
+    assert type(error) is GroupMismatch and error.what == "DRVFUSE_SECRET"
+
+
+def test_strangers_and_garbage_do_not_disturb(job):
+    address = Address("garbage", b"", f"drvfuse-garbage-{os.getpid()}", (("127.0.0.1", free_port()),))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(join, job(0, 2), address, time.monotonic() + 10, 10)
+        while True:
+            try:
+                strangers = [socket.create_connection(address.tcp[0], 1) for _ in range(5)]
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        strangers[1].sendall(b"\xff" * 100)
+        strangers[2].sendall(pack({"rank": []}))
+        strangers[3].sendall(
+            pack({"rank": 0, "size": 2, "nonce": "x", "version": 1, "group": "garbage", "pid": 1, "proof": "x"})
+        )
+        second = pool.submit(join, job(1, 2), address, time.monotonic() + 10, 10)
+        boards = [first.result(), second.result()]
+        for stranger in strangers[:4]:
+            stranger.settimeout(5)
+            with pytest.raises((BrokenPipeError, ConnectionResetError, StopIteration)):
+                while stranger.recv(4096):
+                    pass
+                raise StopIteration
+        for stranger in strangers:
+            stranger.close()
+    assert at_once(*(lambda board=board: board.gather("x", b"") for board in boards)) == [[b"", b""]] * 2
+    close(boards)
+
+
+def test_another_users_process_is_refused_by_both_ends(job, monkeypatch):
+    monkeypatch.setattr(handshake, "same_user", lambda connected: False)
+    errors = at_once(lambda: connect(job(0, 2), timeout=0.6), lambda: connect(job(1, 2), timeout=0.3))
+    assert errors[0].waiting[1] == "it has not connected"
+    assert "a process of another user listens on this host" in str(errors[1])
+
+
+def test_what_a_job_lacks_is_named_before_anything_is_opened(job, refused, monkeypatch):
+    nameless = find_place(0, 2, environment={})
+    refused(lambda: connect(nameless, 1), "environment variable MASTER_PORT", "store")
+    several = replace(job(0, 4), local_size=2)
+    refused(lambda: connect(several, 1), "environment variable DRVFUSE_SECRET", "not set")
+    monkeypatch.setenv("DRVFUSE_SECRET", "short")
+    refused(lambda: connect(several, 1), "environment variable DRVFUSE_SECRET", "of 5 characters")
+    monkeypatch.setenv("DRVFUSE_SECRET", "0123456789abcdef")
+    refused(lambda: connect(several, 1), "environment variable MASTER_ADDR", "not set")
+    refused(lambda: meet(0, 3, timeout=-1), "timeout", "-1")
+
+
+def test_a_port_that_is_taken_is_named(job):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address("g", b"", f"drvfuse-port-{os.getpid()}", (("127.0.0.1", taken.getsockname()[1]),))
+        with pytest.raises(ArgumentError, match="DRVFUSE_STORE_PORT"):
+            join(job(0, 2), address, time.monotonic() + 0.2, 0.2)
+
+
+def test_one_rank_alone_needs_no_launcher():
+    with connect(find_place(0, 1, environment={}), 5) as board:
+        assert board.gather("x", b"y") == [b"y"]
+
+
+def test_nothing_is_left_when_all_have_closed(job):
+    threads = set(threading.enumerate())
+    files = set(os.listdir("/proc/self/fd"))
+    close(at_once(*(lambda rank=rank: connect(job(rank), 10) for rank in range(3))))
+    deadline = time.monotonic() + 5
+    while set(threading.enumerate()) - threads or set(os.listdir("/proc/self/fd")) - files:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert rendezvous.address_of(job(0), 0).unix not in Path("/proc/net/unix").read_text()
+
+
+RANK = textwrap.dedent("""
+    import os, sys, time
+    from drvfuse.bootstrap.place import find_place
+    from drvfuse.bootstrap.rendezvous import connect
+    from drvfuse.errors import DrvfuseError
+    board = connect(find_place(), 20)
+    print("joined", flush=True)
+    if board.rank == int(sys.argv[1]):
+        exec(sys.argv[2])
+    try:
+        board.gather("step", b"")
+    except DrvfuseError as error:
+        print(type(error).__name__, error, flush=True)
+""")
+
+
+def start(ranks, size, port, *arguments):
+    root = Path(__file__).resolve().parent.parent.parent
+    common = {**os.environ, "PYTHONPATH": str(root), "WORLD_SIZE": str(size), "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, *map(str, arguments)],
+            env={**common, "RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize(
+    "act,how",
+    [
+        ("os.kill(os.getpid(), 9)", "its process has ended"),
+        ("sys.exit(0)", "its interpreter has ended"),
+        ("1 / 0", "its interpreter has ended"),
+        ("if not os.fork(): time.sleep(2); os._exit(0)\nos.kill(os.getpid(), 9)", "its process has ended"),
+    ],
+    ids=["killed", "exits", "raises", "killed with a child that lives on"],
+)
+def test_a_process_that_ends_is_named_at_once_by_the_others(act, how):
+    processes = start(range(3), 3, f"{os.getpid()}-{abs(hash(act))}", 1, act)
+    begin = time.monotonic()
+    outputs = [process.communicate(timeout=30)[0].splitlines() for process in processes if process is not processes[1]]
+    processes[1].communicate(timeout=30)
+    assert time.monotonic() - begin < 15
+    for output in outputs:
+        assert output == ["joined", f"RankEnded step failed on rank 1: {how}"]
+
+
+@pytest.mark.parametrize("child", [False, True])
+def test_rank_0_that_is_killed_is_named_too(child):
+    """Though it served the board, and though a child of it may live on with copies of its sockets."""
+    act = "if not os.fork(): time.sleep(2); os._exit(0)\n" if child else ""
+    processes = start(range(2), 2, f"{os.getpid()}-zero-{child}", 0, act + "os.kill(os.getpid(), 9)")
+    output, begin = processes[1].stdout.readline(), time.monotonic()
+    output += processes[1].stdout.readline()
+    assert time.monotonic() - begin < 1.5
+    for process in processes:
+        process.communicate(timeout=30)
+    assert processes[0].returncode == -signal.SIGKILL
+    assert output == "joined\nRankEnded step failed on rank 0: its process has ended\n"

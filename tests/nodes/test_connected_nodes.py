@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups over several nodes whose ranks are processes: bits, agreement, failures, resets and splits."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+import pytest
+from connected import Ranks, connected, outcomes, together
+from thread_exchange import Table, ThreadExchange
+
+import drvfuse as df
+from drvfuse import config, dtypes, errors, reference
+
+pytestmark = pytest.mark.emu
+
+
+def engines(n):
+    table = Table()
+    return [ThreadExchange(table) for _ in range(n)]
+
+
+def inputs(rng, n, shape, dtype="bfloat16"):
+    scales = np.exp2(rng.integers(-4, 5, shape))
+    return [(rng.standard_normal(shape) * scales).astype(dtypes.get(dtype).numpy) for _ in range(n)]
+
+
+def equal(got, expected):
+    return (reference.bits(got) == reference.bits(expected)).all()
+
+
+def check(ranks, hosts, groups=None, **options):
+    groups = groups or ranks.groups
+    nodes = groups[0].layout.of
+
+    def call(group):
+        own = group[0].array(hosts[group[0].index])
+        return df.allreduce(group, own, **options).numpy()
+
+    for got in together([lambda group=group: call(group) for group in groups]):
+        assert equal(got, reference.allreduce(hosts, nodes=nodes))
+
+
+def check_fused(ranks, hosts, gamma, residual=None):
+    def call(group):
+        rank = group[0]
+        added = None if residual is None else rank.array(residual)
+        own = rank.array(hosts[rank.index])
+        result = df.allreduce_rmsnorm_fp8(group, own, rank.array(gamma), epsilon=1e-5, residuals=added)
+        return [None if array is None else array.numpy() for array in result]
+
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, residual=residual, nodes=ranks.groups[0].layout.of)
+    for got in ranks.each(call):
+        for array, wanted in zip(got, expected, strict=True):
+            assert (array is None) == (wanted is None)
+            assert wanted is None or equal(array, wanted)
+
+
+@pytest.mark.parametrize("n,nodes", [(4, 2), (6, 3), (3, 3)])
+def test_calls_of_processes_have_the_bits_of_the_reference(rng, n, nodes):
+    with connected(n, nodes=nodes, exchange=engines(n), machine={"race": True}) as ranks:
+        for count in (1, 100, 4099, 40_000):
+            check(ranks, inputs(rng, n, count))
+        for residual in (None, inputs(rng, 1, (7, 100))[0]):
+            check_fused(ranks, inputs(rng, n, (7, 100)), inputs(rng, 1, 100)[0], residual)
+        assert not ranks.machine.reports
+
+
+def test_hosts_make_the_nodes_wherever_their_ranks_are(rng):
+    with connected(4, domain=[" a", " b", " a", " b"], exchange=engines(4)) as ranks:
+        assert [group.inside for group in ranks.groups] == [(0, 2), (1, 3)] * 2
+        assert [group.node for group in ranks.groups] == [0, 1, 0, 1]
+        check(ranks, inputs(rng, 4, 3000))
+
+
+def test_a_rank_has_no_address_of_another_node():
+    with connected(4, nodes=2, exchange=engines(4)) as ranks:
+        for rank, group in enumerate(ranks.groups):
+            known = [bool(pointer) for pointer in group.workspace.pointers]
+            assert known == [peer // 2 == rank // 2 for peer in range(4)]
+            assert group.link.engine.greetings == [b"rank 0", b"rank 1", b"rank 2", b"rank 3"]
+
+
+def test_many_nodes_of_one_rank(rng):
+    with connected(8, nodes=8, exchange=engines(8), node_order="fixed") as ranks:
+        check(ranks, inputs(rng, 8, 500))
+
+
+def test_the_order_of_the_engine(rng):
+    with connected(6, nodes=3, exchange=engines(6), node_order="engine") as ranks:
+        hosts = inputs(rng, 6, 2000, "float32")
+        low, high = reference.sum_bounds(hosts)
+        found = ranks.each(lambda group: df.allreduce(group, group[0].array(hosts[group[0].index])).numpy())
+        assert all(equal(got, found[0]) and (low <= got).all() and (got <= high).all() for got in found)
+
+
+def test_calls_that_differ_inside_a_node_are_named(rng):
+    with connected(4, nodes=2, exchange=engines(4)) as ranks:
+        check(ranks, inputs(rng, 4, 100))
+
+        def call(group):
+            count = 100 if group[0].index != 3 else 104
+            df.allreduce(group, group[0].zeros(count, "float32"))
+            group.synchronize()
+
+        found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert any(isinstance(error, errors.CallMismatch) for error in found[2:])
+        ranks.each(lambda group: group.reset())
+        check(ranks, inputs(rng, 4, 100))
+
+
+def test_a_reset_connects_the_engine_anew(rng):
+    with connected(4, nodes=2, exchange=engines(4)) as ranks:
+        check(ranks, inputs(rng, 4, 100))
+        ranks.each(lambda group: group.reset())
+        assert [group.link.engine._opened for group in ranks.groups] == [2] * 4
+        check(ranks, inputs(rng, 4, 100))
+
+
+def test_a_split_has_the_nodes_that_its_ranks_have(rng):
+    with connected(4, nodes=2, exchange=engines(4)) as ranks:
+        inside = ranks.each(lambda group: group.split(group.node))
+        assert [group.nodes for group in inside] == [1] * 4
+        for color in range(2):
+            groups = [group for group, of in zip(inside, ranks.groups, strict=True) if of.node == color]
+            check(ranks, inputs(rng, 2, 300), groups)
+        for group in inside:
+            group.close()
+        found = outcomes([lambda group=group: group.split(group[0].index % 2) for group in ranks.groups])
+        assert all(isinstance(error, errors.DrvfuseError) for error in found)
+        assert any("serves the group that it was given to" in str(error) for error in found)
+        check(ranks, inputs(rng, 4, 100))
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 3}, {"nodes": 2.5}, {"node_order": "best"}, {"domain": ["a", "", "", ""]}])
+def test_wrong_nodes_are_an_argument_error_on_every_rank(wrong):
+    with df.emu.Machine(devices=4) as machine:
+        ranks = Ranks(machine, 4)
+        found = outcomes([lambda rank=rank: ranks.open(rank, **wrong) for rank in range(4)])
+        assert all(isinstance(error, (errors.ArgumentError, errors.GroupError)) for error in found)
+        assert any(isinstance(error, errors.ArgumentError) for error in found)
+        ranks.close()
+
+
+def test_an_engine_that_one_rank_lacks_is_an_error_on_every_rank(monkeypatch):
+    with df.emu.Machine(devices=2) as machine:
+        ranks = Ranks(machine, 2)
+        monkeypatch.setattr("drvfuse.nodes.engines._installed", lambda name: False)
+        found = outcomes([lambda rank=rank: ranks.open(rank, nodes=2) for rank in range(2)])
+        assert all(isinstance(error, errors.Unsupported) and "drvfuse[mpi]" in str(error) for error in found)
+        ranks.close()
+
+
+def test_a_rank_that_ends_is_named_by_those_of_other_nodes():
+    with connected(4, nodes=2, exchange=engines(4)) as ranks:
+        ranks.groups[3].close()
+        deadline = time.monotonic() + 10
+        while not all(group.transport.ended for group in ranks.groups[:3]):  # another thread learns of it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+        def call(group):
+            df.allreduce(group, group[0].zeros(8, "float32"))
+
+        for error in outcomes([lambda group=group: call(group) for group in ranks.groups[:3]]):
+            assert isinstance(error, errors.RankEnded) and error.rank == 3
+
+
+@pytest.mark.parametrize("function", ["cuMemCreate", "cuMemImportFromShareableHandle", "cuMemHostRegister"])
+def test_a_failing_call_of_one_node_leaves_nothing_on_any(function):
+    with df.emu.Machine(devices=4) as machine:
+        ranks = Ranks(machine, 4)
+        for rank in range(4):
+            df.device(rank, driver=ranks.processes[rank]).stream.synchronize()
+        before = machine.held()
+        rule = ranks.processes[3].inject(function, 2)
+        found = outcomes([lambda rank=rank: ranks.open(rank, nodes=2, exchange=engines(4)[0]) for rank in range(4)])
+        assert not rule.left
+        assert isinstance(found[3], errors.DriverError) and found[3].call == function
+        assert all(isinstance(error, errors.GroupError) for error in found[:3])
+        del found
+        gc.collect()
+        assert machine.held() == before
+        ranks.close()
+
+
+def test_calls_are_compared_first_inside_each_node(rng):
+    with config.override(check_calls=True), connected(4, nodes=2, exchange=engines(4)) as ranks:
+        check(ranks, inputs(rng, 4, 300))
+
+        def call(group):
+            df.allreduce(group, group[0].zeros(8 + 8 * (group[0].index == 0), "float32"))
+            group.synchronize()
+
+        found = outcomes([lambda group=group: call(group) for group in ranks.groups])
+        assert any(isinstance(error, errors.CallMismatch) for error in found[:2])

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exchange that does not end: the watchdog, the error on every call until a reset, and what graphs then do."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import config, errors, reference
+from drvfuse.nodes.in_process import InProcess
+
+pytestmark = pytest.mark.emu
+
+
+class Watched(InProcess):
+    """Its exchanges end, but are watched as if they might not; it counts what is asked of it."""
+
+    name = "a watched engine"
+    watched = True
+
+    def __init__(self):
+        super().__init__()
+        self.opened = self.aborted = self.closed = 0
+
+    def open(self, *arguments):
+        super().open(*arguments)
+        self.opened += 1
+
+    def abort(self):
+        self.aborted += 1
+
+    def close(self):
+        super().close()
+        self.closed += 1
+
+
+@pytest.fixture
+def group():
+    with (
+        config.override(spin_timeout=0.5),
+        df.emu.Machine(devices=4) as machine,
+        df.Group.local(4, driver=machine, nodes=2, exchange=Watched(), max_blocks=2) as group,
+    ):
+        yield group
+
+
+def call(group):
+    hosts = [np.full(64, rank + 0.5, np.float32) for rank in range(4)]
+    ys = df.allreduce(group, [rank.array(host) for rank, host in zip(group, hosts, strict=True)])
+    for y in ys:
+        assert (y.numpy() == reference.allreduce(hosts, nodes=2)).all()
+
+
+def hang(group, position=3):
+    """As if the device of a rank were in an exchange from now on; returns the error once it is there."""
+    group.link.words["begun"][position] += 1
+    deadline = time.monotonic() + 10
+    while group.link.failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return group.link.failure
+
+
+def test_an_exchange_that_does_not_end_is_aborted_and_named(group):
+    call(group)
+    began = time.monotonic()
+    error = hang(group)
+    assert time.monotonic() - began >= 0.5
+    assert isinstance(error, errors.ExchangeTimeout)
+    assert (error.rank, error.node, error.peers, error.engine) == (3, 1, (1,), "a watched engine")
+    assert (
+        "rank 3: the exchange between nodes by a watched engine of node 1 with rank 1 did not end within 0.5 s"
+        in str(error)
+    )
+    assert group.link.engine.aborted == 1
+
+
+def test_every_host_call_raises_it_until_the_group_is_reset(group):
+    call(group)
+    error = hang(group)
+    for raises in (group.check, group.synchronize, group[0].synchronize):
+        with pytest.raises(errors.ExchangeTimeout) as caught:
+            raises()
+        assert caught.value is error
+    group.reset()
+    group.check()
+    call(group)
+    assert (group.link.engine.opened, group.link.engine.closed) == (2, 1)
+
+
+def test_the_first_call_after_it_raises_and_the_second_resets(group):
+    call(group)
+    hang(group)
+    with pytest.raises(errors.ExchangeTimeout):
+        call(group)
+    call(group)
+    assert group.link.engine.opened == 2
+    hang(group)  # there is a watchdog again
+
+
+def test_exchanges_that_end_are_never_aborted(group):
+    with config.override(spin_timeout=2.0):
+        for _ in range(20):
+            call(group)
+            time.sleep(0.02)
+    assert group.link.engine.aborted == 0 and group.link.failure is None
+
+
+def test_a_graph_of_before_the_reset_is_refused(group):
+    xs = [rank.zeros(64, "float32") for rank in group]
+    prepared = df.allreduce.prepare(group, xs)
+    with df.Graph.capture([rank.stream for rank in group]) as graph:
+        prepared.launch()
+        prepared.launch()
+    graph.launch(group[0].stream)
+    group.reset()
+    with pytest.raises(errors.CaptureError, match=r"group\.reset\(\) has replaced; capture it again"):
+        graph.launch(group[0].stream)
+    with df.Graph.capture([rank.stream for rank in group]) as graph:
+        prepared.launch()
+    graph.launch(group[0].stream)
+    group.synchronize()
+
+
+def test_a_rank_that_waits_inside_its_node_is_named_by_its_rank_in_the_group(group):
+    """Ranks 2 and 3 form node 1: a report that kernels wrote with the numbers 0 and 1 is of these."""
+    call(group)
+    reports = group.workspace.reports
+    reports["rank"][2], reports["peer"][2], reports["phase"][2], reports["expected"][2] = 0, 1, 1, 1
+    reports["magic"][2] = 0x44525646
+    with pytest.raises(errors.BarrierTimeout) as caught:
+        group.check()
+    assert (caught.value.rank, caught.value.peer) == (2, 3)
+    group.reset()
+    call(group)
+
+
+@pytest.mark.parametrize("kernel", [0, 1])
+def test_a_time_out_in_either_kernel_names_the_call(group, kernel):
+    """Of the call's two kernels the ranks are launched with those in front of `kernel`, and rank 2 with that too."""
+    call(group)
+    prepared = df.allreduce.prepare(group, [rank.zeros(64, "float32") for rank in group])
+    group.begin(range(4), prepared)
+    for rank, launches in zip(group, prepared.launches, strict=True):
+        for launch in launches[: kernel + (rank.index == 2)]:
+            launch(rank.stream)
+    with pytest.raises(errors.BarrierTimeout, match="in call 2 of the group, allreduce two_stage of 4 x") as caught:
+        group.synchronize()
+    assert (caught.value.rank, caught.value.peer) == (2, 3)
+    call(group)
+
+
+def test_an_engine_that_fails_to_connect_leaves_nothing_open():
+    class Failing(Watched):
+        def open(self, *arguments):
+            raise errors.ExchangeError(1, self.name, "did not connect within 1 s; a rank of another node is missing")
+
+    with df.emu.Machine(devices=2) as machine:
+        for _ in range(3):
+            with pytest.raises(
+                errors.ExchangeError, match="rank 1: the exchange between nodes by a watched engine did not"
+            ):
+                df.Group.local(2, driver=machine, nodes=2, exchange=Failing())
+        with df.Group.local(2, driver=machine, nodes=2, exchange=Watched(), max_blocks=132):
+            pass
+
+
+def test_a_group_closes_its_engine():
+    engine = Watched()
+    with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, nodes=2, exchange=engine) as group:
+        df.allreduce(group, [rank.zeros(8, "float32") for rank in group])
+    assert engine.closed == 1

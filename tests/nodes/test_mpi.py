@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups over several nodes with MPI between them: processes of mpiexec, on the emulated GPUs of this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import config, errors
+from drvfuse.emu.serve.server import Server
+from drvfuse.nodes.exchange import Member
+from drvfuse.nodes.layout import Nodes
+from drvfuse.nodes.mpi import Mpi
+
+pytestmark = pytest.mark.emu
+ROOT = Path(__file__).resolve().parents[2]
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+
+RANK = textwrap.dedent("""
+    import sys
+    import numpy as np
+    from ml_dtypes import bfloat16
+    from mpi4py import MPI
+    import drvfuse as df
+    from drvfuse import errors, reference
+
+    nodes, order, size = int(sys.argv[1]), sys.argv[2], MPI.COMM_WORLD.Get_size()
+    store = MPI.COMM_WORLD if order == "fixed" else None
+    options = {"driver": "emu", "workspace_bytes": 1 << 17, "max_blocks": 2}
+    with df.Group.connect(store=store, nodes=nodes, node_order=order, exchange="mpi", **options) as group:
+        rank = group[0]
+        assert (group.nodes, group.node) == (nodes, rank.index // (size // nodes))
+        rng = np.random.default_rng(5)
+        for shape in ((1, 40), (9, 100), (3, 4096)):
+            hosts = [rng.integers(-64, 64, shape).astype(bfloat16) for _ in range(size)]
+            if order == "fixed":  # else sums are exact in any order
+                hosts = [(host + rng.standard_normal(shape)).astype(bfloat16) for host in hosts]
+            gamma, residual = rng.standard_normal((2, 1, *shape[1:])).astype(bfloat16)
+            residual = np.broadcast_to(residual, shape).copy()
+            x = rank.array(hosts[rank.index])
+            y = df.allreduce(group, x)
+            expected = reference.allreduce(hosts, nodes=nodes)
+            assert (reference.bits(y.numpy()) == reference.bits(expected)).all(), shape
+            added, weight = rank.array(residual), rank.array(gamma[0])
+            found = df.allreduce_rmsnorm_fp8(group, x, weight, epsilon=1e-5, residuals=added)
+            wanted = reference.allreduce_rmsnorm_fp8(hosts, gamma[0], 1e-5, residual=residual, nodes=nodes)
+            for got, want in zip(found, wanted):
+                assert (reference.bits(got.numpy()) == reference.bits(want)).all(), shape
+        call = df.allreduce.prepare(group, x)
+        try:
+            with df.Graph.capture([rank.stream]):
+                call.launch()
+            raise SystemExit("it was captured")
+        except errors.Unsupported as error:
+            assert "MPI goes through the host" in str(error)
+        group.reset()
+        df.allreduce(group, x)
+        group.synchronize()
+    print("done", rank.index)
+""")
+
+
+def mpiexec(size: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    with df.emu.Machine(devices=size, race=True, served=True) as machine, Server(machine) as server:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DRVFUSE_EMU_MACHINE": server.address}
+        result = subprocess.run(
+            [MPIEXEC, "-n", str(size), sys.executable, "-c", RANK, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert not machine.reports
+    return result
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(),
+    reason="needs mpi4py and an mpiexec beside it (pip install mpi4py mpich)",
+)
+@pytest.mark.parametrize("size,nodes,order", [(4, 2, "fixed"), (6, 3, "fixed"), (4, 2, "engine")])
+def test_processes_of_mpiexec_have_the_bits_of_the_reference(size, nodes, order):
+    result = mpiexec(size, nodes, order)
+    assert result.returncode == 0 and result.stdout.count("done") == size, result.stderr  # lines may be mixed
+
+
+class Stand:
+    """A communicator of one process whose peers never come."""
+
+    def Get_rank(self):
+        return 0
+
+    def Get_group(self):
+        return types.SimpleNamespace(Incl=lambda ranks: ranks)
+
+    def Create_group(self, ranks, tag):
+        return types.SimpleNamespace(Get_size=lambda: 2, Iallgather=self.begin, Ireduce=self.begin, Ibcast=self.begin)
+
+    def begin(self, *arguments):
+        return types.SimpleNamespace(Test=lambda: False)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """The engine on a stand-in for mpi4py, without any other rank."""
+    mpi = types.SimpleNamespace(FLOAT="float", SUM="sum", IN_PLACE="in place", COMM_WORLD=Stand())
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
+    return Mpi()
+
+
+@pytest.fixture
+def member():
+    with df.emu.Machine(devices=1) as machine:
+        yield Member(0, df.device(0, driver=machine), 0, 0)
+
+
+@pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
+def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
+    from drvfuse.nodes.exchange import Part
+
+    engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
+    memory = member.device.array(np.zeros(16, np.float32))
+    text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"
+    with config.override(spin_timeout=0.05), pytest.raises(errors.ExchangeError, match=text):
+        getattr(engine, method)([Part(member, memory.ptr, 8, member.device.stream)])
+    engine.close()
+
+
+def test_ranks_of_different_communicators_are_refused(engine, member):
+    with pytest.raises(errors.ExchangeError, match=r"needs every rank in one communicator; its ranks are \[0, 0\]"):
+        engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"0"], 1.0)
+    with pytest.raises(errors.Unsupported, match="one rank in each process; here are 2"):
+        engine.open(Nodes((0, 1)), [member, member], lambda values: values, 1.0)

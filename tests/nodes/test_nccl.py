@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine on NCCL against a stand-in for nccl4py: what it asks NCCL for, and that it never waits without a bound."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import drvfuse as df
+from drvfuse import errors, reference
+from drvfuse.nodes.nccl import Nccl
+
+pytestmark = pytest.mark.emu
+FLOAT32, BYTES = 7, 4
+
+
+class NCCLError(Exception):
+    pass
+
+
+class Stand:
+    """`nccl.bindings.nccl` for communicators of one process; exchanges run on the host at the end of a group."""
+
+    NCCLError = NCCLError
+
+    class Config:
+        blocking = -1
+
+    class UniqueId:
+        def __init__(self, text=b""):
+            self.text = text
+
+        def __bytes__(self):
+            return self.text
+
+        @classmethod
+        def from_buffer(cls, text):
+            return cls(bytes(text))
+
+    def __init__(self, device):
+        self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
+        self.states: dict[object, list[int]] = {}
+        self.answers: list[int] = []  # of comm_get_async_error, before it says success
+
+    def get_version(self):
+        return 22703
+
+    def get_unique_id(self):
+        self.ids += 1
+        return Stand.UniqueId(b"%d" % self.ids)
+
+    def group_start(self):
+        self.depth += 1
+
+    def group_end(self):
+        self.depth -= 1
+        with self.device.use():
+            self.exchange()
+
+    def exchange(self):
+        rails: dict[bytes, list] = {}
+        for work in self.queued:
+            rails.setdefault(work[0][0], []).append(work)
+        self.queued = []
+        for rail in rails.values():
+            size = rail[0][0][2]
+            assert len(rail) == size, "a rank of the rail is missing"
+            values = []
+            for (_, node, _), send, _, count, stream in rail:
+                self.driver.cuStreamSynchronize(stream)
+                host = np.empty(count, np.float32)
+                self.driver.cuMemcpyDtoH(host.ctypes.data, send, host.nbytes)
+                values.append((node, host))
+            gathered = np.concatenate([host for _, host in sorted(values, key=lambda pair: pair[0])])
+            for _, _, receive, _, _ in rail:
+                self.driver.cuMemcpyHtoD(receive, gathered.ctypes.data, gathered.nbytes)
+
+    def comm_init_rank_config(self, size, identity, rank, config):
+        assert config.blocking == 0 and self.depth == 1
+        self.calls.append("init")
+        return (bytes(identity), rank, size)
+
+    def all_gather(self, send, receive, count, kind, communicator, stream):
+        assert kind == FLOAT32 and self.depth == 1 and send == receive + BYTES * count * communicator[1]
+        self.queued.append((communicator, send, receive, count, stream))
+
+    def comm_get_async_error(self, communicator):
+        return self.answers.pop(0) if self.answers else 0
+
+    def get_last_error(self, communicator):
+        return "the last error"
+
+    def get_error_string(self, code):
+        return f"result {code}"
+
+    def comm_abort(self, communicator):
+        self.calls.append("abort")
+
+
+@pytest.fixture
+def stand(monkeypatch):
+    """The stand-in, which a machine of 4 devices belongs to."""
+    with df.emu.Machine(devices=4) as machine:
+        stand = Stand(df.device(0, driver=machine))
+        bindings = types.ModuleType("nccl.bindings")
+        bindings.nccl = stand
+        monkeypatch.setitem(sys.modules, "nccl", types.ModuleType("nccl"))
+        monkeypatch.setitem(sys.modules, "nccl.bindings", bindings)
+        stand.machine = machine
+        yield stand
+
+
+def open_group(stand, **options):
+    return df.Group.local(4, driver=stand.machine, nodes=2, exchange=Nccl(), max_blocks=2, **options)
+
+
+def test_communicators_join_the_ranks_of_one_place(stand):
+    with open_group(stand) as group:
+        engine = group.link.engine
+        assert engine.version == "2.27.3"
+        made = engine._communicators
+        assert made == {0: (b"1", 0, 2), 1: (b"2", 0, 2), 2: (b"1", 1, 2), 3: (b"2", 1, 2)}
+    assert stand.calls == ["init"] * 4 + ["abort"] * 4
+
+
+def test_calls_are_exact(stand, rng):
+    with open_group(stand) as group:
+        hosts = [rng.standard_normal(3000).astype(np.float32) for _ in range(4)]
+        ys = df.allreduce(group, [rank.array(host) for rank, host in zip(group, hosts, strict=True)])
+        for y in ys:
+            assert (y.numpy() == reference.allreduce(hosts, nodes=2)).all()
+
+
+def test_what_nccl_does_later_is_waited_for(stand):
+    with open_group(stand) as group:
+        stand.answers = [7, 7, 0, 7]
+        df.allreduce(group, [rank.zeros(8, "float32") for rank in group])
+        assert not stand.answers
+
+
+def test_a_rank_that_never_connects_is_an_error_within_the_time_out(stand, monkeypatch):
+    monkeypatch.setattr("drvfuse.comm.group._LOCAL_SECONDS", 0.1)
+    stand.answers = [7] * 100_000
+    with pytest.raises(
+        errors.ExchangeError, match=r"rank 0: .* by NCCL did not connect within 0.1 s; a rank of another"
+    ):
+        open_group(stand)
+    assert stand.calls[-4:] == ["abort"] * 4
+
+
+def test_an_error_of_nccl_is_named(stand, monkeypatch):
+    with open_group(stand) as group:
+        xs = [rank.zeros(8, "float32") for rank in group]
+        stand.answers = [3]
+        with pytest.raises(errors.ExchangeError, match=r"by NCCL failed: result 3 \(the last error\)"):
+            df.allreduce(group, xs)
+        df.allreduce(group, xs)  # the group was reset
+        assert stand.calls.count("init") == 8
+
+        def broken(*arguments):
+            raise NCCLError("SystemError (2)")
+
+        monkeypatch.setattr(stand, "all_gather", broken)
+        with pytest.raises(errors.ExchangeError, match=r"failed: SystemError \(2\) \(the last error\)"):
+            df.allreduce(group, xs)
+
+
+def test_after_an_abort_calls_are_refused_until_the_group_is_reset(stand):
+    with open_group(stand) as group:
+        xs = [rank.zeros(8, "float32") for rank in group]
+        group.link.engine.abort()
+        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects it anew"):
+            df.allreduce(group, xs)
+        group.reset()
+        df.allreduce(group, xs)
+
+
+def test_an_abort_does_not_wait_for_a_thread_that_is_stuck_in_nccl(stand, monkeypatch):
+    monkeypatch.setattr("drvfuse.nodes.nccl._ABORT_PATIENCE", 0.05)
+    with open_group(stand) as group:
+        engine = group.link.engine
+        with engine._lock:
+            engine.abort()
+        assert stand.calls.count("abort") == 4

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine between the ranks of threads: what an engine of one's own may look like, through the host and blocking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from drvfuse.errors import ExchangeError, Unsupported
+from drvfuse.nodes.exchange import Gather, Member, Part
+from drvfuse.nodes.layout import Nodes
+
+
+class Table:
+    """Where the ranks of a group meet."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], np.ndarray] = {}
+        self.changed = threading.Condition()
+
+
+class ThreadExchange:
+    """One for each rank, all of one table."""
+
+    name = "threads"
+    watched = False
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._number, self._opened = table, 0, 0
+        self.greetings: list[bytes] = []
+
+    def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
+        self.greetings = list(gather([b"rank %d" % member.rank for member in members]))
+        self._nodes, self._timeout = nodes, timeout
+        self._opened += 1
+        self._number = 0
+
+    def check_captures(self, captures: Sequence[int | None]) -> None:
+        if captures[0] is not None:
+            raise Unsupported("threads cannot be captured")
+
+    def all_gather(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
+        found = self._meet(part, part.address + 4 * part.count * part.member.node)
+        self._copy(part, np.concatenate(found), part.address)
+
+    def all_reduce(self, parts: Sequence[Part]) -> None:
+        (part,) = parts
+        total = np.zeros(part.count, np.float32)
+        for each in reversed(self._meet(part, part.address)):
+            total += each
+        self._copy(part, total, part.address)
+
+    def _meet(self, part: Part, address: int) -> list[np.ndarray]:
+        """The numbers of every node, those of this one from `address`."""
+        own, member = np.empty(part.count, np.float32), part.member
+        part.stream.synchronize()
+        with member.device.use():
+            member.device.driver.cuMemcpyDtoH(own.ctypes.data, address, own.nbytes)
+        self._number += 1
+        keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]
+        with self._table.changed:
+            self._table.values[keys[member.node]] = own
+            self._table.changed.notify_all()
+            if not self._table.changed.wait_for(lambda: all(key in self._table.values for key in keys), self._timeout):
+                raise ExchangeError(member.rank, self.name, "found nobody")
+            return [self._table.values[key] for key in keys]
+
+    def _copy(self, part: Part, numbers: np.ndarray, address: int) -> None:
+        with part.member.device.use():
+            part.member.device.driver.cuMemcpyHtoD(address, numbers.ctypes.data, numbers.nbytes)
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

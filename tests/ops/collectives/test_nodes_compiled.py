@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of calls over several nodes as ptxas compiles them for sm_90a: no stack, no spill, accesses of 128 bits.
+
+A launch has one block on each multiprocessor of its budget, so a block of the most threads must fit with its registers.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from drvfuse import dtypes
+from drvfuse.ops.collectives.kernels import CollectiveKernel
+
+BF16 = dtypes.get("bfloat16")
+FILE, STEP = 65536, 8  # registers of a multiprocessor, and by how many the threads of a warp get them
+
+
+def image_of(**options):
+    kernel = CollectiveKernel(**{"algo": "two_stage", "dtype": BF16, "out_dtype": BF16, **options})
+    return kernel.specialisation.compile("sm_90a", ("--ptxas-options=-v",))
+
+
+def fits(image, threads=512):
+    found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", image.log)
+    assert found == [("0", "0", "0")]
+    assert ".local" not in image.ptx
+    (registers,) = re.findall(r"Used (\d+) registers", image.log)
+    assert int(registers) <= FILE // threads // STEP * STEP
+    assert "ld.global.v4" in image.ptx
+    assert "griddepcontrol.wait" in image.ptx and "griddepcontrol.launch_dependents" in image.ptx
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_node_sums(ranks, staged):
+    fits(image_of(op="node_sums", ranks=ranks, packs=min(4, 8 // ranks), staged=staged))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_the_all_reduce_behind_the_exchange(ranks):
+    fits(image_of(op="allreduce", ranks=ranks, packs=min(4, 8 // ranks), nodes=True))
+
+
+@pytest.mark.parametrize("packs", [1, 2, 4])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_the_fused_op_behind_the_exchange(ranks, residual, packs):
+    out = dtypes.get("float8_e4m3fn")
+    options = {"out_dtype": out, "gamma_dtype": BF16, "residual": residual, "packs": packs}
+    fits(image_of(op="allreduce_rmsnorm_fp8", ranks=ranks, nodes=True, **options))
