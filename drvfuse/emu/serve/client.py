@@ -6,36 +6,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import mmap
 import os
 import pickle
 import socket
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsInt
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
-from ..machine import host_files, interrupts
-from ..space import pages
-from ..wire.arguments import host_address
+from ..machine import interrupts
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout
 from . import address as addresses
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
 from .hello import greeting
+from .host_memory import HostMemory
 
 if TYPE_CHECKING:
     from ..findings.counters import Summary
     from ..findings.reports import Report
 
-_REGISTERED = 1 << 56
-"""What is added to the addresses of registered memory on their way: the machine has memory of its own at addresses that
-are the same, and none at these.
-"""
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
@@ -49,20 +42,11 @@ class _Line:
         self.connection.close()  # the thread has ended, or the machine is not used any more
 
 
-@dataclass(frozen=True)
-class _Registration:
-    """Registered memory; `file`: the machine has the file behind it, so kernels and copies reach it."""
-
-    nbytes: int
-    file: bool
-
-
 class _Local(threading.local):
     """What belongs to the calling thread."""
 
     line: _Line | None = None
     in_host_function = False
-    offered: Any = None
 
 
 class AttachedMachine:
@@ -81,8 +65,6 @@ class AttachedMachine:
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
-        self._registered: dict[int, _Registration] = {}  # by address
-        self._pinned: dict[int, int] = {}  # address -> bytes
         self._lock = threading.Lock()
         self._host_line: socket.socket | None = None
         self._known: list[Report] = []
@@ -93,23 +75,19 @@ class AttachedMachine:
         self.server_pid: int = facts["pid"]
         self.device_count, self.arch, self.seed = facts["devices"], facts["arch"], facts["seed"]
         self.sm_count: int = facts["sm_count"]
-        self._base, self._end = facts["base"], facts["base"] + facts["nbytes"]
-        self._reserve(facts["nbytes"])
+        self._memory = self._host_memory(facts["base"], facts["nbytes"])
         _attached.add(self)
 
-    def _reserve(self, nbytes: int) -> None:
-        """Keep the addresses of the machine's memory free."""
+    def _host_memory(self, base: int, nbytes: int) -> HostMemory:
         try:
-            pages.keep_free(self._base, nbytes)
+            return HostMemory(base, nbytes, self._layout)
         except OSError:
             self._life.close()
             raise DriverUnavailable(
-                f"the machine at {self.address} needs the addresses 0x{self._base:x} to 0x{self._end:x} here for its "
+                f"the machine at {self.address} needs the addresses 0x{base:x} to 0x{base + nbytes:x} here for its "
                 "pinned memory, and something is there already: a machine of this process's own, perhaps, or another "
                 "one that it is attached to"
             ) from None
-        self._release = weakref.finalize(self, pages.give_up, self._base, nbytes)
-        self._release.atexit = False
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +99,7 @@ class AttachedMachine:
             self.closed = True
         if self.pid == os.getpid():
             self._disconnect()
-            self._release()
+            self._memory.close()
 
     def __del__(self) -> None:
         if "_life" in self.__dict__:
@@ -191,7 +169,7 @@ class AttachedMachine:
             self._serve_host_functions()
         out = Outgoing()
         try:
-            call = coder.write_call(out, signature.bind(args, kwargs), self)
+            call = coder.write_call(out, signature.bind(args, kwargs), self._memory)
         except BaseException:
             for descriptor in out.own:
                 os.close(descriptor)
@@ -213,9 +191,7 @@ class AttachedMachine:
         finally:
             close_rest(incoming)
         self.refusal = None
-        after = _AFTER.get(signature.name)
-        if after is not None:
-            after(self, call.values)
+        self._memory.after(signature.name, call.values)
         return (code, *results)
 
     def _answered_here(self, name: str, args: tuple[Any, ...], nothing: tuple[None, ...]) -> tuple[Any, ...]:
@@ -278,59 +254,14 @@ class AttachedMachine:
             target=target, args=(self._host_line, self._local, reference), name="drvfuse-host-functions", daemon=True
         ).start()
 
-    # What a call asks of the caller's end (`wire.calls.Caller`) -------------------------------------------------------
-
-    def shared(self, address: int) -> int | None:
-        if self._base <= address < self._end:
-            return address
-        found = self._registration_of(address)
-        return address + _REGISTERED if found is not None and found.file else None
-
-    def known(self, address: int) -> int:
-        return address if self._registration_of(address) is None else address + _REGISTERED
-
-    def back(self, address: int) -> int:
-        return address - _REGISTERED if address >= _REGISTERED else address
-
-    def register(self, address: int) -> int:
-        return address + _REGISTERED if address else 0
-
-    def _registration_of(self, address: int) -> _Registration | None:
-        found = (r for start, r in list(self._registered.items()) if start <= address < start + r.nbytes)
-        return next(found, None) if self._registered else None
-
-    def layout(self, function: int) -> Layout | None:
+    def _layout(self, function: int) -> Layout | None:
+        """The parameters of a kernel, which are asked for once."""
         found = self._layouts.get(function)
         if found is None:
             found = self._ask("layout", function)
             if found is not None:
                 self._layouts[function] = found
         return found
-
-    def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
-        span = pages.round_up(nbytes, mmap.PAGESIZE)
-        try:
-            pages.map_file(address, span, descriptor, 0)
-        finally:
-            os.close(descriptor)
-        self._pinned[address] = span
-
-    def unmap_pinned(self, address: int) -> None:
-        """It was freed."""
-        span = self._pinned.pop(address, None)
-        if span is not None and not self.closed:
-            pages.keep_free_again(address, span)
-
-    def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        found = self._local.offered = host_files.behind(address, nbytes)
-        return found
-
-    def registered(self, address: int, nbytes: int) -> None:
-        """It was registered."""
-        self._registered[address] = _Registration(nbytes, self._local.offered is not None)
-
-    def unregistered(self, address: int) -> None:
-        self._registered.pop(address, None)
 
     # What else a program asks of its machine -------------------------------------------------------------------------
 
@@ -409,11 +340,3 @@ def _run_host_functions(
             send(connection, Tag.RESULT, Outgoing())
     except (Ended, OSError):
         pass  # the machine is gone, or this process has left it
-
-
-_AFTER: dict[str, Callable[[AttachedMachine, Any], None]] = {
-    "cuMemFreeHost": lambda machine, values: machine.unmap_pinned(host_address(values[0])[0]),
-    "cuMemHostRegister": lambda machine, values: machine.registered(host_address(values[0])[0], int(values[1])),
-    "cuMemHostUnregister": lambda machine, values: machine.unregistered(host_address(values[0])[0]),
-}
-"""What is left to do in the client when a call has succeeded."""

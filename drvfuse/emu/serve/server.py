@@ -50,8 +50,9 @@ class Server:
         self._closed = False
         if not machine.window.shares_host:
             raise ArgumentError("machine", repr(machine), "one that was made with served=True")
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
         self._listening = addresses.listen(self.address)
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_interval, _SWITCH_S))
         self._start("accept", self._accept)
 
     def close(self) -> None:
@@ -66,6 +67,7 @@ class Server:
         addresses.close(self._listening, self.address)
         for session in sessions:
             session.end()
+        sys.setswitchinterval(self._switch_interval)
         for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(_END_S)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory of a client that the machine knows: pinned memory, and memory that was registered."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..machine import host_files
+from ..space import pages
+from ..wire.arguments import host_address
+from ..wire.parameters import Layout
+
+_REGISTERED = 1 << 56
+"""What is added to the addresses of registered memory on their way: the machine has memory of its own at addresses that
+are the same, and none at these.
+"""
+
+
+@dataclass(frozen=True)
+class _Registration:
+    """Registered memory; `file`: the machine has the file behind it, so kernels and copies reach it."""
+
+    nbytes: int
+    file: bool
+
+
+class _Local(threading.local):
+    """Whether the file of what the calling thread registers now was found."""
+
+    found = False
+
+
+class HostMemory:
+    """What calls ask of the caller's end (`wire.calls.Caller`); `layout` tells the parameters of a kernel.
+
+    It keeps the addresses of the machine's memory free, and raises OSError where something is there already.
+    """
+
+    def __init__(self, base: int, nbytes: int, layout: Callable[[int], Layout | None]) -> None:
+        pages.keep_free(base, nbytes)
+        self._base, self._end = base, base + nbytes
+        self._layout = weakref.WeakMethod(layout)  # of a machine, which has this
+        self._registered: dict[int, _Registration] = {}  # by address
+        self._pinned: dict[int, int] = {}  # address -> bytes
+        self._local = _Local()
+        self._release = weakref.finalize(self, pages.give_up, base, nbytes)
+        self._release.atexit = False
+
+    def close(self) -> None:
+        """Give the addresses back, with the pinned memory. Idempotent."""
+        self._release()
+
+    def layout(self, function: int) -> Layout | None:
+        ask = self._layout()
+        return None if ask is None else ask(function)
+
+    # By which addresses the machine knows memory ----------------------------------------------------------------------
+
+    def shared(self, address: int) -> int | None:
+        if self._base <= address < self._end:
+            return address
+        found = self._registration_of(address)
+        return address + _REGISTERED if found is not None and found.file else None
+
+    def known(self, address: int) -> int:
+        return address if self._registration_of(address) is None else address + _REGISTERED
+
+    def back(self, address: int) -> int:
+        return address - _REGISTERED if address >= _REGISTERED else address
+
+    def register(self, address: int) -> int:
+        return address + _REGISTERED if address else 0
+
+    def _registration_of(self, address: int) -> _Registration | None:
+        found = (r for start, r in list(self._registered.items()) if start <= address < start + r.nbytes)
+        return next(found, None) if self._registered else None
+
+    # During and after calls ------------------------------------------------------------------------------------------
+
+    def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
+        span = pages.round_up(nbytes, mmap.PAGESIZE)
+        try:
+            pages.map_file(address, span, descriptor, 0)
+        finally:
+            os.close(descriptor)
+        self._pinned[address] = span
+
+    def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        found = host_files.behind(address, nbytes)
+        self._local.found = found is not None
+        return found
+
+    def after(self, name: str, values: Sequence[Any]) -> None:
+        """A call has succeeded."""
+        if name == "cuMemFreeHost":
+            address = host_address(values[0])[0]
+            span = self._pinned.pop(address, None)
+            if span is not None and self._release.alive:
+                pages.keep_free_again(address, span)
+        elif name == "cuMemHostRegister":
+            self._registered[host_address(values[0])[0]] = _Registration(int(values[1]), self._local.found)
+        elif name == "cuMemHostUnregister":
+            self._registered.pop(host_address(values[0])[0], None)
