@@ -61,7 +61,7 @@ _FP8 = _defines(DTYPE="e4m3", WEIGHT_DTYPE="bf16")
 _COLLECTIVE = {
     **workspace.defines(),
     **_defines(RANKS=2, PACKS=1, RAGGED=0, STAGED=0, LOCAL=0, TWO_STAGE=0, EXACT=0, DTYPE="bf16", OUT_DTYPE="bf16"),
-    **_defines(MULTIMEM=0, NODES=0),
+    **_defines(MULTIMEM=0, NODES=0, COMPARES=0),
 }
 _MULTIMEM = _defines(MULTIMEM=1, TWO_STAGE=1, TO_OUTPUTS=0, KERNEL="kernel")
 _NODES = _defines(NODES=1, TWO_STAGE=1)
