@@ -304,6 +304,21 @@ def test_a_workspace_of_another_group_is_refused(three: Ranks, monkeypatch: pyte
     assert all(isinstance(error, GroupMismatch) and "the owner of a workspace" in str(error) for error in found)
 
 
+def test_symmetric_memory_of_other_sizes_is_refused_on_all_ranks_and_leaves_nothing(
+    machine: df.emu.Machine, three: Ranks
+) -> None:
+    three.connect()
+    before = machine.held()
+    wrong = outcomes([lambda group=group: group.symmetric(0 if group[0].index else 4096) for group in three.groups])
+    assert isinstance(wrong[1], ArgumentError) and isinstance(wrong[0], GroupError) and wrong[0].rank == 1
+    large = 3 << 21
+    for error in outcomes([lambda g=g: g.symmetric(large if g[0].index == 2 else 4096) for g in three.groups]):
+        assert isinstance(error, GroupMismatch) and f"rank 2: allocate {large} bytes" in str(error)
+    gc.collect()
+    assert machine.held() == before
+    works(three)
+
+
 def test_a_closed_group_is_closed_for_its_rank_alone_and_ended_for_the_others(three: Ranks) -> None:
     three.connect()
     works(three)

@@ -16,6 +16,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import config, reference
+from drvfuse.bootstrap.rendezvous import meet
 from drvfuse.errors import (
     ArgumentError,
     BarrierTimeout,
@@ -90,6 +91,13 @@ def every_op(rank: int, size: int) -> tuple[int, int]:
             same(result.residual.numpy(), expected.residual)
         group.synchronize()
     return rank, size
+
+
+def every_algorithm(rank: int, size: int) -> None:
+    with df.Group.connect(**{**SMALL, "workspace_bytes": 1 << 16}) as group:
+        for seed, algo in enumerate(ALGOS):
+            sums(group, 500, algo, seed)
+        group.synchronize()
 
 
 def many_calls(rank: int, size: int, calls: int) -> None:
@@ -168,6 +176,17 @@ def left_out(rank: int, size: int, missing: int) -> Any:
         df.Group.connect(**{**SMALL, "timeout": 1.0})
     assert time.monotonic() - started < 6
     return str(caught.value)
+
+
+def killed_in_the_set_up(rank: int, size: int, victim: int) -> Any:
+    if rank == victim:
+        meet(timeout=20.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(RankEnded) as caught:
+        df.Group.connect(**SMALL)
+    assert time.monotonic() - started < 15, "the end is known without the time-out"
+    return caught.value.rank
 
 
 def idle_in_a_call(rank: int, size: int) -> str:
@@ -258,8 +277,11 @@ def differing(rank: int, size: int, name: str, values: list[Any]) -> str:
 
 
 def closes_in_any_order(rank: int, size: int) -> int:
-    before = len(os.listdir("/proc/self/fd"))
-    for number in range(3):
+    before = 0
+    for number in range(4):
+        if number == 1:  # the driver has opened what it keeps
+            time.sleep(0.2)
+            before = len(os.listdir("/proc/self/fd"))
         group = df.Group.connect(**SMALL)
         sums(group)
         time.sleep(0.05 * ((rank + number) % size))
@@ -275,6 +297,11 @@ def closes_in_any_order(rank: int, size: int) -> int:
 @sizes(2, 3, 4)
 def test_every_op_has_the_bits_of_the_reference(run, n):
     assert run(n, every_op) == [(rank, n) for rank in range(n)]
+
+
+@sizes(8)
+def test_eight_ranks(run, n):
+    run(n, every_algorithm)
 
 
 @sizes(2, 4)
@@ -307,6 +334,16 @@ def test_a_rank_that_never_comes_is_named(run, n):
     for rank, text in enumerate(run(n, left_out, 1)):
         assert rank == 1 or ("rank 1 did not come within " in text and "has not connected" in text)
     assert "rank 0 did not come" in run(n, left_out, 0)[1]
+
+
+@pytest.mark.parametrize("victim", [0, -1])
+@sizes(*FEW)
+def test_a_rank_that_is_killed_in_the_set_up_is_named_at_once(pool, driver, n, victim):
+    victim %= n
+    with pool.job(n, killed_in_the_set_up, victim, environment={"DRVFUSE_DRIVER": driver}) as job:
+        found = job.outcomes()
+    for rank, outcome in enumerate(found):
+        assert rank == victim or outcome == victim, outcome
 
 
 @sizes(*FEW)
