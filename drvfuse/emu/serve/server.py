@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
+from ..native import loader
 from ..wire.message import Incoming, Outgoing
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
@@ -54,6 +55,7 @@ class Server:
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_interval, _SWITCH_S))
         self._start("accept", self._accept)
+        threading.Thread(target=_prepare, name="drvfuse-prepare", daemon=True).start()
 
     def close(self) -> None:
         """Every client's calls answer CUDA_ERROR_DEINITIALIZED from now on, those that wait too. The machine stays
@@ -180,6 +182,12 @@ class Server:
             raise Ended
         send(connection, Tag.RESULT, packed(line.number))
         line.run()
+
+
+def _prepare() -> None:
+    """Load the native runtime while the clients begin: it may have to be compiled, which takes seconds."""
+    with contextlib.suppress(Exception):  # the first call that needs it says what is wrong
+        loader.runtime()
 
 
 def _hello(tag: int, incoming: Incoming) -> dict[str, Any]:
