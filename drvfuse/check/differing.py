@@ -54,10 +54,7 @@ def compared(
 ) -> None:
     """Calls of these kinds, which are equal on all ranks, on a group of 2, 3 or 4 ranks: in order, then at random."""
     ranks = (2, 3, 4)[run.seed % 3]
-    # In a tight workspace push calls have several rounds, and an even number of them leaves the epoch as it is. Of two
-    # shots a rank then hears of some of its peers' clears by way of a third one, which relaxed words do not order.
     tight = run.chance(0.3)
-    kinds = [kind for kind in kinds if not tight or kind[1] != "push_two_shot"]
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:
         group.calls = ComparedCalls.of_one_process(first=run.chance(0.2) if first is None else first)
         _set_numbers(group, run.choice(NUMBERS))

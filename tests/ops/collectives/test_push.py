@@ -368,6 +368,28 @@ class _Opened:
 
 
 @pytest.mark.emu
+@pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
+def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first):
+    """By two shots in several rounds a rank may hear of a peer's clears only in what a third rank made of its words."""
+    large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
+    for fault in ("",):
+        with df.emu.Machine(devices=3, seed=1, race="strict") as machine, faults.in_kernels(fault):
+            with df.Group.local(3, driver=machine, workspace_bytes=26 << 10, max_blocks=4) as group:
+                plain, norm = (large, small) if first == "allreduce" else (small, large)
+                algos = PUSH[::-1] if first == "allreduce" else PUSH
+                sums = df.allreduce.prepare(group, place(group, plain), algo=algos[0])
+                rows, expected = fused(group, norm, algos[1])
+                order = (sums, rows) if first == "allreduce" else (rows, sums)
+                results = [call.launch() for call in order]
+                group.synchronize()
+                if not fault:
+                    assert_bits(results[order.index(sums)], reference.allreduce(plain))
+                    assert_norm(results[order.index(rows)], expected)
+        kinds = {report.kind for report in machine.reports}
+        assert kinds == ({"race"} if fault else set()), [str(report) for report in machine.reports]
+
+
+@pytest.mark.emu
 def test_a_scale_that_is_not_cleared_is_noticed():
     """Where words arrive in order a stale scale does no harm, so no result shows it."""
     for fault in ("", "scale-not-cleared"):
