@@ -31,7 +31,8 @@ class PushShape:
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
     `units` are those of the largest round. `packs` of a unit belong to a thread; with `exact` all exist. `depth`: how
-    many units a block sends ahead. `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of each half
+    many units a block sends ahead. `relays`: it has several rounds, in which a rank hears of a peer by way of a third
+    (cu/sync/push.cuh). `chunk` is a round's packs (all-reduce) or rows (fused); `slot_bytes` of each half
     are used.
     """
 
@@ -41,6 +42,7 @@ class PushShape:
     cluster: int
     exact: bool
     depth: int
+    relays: bool
     chunk: int
     rounds: int
     slot_bytes: int
@@ -79,6 +81,7 @@ def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
         cluster=1,
         exact=packs % threads == 0 and (rounds == 1 or (chunk % threads == 0 and packs % chunk == 0)),
         depth=_depth_of_packs(packs) if two_shot else 0,
+        relays=two_shot and rounds > 1 and work.ranks > 2,
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
@@ -112,6 +115,7 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
         cluster=cluster,
         exact=row_packs == cluster * threads * packs,
         depth=_depth_of_rows(rows) if two_shot else 0,
+        relays=two_shot and rounds > 1 and work.ranks > 2,
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,

@@ -27,7 +27,7 @@
 
 constexpr bool EXACT = DRVFUSE_EXACT;
 constexpr int DEPTH = DRVFUSE_DEPTH;
-using Pushing = Push<RANKS, false, false>;
+using Pushing = Push<RANKS, false, false, DRVFUSE_RELAYS>;
 
 // `first` of the base is 0, and `chunk_packs` is of a round: with push_two_shot a multiple of ranks * threads.
 struct AllreducePushParams : AllreduceParams {
@@ -105,6 +105,7 @@ __device__ __forceinline__ void reduce(const AllreducePushParams& p, Pushing& pu
                                        const InPack& own EPILOGUE_REFERENCE) {
     float sum[W];
     sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
+    push.relay();
     if (!unit.at.exists) return;
     OutPack pack = {};
     if (unit.at.inside) pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);

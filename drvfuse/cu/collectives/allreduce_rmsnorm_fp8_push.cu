@@ -32,7 +32,7 @@
 #include "collectives/push_packs.cuh"
 
 constexpr int DEPTH = DRVFUSE_DEPTH;
-using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256)>;
+using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), DRVFUSE_RELAYS>;
 
 // `chunk_rows` of the base is of a round: with push_two_shot a multiple of the ranks.
 struct FusedPushParams : FusedParams {
@@ -144,6 +144,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
     if (!RESIDUAL || exists) rows.expect();
     float x[PACKS][W];
     receive_row(x, own, p, rows, push, at.offset, at.stride);
+    push.relay();
     trace.need(x);
     trace.lap(TraceRole::receive);
     if constexpr (RESIDUAL) {

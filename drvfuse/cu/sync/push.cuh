@@ -28,6 +28,15 @@
 //   `next_round` puts a fence between: with the relaxed words they are release and acquire patterns.
 //   Of several rounds the last one sends as many words as the others, whatever is left of the tensor. Else nobody would
 //   hear of the clears in the round before it, whose slots the first round of the next call uses.
+//   After several rounds. The next call may give those slots to any thread of any rank, so when rank A's call ends it must
+//   have heard of the clears of every thread of every peer in the last round but one. By push_one_shot A's thread has: in
+//   the last round it hears from the thread of the same numbers of every peer. By push_two_shot it need not: if all that
+//   block b does is owned by rank C, then A's thread of that block hears from C alone, and B's word, which follows B's
+//   fence, went to C. C's result depends on B's word, but data dependence orders nothing in PTX, and C's fence of the
+//   round is before it. A clear of B that came behind A's word of the next call would lose that word. So with `Relays`, a
+//   thread executes a fence in the last round between the first piece that it has received as owner, one from each peer,
+//   and its first result (`relay`). C's poll and that fence acquire, that fence and C's result release, and A's poll and
+//   the end of its kernel acquire. Two ranks have no third one, and a single round is ordered by the call between.
 //
 // Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
 //
@@ -66,11 +75,12 @@ enum Leg : u32 { PUSH = 1, GATHER = 2 };
 
 // With `Together` the lanes of a warp leave a poll together; then all 32 come to it. Shares of the epoch are added by
 // warp or, with `ByBlock`, by block: thousands of additions to one word would take longer than a barrier in each block.
-template <int Ranks, bool Together, bool ByBlock>
+// `Relays` is a constant, so that the fence of several rounds costs calls of one round nothing, not even a test.
+template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
 public:
     __device__ __forceinline__ Push(const Call& call, const PushCall& push)
-        : call_(call), push_(push), calls_(call), round_(0), joined_(false) {
+        : call_(call), push_(push), calls_(call), round_(0), joined_(false), relays_(false) {
         if (FAULT("epoch-before-pdl-wait")) read_state();
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
@@ -112,6 +122,14 @@ public:
         if (!FAULT("no-fence-between-rounds")) ptx::fence_sys();
         half_ = push_.half_bytes - half_;
         ++round_;
+        relays_ = Relays && round_ + 1 == push_.rounds && !FAULT("no-fence-before-last-results");
+    }
+
+    // Every thread, between what it receives as owner and the results that it sends.
+    __device__ __forceinline__ void relay() {
+        if (!Relays || !relays_) return;
+        relays_ = false;
+        ptx::fence_sys();
     }
 
     // How far rank `of` is ahead of this one: the distance at which it receives.
@@ -299,6 +317,7 @@ private:
     u32 half_;
     int round_;
     bool joined_;
+    bool relays_;  // the next results are the first ones of the last round of several
     bool aborted_;
 };
 

@@ -381,6 +381,7 @@ class _Call:
                 cluster=pushed.cluster,
                 exact=pushed.exact,
                 depth=pushed.depth,
+                relays=pushed.relays,
             )
             parameters = FusedPushParams(rows=rows, chunk_rows=pushed.chunk, columns=self.columns)
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)

@@ -38,7 +38,8 @@ class CollectiveKernel:
     `cu/collectives/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation) or an FP8
     type.
     The push algorithms: `cluster` blocks share a row, of `threads` threads each; with `exact` every thread has all its
-    packs; `depth` is how far a block sends ahead (`plans.push`).
+    packs; `depth` is how far a block sends ahead; `relays`: owners order what they hear before what they send in the
+    last round (`plans.push`).
     `multimem`: it meets its peers in multicast memory (one_stage and two_stage). It stages inputs there, and with
     `to_outputs`, which needs inputs that are not staged, the outputs lie there too.
     `nodes`: its sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
@@ -65,6 +66,7 @@ class CollectiveKernel:
     threads: int = 512
     exact: bool = False
     depth: int = 0
+    relays: bool = False
     multimem: bool = False
     to_outputs: bool = False
     nodes: bool = False
@@ -156,6 +158,7 @@ class CollectiveKernel:
             defines |= {
                 "DRVFUSE_TWO_SHOT": int(self.algo == "push_two_shot"),
                 "DRVFUSE_DEPTH": self.depth,
+                "DRVFUSE_RELAYS": int(self.relays),
                 "DRVFUSE_MOST_THREADS": max(128, 1 << (self.threads - 1).bit_length()),
                 "DRVFUSE_KERNEL": self.name,
             }

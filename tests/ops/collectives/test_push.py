@@ -372,7 +372,7 @@ class _Opened:
 def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first):
     """By two shots in several rounds a rank may hear of a peer's clears only in what a third rank made of its words."""
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
-    for fault in ("",):
+    for fault in ("", "no-fence-before-last-results"):
         with df.emu.Machine(devices=3, seed=1, race="strict") as machine, faults.in_kernels(fault):
             with df.Group.local(3, driver=machine, workspace_bytes=26 << 10, max_blocks=4) as group:
                 plain, norm = (large, small) if first == "allreduce" else (small, large)
