@@ -28,6 +28,7 @@ CASES: dict[str, Case] = {
     "allreduce-nodes": partial(repeated, op="allreduce", algo="two_stage", nodes=2),
     "fused-nodes": partial(repeated, op="allreduce_rmsnorm_fp8", algo="two_stage", nodes=2),
     "push-changing": push.changing,
+    "push-rounds": push.several_rounds,
     "fused-push-given-up": push.given_up,
     "allreduce-multimem-one_stage": partial(repeated, op="allreduce", algo="one_stage", multimem=True),
     "allreduce-multimem-two_stage": partial(repeated, op="allreduce", algo="two_stage", multimem=True),

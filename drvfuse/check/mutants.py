@@ -17,7 +17,7 @@ from ..ops.call.options import PDLLevel
 from . import fp8, gemv, protocols
 from .collectives import FUSED, near_32_bits, repeated, two_streams
 from .differing import FEW, compared, differing
-from .push import changing, given_up
+from .push import changing, given_up, several_rounds
 from .run import HANGS, Case, Finding, explore
 from .substitutions import CLEARED_FLAGS, NO_MEETING, NO_ORDER, NOT_LAUNCHED, OTHER_GRID, Substitution
 
@@ -444,6 +444,12 @@ _ALL = (
         "nothing orders the clear of a slot before the words of the next round, by which the peer knows of it",
         "push protocols with several rounds in a call",
         push_rounds,
+    ),
+    Mutant(
+        "no-fence-before-last-results",
+        "nothing orders what an owner has heard before its results, by which other ranks know of the clears of a third one",
+        "push protocols with several rounds in a call and results made by owners",
+        several_rounds,
     ),
     Mutant(
         "epoch-before-pdl-wait",

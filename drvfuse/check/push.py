@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from .. import config
 from ..errors import BarrierTimeout
-from .collectives import AMPLE, PDL, Calls
+from ..ops.collectives.kernels import PUSH
+from .collectives import AMPLE, PDL, TIGHT_SLOTS, Calls
 from .problems import Problem
 from .run import Finding, Run
 from .substitutions import ANY_ORDER
@@ -32,6 +33,23 @@ def changing(run: Run, algo: str = "push_two_shot") -> None:
         group.synchronize()
         for call in calls:
             call.launch(0, [rank.stream for rank in group])
+        group.synchronize()
+        for done in calls:
+            done.compare()
+
+
+def several_rounds(run: Run) -> None:
+    """Calls by two shots in several rounds, of 3 or 4 ranks, and behind each a push call of another kind."""
+    ranks, norm, plain = int(run.choice((3, 4))), "allreduce_rmsnorm_fp8", "allreduce"
+    with run.group(ranks, workspace_bytes=TIGHT_SLOTS, max_blocks=4) as group:
+        calls = []
+        for op, other in run.shuffled([(plain, norm), (norm, plain)]):
+            options = {"pdl": run.choice(PDL), "max_num_blocks": run.choice((1, 3, 4))}
+            calls.append(Calls(run, group, [Problem(op, ranks, (9, 520), "float32")], "push_two_shot", **options))
+            calls.append(Calls(run, group, [Problem(other, ranks, (9, 520))], run.choice(PUSH), **options))
+        group.synchronize()
+        for call in calls:
+            call.launch(0, [rank.stream for rank in group], late=run.choice((None, *range(ranks))))
         group.synchronize()
         for done in calls:
             done.compare()

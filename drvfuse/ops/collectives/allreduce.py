@@ -323,9 +323,7 @@ class _Call:
         )
         if spec.pushes:
             pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
-            spec = replace(
-                spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth, relays=pushed.relays
-            )
+            spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth, relays=pushed.relays)
             parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
             return plan.push(group, spec, pushed, self.blocks, self.alone, parameters)
         shape = plans.allreduce_launch(count, itemsize, spec.ranks, algo, self.blocks, spec.multimem)
