@@ -447,7 +447,7 @@ _ALL = (
     ),
     Mutant(
         "no-fence-before-last-results",
-        "nothing orders what an owner has heard before its results, by which other ranks know of the clears of a third one",
+        "nothing orders what an owner has heard before its results, by which others know of the clears of third ranks",
         "push protocols with several rounds in a call and results made by owners",
         several_rounds,
     ),

@@ -84,6 +84,11 @@ def check_shares(shape: PushShape, most: int) -> None:
         assert first >= each >= 0 and (each > 0 or shape.rounds % 2 == 0)
 
 
+def check_relays(shape, work):
+    """By two shots in several rounds some rank hears of another one by way of a third, if there is one."""
+    assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
+
+
 @given(allreduces(), st.integers(1, 132 * 32))
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_allreduce(case, most):
@@ -98,6 +103,7 @@ def test_allreduce(case, most):
     check_shares(shape, most)
     assert shape.units == ceil_div(min(packs, shape.chunk), shape.threads)
     assert shape.threads % 32 == 0 and shape.threads <= 256 and (shape.packs, shape.cluster) == (1, 1)
+    check_relays(shape, work)
     if shape.exact:  # every thread of every unit of every round has a pack
         assert packs % shape.threads == 0
         assert shape.rounds == 1 or (shape.chunk % shape.threads == 0 and packs == shape.rounds * shape.chunk)
@@ -120,6 +126,7 @@ def test_fused(case, most):
     threads = shape.cluster * shape.threads
     assert threads * (shape.packs - 1) < row_packs <= threads * shape.packs
     assert shape.exact == (row_packs == threads * shape.packs)
+    check_relays(shape, work)
     assert shape.threads % 32 == 0 and shape.threads <= (1024 if work.ranks <= 4 else 512)
     assert shape.cluster in ((1, 2, 4, 8) if clusters else (1,))
 

@@ -33,10 +33,11 @@
 //   the last round it hears from the thread of the same numbers of every peer. By push_two_shot it need not: if all that
 //   block b does is owned by rank C, then A's thread of that block hears from C alone, and B's word, which follows B's
 //   fence, went to C. C's result depends on B's word, but data dependence orders nothing in PTX, and C's fence of the
-//   round is before it. A clear of B that came behind A's word of the next call would lose that word. So with `Relays`, a
-//   thread executes a fence in the last round between the first piece that it has received as owner, one from each peer,
-//   and its first result (`relay`). C's poll and that fence acquire, that fence and C's result release, and A's poll and
-//   the end of its kernel acquire. Two ranks have no third one, and a single round is ordered by the call between.
+//   round is before both. B's clear could then come behind A's word of the next call and take it away. So with `Relays` a
+//   thread executes a fence in the last round between the first pieces that it has received as owner, one from each peer,
+//   and its first result (`relay`): C's poll and that fence acquire, that fence and C's result release, and A's poll and
+//   the end of its kernel acquire. Of two ranks none is a third, and slots of a call's only round are used again by the
+//   call after the next.
 //
 // Calls that differ between ranks are found here too: the first wait of block 0 is also one for the words of calls.cuh.
 //

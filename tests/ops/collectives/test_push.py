@@ -368,25 +368,26 @@ class _Opened:
 
 
 @pytest.mark.emu
+@pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
-def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first):
+def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first, fault):
     """By two shots in several rounds a rank may hear of a peer's clears only in what a third rank made of its words."""
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
-    for fault in ("", "no-fence-before-last-results"):
-        with df.emu.Machine(devices=3, seed=1, race="strict") as machine, faults.in_kernels(fault):
-            with df.Group.local(3, driver=machine, workspace_bytes=26 << 10, max_blocks=4) as group:
-                plain, norm = (large, small) if first == "allreduce" else (small, large)
-                algos = PUSH[::-1] if first == "allreduce" else PUSH
-                sums = df.allreduce.prepare(group, place(group, plain), algo=algos[0])
-                rows, expected = fused(group, norm, algos[1])
-                order = (sums, rows) if first == "allreduce" else (rows, sums)
-                results = [call.launch() for call in order]
-                group.synchronize()
-                if not fault:
-                    assert_bits(results[order.index(sums)], reference.allreduce(plain))
-                    assert_norm(results[order.index(rows)], expected)
-        kinds = {report.kind for report in machine.reports}
-        assert kinds == ({"race"} if fault else set()), [str(report) for report in machine.reports]
+    with (
+        faults.in_kernels(fault),
+        df.emu.Machine(devices=3, seed=1, race="strict") as machine,
+        df.Group.local(3, driver=machine, workspace_bytes=26 << 10, max_blocks=4) as group,
+    ):
+        plain_first = first == "allreduce"
+        summed, rows = (large, small) if plain_first else (small, large)
+        algos = PUSH[::-1] if plain_first else PUSH
+        plain = df.allreduce.prepare(group, place(group, summed), algo=algos[0])
+        norm, expected = fused(group, rows, algos[1])
+        results = {call: call.launch() for call in ((plain, norm) if plain_first else (norm, plain))}
+        group.synchronize()
+        assert_bits(results[plain], reference.allreduce(summed))
+        assert_norm(results[norm], expected)
+    assert {report.kind for report in machine.reports} == ({"race"} if fault else set())
 
 
 @pytest.mark.emu
