@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +16,7 @@ from bootstrap_support import each
 
 from drvfuse.bootstrap.board import Board
 from drvfuse.bootstrap.local import LocalBoards
+from drvfuse.bootstrap.meetings import Meetings, Request
 from drvfuse.errors import ClosedError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 
 
@@ -219,3 +223,49 @@ def test_closing_all_boards_ends_every_thread():
     with LocalBoards(3) as boards:
         each(boards, lambda board: board.split(0))
     until(lambda: not set(threading.enumerate()) - before)
+
+
+@pytest.mark.parametrize("outcome", ["values", "mismatch", "timeout", "ended", "board"])
+def test_rank_0_is_answered_last(outcome):
+    answered: list[tuple[int, str]] = []
+
+    def send(rank: int, message: dict, data: bytes) -> None:
+        if "answer" in message:
+            answered.append((rank, message["outcome"]))
+
+    meetings = Meetings(4, send)
+    kind = "split" if outcome == "board" else "gather"
+    for rank in range(3 if outcome in ("timeout", "ended") else 4):
+        what = f"step {rank}" if outcome == "mismatch" else "step"
+        meetings.ask(rank, 0, Request(1, kind, what, b"[0, 0]", 1.0, 1.0))
+    if outcome == "timeout":
+        meetings.expire(2.0)
+    elif outcome == "ended":
+        meetings.end(3, "its process has ended")
+    assert answered == [(rank, outcome) for rank in sorted((rank for rank, _ in answered), reverse=True)]
+    assert len(answered) >= 3
+
+
+def test_a_forked_child_closes_a_board_whatever_other_threads_held(boards):
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with boards[0]._connection._news:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        boards[0].close()
+        os._exit(0)
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert each(boards, lambda board: board.gather("x", b"y")) == [[b"y"] * 4] * 4
