@@ -24,7 +24,7 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import ArgumentError, GroupError, GroupMismatch, kind_of, require_integer
 from . import handshake
@@ -85,7 +85,7 @@ def share(
             failure = f"its descriptors for rank {peer} were not sent: {error.strerror or error}"
         board.vote(what, failure, left())
         received: dict[int, list[int]] = {}
-        undo.callback(_close, received)
+        undo.callback(_close, received.values())
         try:
             _receive(listener, token, board, received, min(until, time.monotonic() + _ACCEPT_SECONDS))
         except OSError as error:
@@ -187,7 +187,7 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
         theirs, rank, count = _MESSAGE.unpack(message) if len(message) == _MESSAGE.size else (b"", 0, 0)
         stranger = not hmac.compare_digest(theirs, token) or rank >= board.size or rank in (board.rank, *received)
         if stranger or count != len(found):
-            _close({rank: list(found)})
+            _close([found])
             if not stranger:
                 lost = f"{count - len(found)} of the {count} descriptors of rank {rank} were lost"
                 raise OSError(f"{lost}: the limit of open files" if flags & socket.MSG_CTRUNC else lost)
@@ -195,7 +195,16 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
         received[rank] = list(found)
 
 
-def _close(received: dict[int, list[int]]) -> None:
-    for descriptors in received.values():
+@contextlib.contextmanager
+def closing(*received: Iterable[int]) -> Iterator[None]:
+    """Close what was received, at the end."""
+    try:
+        yield
+    finally:
+        _close(received)
+
+
+def _close(received: Iterable[Iterable[int]]) -> None:
+    for descriptors in received:
         for descriptor in descriptors:
             os.close(descriptor)

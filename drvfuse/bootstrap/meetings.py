@@ -6,7 +6,8 @@ there; all are answered together, with the values, or with the difference if the
 the step: a rank whose request was taken back (time-out, interruption) meets the others by its next request, so ranks
 that failed in different places are in step again as soon as all of them take one step, such as a reset.
 
-Of those who are answered together rank 0 is the last: its process serves the board, and what it does next may be to end.
+Of those who are answered together rank 0 is the last: its process serves the board, and what it does next may be to
+end.
 
 The first deadline of a step ends it for all that wait in it, so that those present go on from the same place. A member
 that has ended or left ends every step of its boards at once.

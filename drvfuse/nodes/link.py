@@ -29,8 +29,9 @@ _POLLS_PER_TIMEOUT = 16
 class NodeLink:
     """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
 
-    `timeout` is that of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is the error of an exchange that took too long,
-    until `reset`, and `bound` the `spin_timeout` setting at the last exchange. Owned by the group.
+    `timeout` is that of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is the
+    error of an exchange that took too long, until `reset`, and `bound` the `spin_timeout` setting at the last exchange.
+    Owned by the group.
     """
 
     def __init__(

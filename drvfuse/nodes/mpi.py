@@ -29,7 +29,7 @@ class Mpi:
     A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. The
     sums of `all_reduce` are made by one rank and sent to the others, as MPI promises equal bits in no other way.
 
-    `open` makes a communicator when all ranks have come to it; how long that may take if one ends just then is up to MPI.
+    `open` makes a communicator when all ranks have come to it. How long that takes if one ends just then is up to MPI.
     """
 
     name = "MPI"

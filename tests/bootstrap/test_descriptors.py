@@ -86,7 +86,12 @@ def test_a_rank_alone_gets_nothing():
 
 
 def test_a_wrong_argument_of_one_rank_raises_on_all_before_anything_is_sent(boards, files, refused):
-    for wrong, text in (([100_000], "100000, which is not open"), ("0", "a str"), ({1: [0]}, "for rank 1"), ({0: 1}, "an int")):
+    for wrong, text in (
+        ([100_000], "100000, which is not open"),
+        ("0", "a str"),
+        ({1: [0]}, "for rank 1"),
+        ({0: 1}, "an int"),
+    ):
         errors = each(boards, lambda board: share(board, wrong if board.rank == 1 else files[board.rank]))  # noqa: B023
         assert type(errors[1]) is ArgumentError and text in str(errors[1])
         for error in (errors[0], errors[2]):
