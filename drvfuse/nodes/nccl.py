@@ -50,12 +50,6 @@ class Nccl:
         self._timeout = 0.0
         self._lock = threading.Lock()  # around every use of the communicators
 
-    @property
-    def version(self) -> str:
-        """Of the NCCL library in use, as "2.27.3"."""
-        number = int(self._nccl.get_version())
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         nccl, self._timeout = self._nccl, timeout
         with self._calls(members):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from bootstrap_support import each
+from local_boards import LocalBoards
 
 from drvfuse.bootstrap import descriptors, handshake
 from drvfuse.bootstrap.descriptors import share
-from drvfuse.bootstrap.local import LocalBoards
 from drvfuse.errors import ArgumentError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 
 
