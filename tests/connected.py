@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from local_boards import LocalBoards
+
 import drvfuse as df
-from drvfuse.bootstrap.local import LocalBoards
 from drvfuse.nodes.joint import NodesWanted
 from drvfuse.runtime.device import Device
 

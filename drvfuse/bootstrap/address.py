@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from ..errors import ArgumentError, GroupMismatch
 from . import handshake
+from .frames import NOT_A_MESSAGE
 from .host import host_identity, is_local, own_addresses
 
 _BACKLOG = 512
@@ -58,7 +59,7 @@ def of_notice(notice: bytes) -> Address:
         tcp = tuple((str(host), int(port)) for host, port in found["tcp"])
         group, unix, host = str(found["group"]), str(found["unix"]), str(found["host"])
         return Address(group, bytes.fromhex(found["secret"]), unix, tcp, host)
-    except (KeyError, TypeError) as error:
+    except NOT_A_MESSAGE as error:
         raise ValueError(str(error)) from None
 
 

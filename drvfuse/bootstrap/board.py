@@ -74,13 +74,6 @@ class Board:
             if vote:
                 raise GroupError(what, rank, vote[1:].decode(errors="replace"))
 
-    def broadcast(self, what: str, value: bytes | None = None, root: int = 0, timeout: float | None = None) -> bytes:
-        """The value of rank `root`, on every rank; what other ranks give is not looked at."""
-        root = require_integer("root", root, f"a rank, 0 to {self.size - 1}", 0, self.size - 1)
-        if self.rank == root:
-            require_kind("value", value, bytes, "bytes, on the rank that is the root")
-        return self.gather(what, value if self.rank == root and value is not None else b"", timeout)[root]
-
     def split(self, color: int | None, key: int = 0, timeout: float | None = None) -> Board | None:
         """A board of the ranks that give the same colour, ordered by key, then by rank; None for the colour None.
 
@@ -104,10 +97,6 @@ class Board:
         if answer["outcome"] not in ("values", "board"):
             raise _error(what, answer)
         return answer, data
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def close(self) -> None:
         """Take no further step; the other ranks see this one in `ended`. Any order of ranks, any number of times."""

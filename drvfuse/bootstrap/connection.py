@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import ClosedError, GroupMismatch, GroupTimeout, RankEnded
 from . import handshake
-from .frames import Malformed, Unpacker, pack
+from .frames import NOT_A_MESSAGE, Malformed, Unpacker, pack
 
 _GRACE = 5.0
 _TIMEVAL = struct.Struct("ll")
@@ -71,7 +71,7 @@ def greet(connected: socket.socket, group: str, rank: int, size: int, secret: by
                 raise GroupMismatch("the version of the board's protocol", values)
             case _:
                 raise GroupMismatch(str(answer["what"]), {int(place): str(text) for place, text in answer["values"]})
-    except (Malformed, KeyError, TypeError, ValueError) as error:
+    except (Malformed, *NOT_A_MESSAGE) as error:
         raise ConnectionError(f"what answers is no board of drvfuse ({error!r})") from None
     frames.trust(size)
     return frames
@@ -124,9 +124,11 @@ class Connection:
                 del self._answers[number]
 
     def leave(self, board: int, how: str) -> None:
-        """Take no further step on that board. The last one closes the connection."""
+        """Take no further step on that board. The last one closes the connection. Does nothing in a forked child."""
+        if self.pid != os.getpid():  # where another thread of the parent may hold the lock for ever
+            return
         with self._news:
-            if self._members.pop(board, None) is None or self.pid != os.getpid():
+            if self._members.pop(board, None) is None:
                 return
             last = not self._members
         self._send({"do": "leave", "board": board, "number": 0, "how": how})
@@ -191,7 +193,7 @@ class Connection:
                     break
         except OSError as error:
             lost = handshake.loss(error)
-        except (Malformed, KeyError, TypeError, ValueError):
+        except (Malformed, *NOT_A_MESSAGE):
             lost = "its process sent what is no message of a board"
         with self._news:
             self._lost = self._failure or lost

@@ -24,7 +24,7 @@ import socket
 import struct
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import ArgumentError, GroupError, GroupMismatch, kind_of, require_integer
 from . import handshake
@@ -60,21 +60,22 @@ def share(
 
     gifts: dict[int, list[int]] = {}
     wrong: ArgumentError | None = None
+    failure: str | None = None
     try:
         gifts = _gifts(board, given)
     except ArgumentError as error:
-        wrong = error
+        wrong, failure = error, str(error)
     with contextlib.ExitStack() as undo:
-        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        name, token = f"drvfuse-fd-{secrets.token_hex(16)}", secrets.token_bytes(16)
-        listener.bind(f"\0{name}")
-        listener.listen(128)
-        failure = None if wrong is None else str(wrong)
+        name, token = "", secrets.token_bytes(16)
+        try:
+            listener, name = _listener()
+            undo.enter_context(listener)
+        except OSError as error:
+            failure = failure or f"no socket to receive at: {error.strerror or error}"
         card = {"host": host_identity(), "name": name, "token": token.hex(), "failure": failure}
         cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), left())]
         _all_can(what, cards, wrong)
         sent: list[socket.socket] = undo.enter_context(contextlib.closing(_Sockets()))
-        failure = None
         try:
             for peer in range(board.size):
                 if peer != board.rank:
@@ -84,7 +85,7 @@ def share(
             failure = f"its descriptors for rank {peer} were not sent: {error.strerror or error}"
         board.vote(what, failure, left())
         received: dict[int, list[int]] = {}
-        undo.callback(_close, received)
+        undo.callback(_close, received.values())
         try:
             _receive(listener, token, board, received, min(until, time.monotonic() + _ACCEPT_SECONDS))
         except OSError as error:
@@ -104,6 +105,18 @@ class _Sockets(list[socket.socket]):
             one.close()
 
 
+def _listener() -> tuple[socket.socket, str]:
+    """A socket that listens at a name that nobody can foresee."""
+    listener, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"drvfuse-fd-{secrets.token_hex(16)}"
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(128)
+        return listener, name
+    except BaseException:
+        listener.close()
+        raise
+
+
 def _gifts(board: Board, given: object) -> dict[int, list[int]]:
     peers = [rank for rank in range(board.size) if rank != board.rank]
     if isinstance(given, Mapping):
@@ -115,6 +128,8 @@ def _gifts(board: Board, given: object) -> dict[int, list[int]]:
     for rank, descriptors in gifts.items():
         if rank not in peers:
             raise ArgumentError("given", f"for rank {rank!r}", f"for other ranks of the board, which has {board.size}")
+        if not isinstance(descriptors, Sequence) or isinstance(descriptors, str | bytes):
+            raise ArgumentError(f"given[{rank}]", kind_of(descriptors), "a sequence of descriptors")
         if len(descriptors) > MOST:
             raise ArgumentError(f"given[{rank}]", f"{len(descriptors)} descriptors", f"at most {MOST}")
         for descriptor in descriptors:
@@ -172,7 +187,7 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
         theirs, rank, count = _MESSAGE.unpack(message) if len(message) == _MESSAGE.size else (b"", 0, 0)
         stranger = not hmac.compare_digest(theirs, token) or rank >= board.size or rank in (board.rank, *received)
         if stranger or count != len(found):
-            _close({rank: list(found)})
+            _close([found])
             if not stranger:
                 lost = f"{count - len(found)} of the {count} descriptors of rank {rank} were lost"
                 raise OSError(f"{lost}: the limit of open files" if flags & socket.MSG_CTRUNC else lost)
@@ -180,7 +195,16 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
         received[rank] = list(found)
 
 
-def _close(received: dict[int, list[int]]) -> None:
-    for descriptors in received.values():
+@contextlib.contextmanager
+def closing(*received: Iterable[int]) -> Iterator[None]:
+    """Close what was received, at the end."""
+    try:
+        yield
+    finally:
+        _close(received)
+
+
+def _close(received: Iterable[Iterable[int]]) -> None:
+    for descriptors in received:
         for descriptor in descriptors:
             os.close(descriptor)

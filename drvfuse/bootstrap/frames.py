@@ -19,6 +19,10 @@ _STRANGER = 4096, 0
 _LARGEST_MESSAGE = 1 << 20
 
 
+NOT_A_MESSAGE = (KeyError, TypeError, ValueError, OverflowError)
+"""What reading a message raises that is not as it should be. OverflowError: JSON has numbers that no int can hold."""
+
+
 class Malformed(Exception):
     """What came is not a frame, or larger than frames may be."""
 

@@ -6,6 +6,9 @@ there; all are answered together, with the values, or with the difference if the
 the step: a rank whose request was taken back (time-out, interruption) meets the others by its next request, so ranks
 that failed in different places are in step again as soon as all of them take one step, such as a reset.
 
+Of those who are answered together rank 0 is the last: its process serves the board, and what it does next may be to
+end.
+
 The first deadline of a step ends it for all that wait in it, so that those present go on from the same place. A member
 that has ended or left ends every step of its boards at once.
 """
@@ -38,6 +41,11 @@ class _Board:
     requests: dict[int, Request] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
     last: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ranks that have a request here, in the order in which they are answered."""
+        return sorted(self.requests, reverse=True)
 
 
 class Meetings:
@@ -74,9 +82,8 @@ class Meetings:
     def refuse(self, what: str, values: dict[int, str]) -> None:
         """The ranks can never meet: every request, now and later, is answered by this difference."""
         self._refused = self._refused or (what, values)
-        for number, board in self._boards.items():
-            for rank in list(board.requests):
-                self._mismatch(number, (rank,), *self._refused)
+        for board in self._boards.values():
+            self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
         """`rank` takes a step on board `number`. Raises KeyError if it is not of that board."""
@@ -85,11 +92,11 @@ class Meetings:
             raise KeyError(rank)
         board.requests[rank] = request
         if self._refused:
-            self._mismatch(number, (rank,), *self._refused)
+            self._mismatch(board, *self._refused)
         elif board.gone:
             self._end_requests(board)
         elif len(board.requests) == len(board.members):
-            self._meet(number)
+            self._meet(board)
 
     def withdraw(self, rank: int, number: int, request: int) -> None:
         """`rank` no longer waits for the answer to that request."""
@@ -127,7 +134,7 @@ class Meetings:
             if late:
                 missing = [place for place, rank in enumerate(board.members) if rank not in board.requests]
                 known = {place: self._state(board, rank) for place, rank in enumerate(board.members)}
-                for rank in list(board.requests):
+                for rank in board.waiting:
                     outcome = {"missing": missing, "waiting": list(known.items()), "seconds": late[0].seconds}
                     self._answer(board, rank, {"outcome": "timeout", **outcome})
 
@@ -148,30 +155,27 @@ class Meetings:
         board.last[rank] = request.what
         self._send(rank, {"answer": request.number, **answer}, data)
 
-    def _mismatch(self, number: int, ranks: tuple[int, ...], what: str, values: dict[int, str]) -> None:
-        for rank in ranks:
-            answer = {"outcome": "mismatch", "what": what, "values": list(values.items())}
-            self._answer(self._boards[number], rank, answer)
+    def _mismatch(self, board: _Board, what: str, values: dict[int, str]) -> None:
+        for rank in board.waiting:
+            self._answer(board, rank, {"outcome": "mismatch", "what": what, "values": list(values.items())})
 
     def _end_requests(self, board: _Board) -> None:
-        for rank in list(board.requests):
+        for rank in board.waiting:
             first = next(iter(board.gone))
             how = {"rank": board.members.index(first), "how": board.gone[first]}
             self._answer(board, rank, {"outcome": "ended", **how})
 
-    def _meet(self, number: int) -> None:
-        board = self._boards[number]
+    def _meet(self, board: _Board) -> None:
         requests = [board.requests[rank] for rank in board.members]
         if len({(request.kind, request.what) for request in requests}) > 1:
             values = {place: request.what for place, request in enumerate(requests)}
-            self._mismatch(number, board.members, "the step to take", values)
+            self._mismatch(board, "the step to take", values)
         elif requests[0].kind == "split":
             self._split(board, [json.loads(request.value) for request in requests])
         else:
             data = b"".join(request.value for request in requests)
             lengths = [len(request.value) for request in requests]
-            # Rank 0 last: its process serves the board, and what it does next may be to end.
-            for rank in sorted(board.members, reverse=True):
+            for rank in board.waiting:
                 self._answer(board, rank, {"outcome": "values", "lengths": lengths}, data)
 
     def _split(self, board: _Board, choices: list[tuple[int | None, int]]) -> None:
@@ -181,8 +185,10 @@ class Meetings:
             places = sorted((key, place) for place, (colour, key) in enumerate(choices) if colour == wanted)
             numbers[wanted], self._made = self._made, self._made + 1
             self._boards[numbers[wanted]] = _Board(tuple(board.members[place] for _, place in places))
-        for rank, (colour, _) in zip(board.members, choices, strict=True):
+        colours = {rank: colour for rank, (colour, _) in zip(board.members, choices, strict=True)}
+        for rank in board.waiting:
             answer: dict[str, Any] = {"outcome": "board", "board": None}
+            colour = colours[rank]
             if colour is not None:
                 answer = {**answer, "board": numbers[colour], "members": self._boards[numbers[colour]].members}
             self._answer(board, rank, answer)

@@ -118,9 +118,12 @@ def find_place(rank: int | None = None, size: int | None = None, environment: Ma
     local_rank, local_size = _on_this_host(variables, launcher, size) if launcher else (None, None)
     of_job = (*launcher.job, *_MASTER) if launcher else _MASTER
     job = {name: variables[name] for name in of_job if variables.get(name)}
-    if launcher and launcher.name == "PMI" and not job and (served := _pmi_server(variables)):
+    if launcher and launcher.name == "PMI" and not job.keys() - {"MASTER_ADDR"} and (served := _pmi_server(variables)):
         job["PMI_FD"] = served
-    if launcher and launcher.name == "torchrun" and "MASTER_PORT" not in job:
+    of_many = {"MASTER_ADDR"}  # jobs: what tells this one apart must be beside it
+    if launcher and launcher.name == "torchrun":
+        of_many |= {*launcher.job}
+    if not job.keys() - of_many:
         job = {}
     name = launcher.name if launcher else ""
     return Place(rank, size, local_rank, local_size, tuple(sorted(job.items())), name)

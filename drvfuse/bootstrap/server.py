@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import handshake
-from .frames import LARGEST_VALUE, Malformed, Unpacker, pack
+from .frames import LARGEST_VALUE, NOT_A_MESSAGE, Malformed, Unpacker, pack
 from .meetings import Meetings, Request
 
 _log = logging.getLogger("drvfuse.bootstrap")
@@ -158,7 +158,7 @@ class Server:
             pass
         except OSError as error:
             self._drop(client, handshake.loss(error))
-        except (Malformed, KeyError, TypeError, ValueError) as error:
+        except (Malformed, *NOT_A_MESSAGE) as error:
             _log.debug("a malformed message from %s: %r", client.where, error)
             self._drop(client, "it sent what is no message of a board")
 

@@ -20,9 +20,7 @@ MIN_WORKSPACE_BYTES = 4096
 
 def integer(argument: str, value: Any, least: int, expected: str = "") -> int:
     """`value` as an int of at least `least`, or ArgumentError."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ArgumentError(argument, repr(value), expected or f"an integer, at least {least}")
-    return int(value.__index__())
+    return require_integer(argument, value, expected or f"an integer, at least {least}", least)
 
 
 def sizes(workspace_bytes: Any, max_blocks: Any) -> tuple[int, int | None]:

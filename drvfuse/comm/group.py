@@ -96,6 +96,7 @@ class Group(Owned, Owner):
                 undo.append(self.alone.release)
                 transport.open()
             self.workspace = Workspace(transport, workspace_bytes, self.layout)
+            undo.append(self.workspace.close)
             self.calls = self.workspace.compared_calls(first=config.get("check_calls"))
             self._multicast = MulticastMemory(transport, self.ranks, self.workspace.payload_bytes)
             if self.nodes > 1:
@@ -368,7 +369,7 @@ class Group(Owned, Owner):
         with self.transport.step("reset the group: clear the workspaces"):
             self.workspace.clear([rank.stream for rank in self.ranks])
         if self.link is not None:
-            with self.transport.step("reset the group: connect the nodes"):
+            with self.transport.step("reset the group: connect the nodes", self.link.timeout):
                 self.link.reset()
         self._history.clear()
         self._broken = None

@@ -33,6 +33,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..bootstrap.descriptors import closing
 from ..errors import DriverError, MulticastError
 from ..runtime.lifetime import flush
 from ..runtime.multicast import NOT_READY, Multicast, explained
@@ -106,7 +107,7 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
                 made = create(team, _size(parts), undo)
                 exported = export(team, parts, made, opened)
             descriptors, of_object = team.pass_on(exported)
-        with vote(team), closing(*descriptors.values(), *([of_object] if of_object is not None else [])):
+        with vote(team), closing([*descriptors.values(), *([] if of_object is None else [of_object])]):
             parts |= import_parts(team, descriptors, _size(parts), undo)
             multicast = made if made is not None else import_object(team, of_object, _size(parts), undo)
             add(team, multicast)
@@ -116,16 +117,6 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
             set_access(team, multicast, ptr)
         undo.commit()
     return SymmetricBuffer.of([parts[rank] for rank in range(team.size)], tuple(team.places), multicast, ptr)
-
-
-@contextlib.contextmanager
-def closing(*descriptors: int) -> Iterator[None]:
-    """Close the descriptors at the end."""
-    try:
-        yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,12 @@ own; what lies on other nodes has address 0.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..errors import Unsupported
-from .process_transport import ProcessTransport, voted
-from .transport import HostMemory, Identity, Member, Memory
+from .process_transport import OnBoard, ProcessTransport
+from .transport import HostMemory, Memory
 
 if TYPE_CHECKING:
     from ..bootstrap.board import Board
@@ -29,40 +28,20 @@ class _Closable(Protocol):
 Made = TypeVar("Made", bound=_Closable)
 
 
-class NodeTransport:
-    """See the module. It owns `board`, that of all ranks."""
-
-    members: tuple[Member, ...]
-    indices: tuple[int, ...]
-    devices: tuple[Device, ...]
-    shared: bool = True
-    missing: tuple[tuple[int, int], ...] = ()
-    identity: Identity | None
+class NodeTransport(OnBoard):
+    """See the module. `board` is that of all ranks, and `ranks` are those of the own node."""
 
     def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
         """Collective: the ranks of each node get a board of their own."""
+        super().__init__(board, device, agreement)
         layout = agreement.layout
-        self._board, self._ranks = board, layout.ranks(layout.of[board.rank])
-        self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
-        self.identity = agreement.identity
+        self.ranks = layout.ranks(layout.of[board.rank])
         own = board.split(layout.of[board.rank], board.rank)
         assert own is not None
-        self._node = ProcessTransport(own, device, agreement.of(self._ranks))
-
-    @property
-    def board(self) -> Board:
-        """On which all ranks take their steps."""
-        return self._board
-
-    @property
-    def ended(self) -> Mapping[int, str]:
-        return self._board.ended
+        self._node = ProcessTransport(own, device, agreement.of(self.ranks))
 
     def open(self) -> None:
         self._node.open()
-
-    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return voted(self._board, what, self._board.timeout + longer)
 
     def allocate(self, nbytes: int) -> Memory:
         return _OfNode(self._on_every_node("allocate memory", lambda: self._node.allocate(nbytes)), self)
@@ -74,18 +53,13 @@ class NodeTransport:
         """What `make` gives, which is collective over a node: it stands on all nodes, or all raise."""
         made: list[Made] = []
         try:
-            with self.step(f"{what} on every node", self._board.timeout):
+            with self.step(f"{what} on every node", self.board.timeout):
                 made.append(make())
         except BaseException:
             for one in made:
                 one.close()
             raise
         return made[0]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those of the own node."""
-        return self._ranks
 
     def require_multicast(self) -> None:
         raise Unsupported("multicast memory is that of one node, and the group has several")
@@ -98,7 +72,7 @@ class NodeTransport:
 
     def close(self) -> None:
         self._node.close()
-        self._board.close()
+        super().close()
 
 
 class _OfNode:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ..bootstrap.descriptors import share
+from ..bootstrap.descriptors import closing, share
 from ..errors import DrvfuseError, Unsupported, ranks_text
 from ..runtime import shared_host
 from ..runtime.multicast_support import require_multicast
@@ -62,30 +62,39 @@ def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[Non
         raise failure
 
 
-class ProcessTransport:
-    """See the module. It owns `board`, which `close` closes: the others see then that this rank has gone."""
+class OnBoard:
+    """What transports have in common whose process has one rank, and whose ranks take their steps on `board`.
 
-    members: tuple[Member, ...]
-    indices: tuple[int, ...]
-    devices: tuple[Device, ...]
+    It owns the board, which `close` closes: the others see then that this rank has gone.
+    """
+
     shared: bool = True
     missing: tuple[tuple[int, int], ...] = ()
-    identity: Identity | None
 
     def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
-        self._board, self._agreement = board, agreement
-        self.members, self.indices, self.devices = agreement.members, (board.rank,), (device,)
-        self.identity = agreement.identity
-        self._device = device
-
-    @property
-    def board(self) -> Board:
-        """On which the ranks take their steps."""
-        return self._board
+        self.board = board
+        self.members: tuple[Member, ...] = agreement.members
+        self.indices: tuple[int, ...] = (board.rank,)
+        self.devices: tuple[Device, ...] = (device,)
+        self.identity: Identity | None = agreement.identity
 
     @property
     def ended(self) -> Mapping[int, str]:
-        return self._board.ended
+        return self.board.ended
+
+    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        return voted(self.board, what, self.board.timeout + longer)
+
+    def close(self) -> None:
+        self.board.close()
+
+
+class ProcessTransport(OnBoard):
+    """See the module."""
+
+    def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
+        super().__init__(board, device, agreement)
+        self._device, self._agreement = device, agreement
 
     def open(self) -> None:
         """Raise Unsupported for a device of another rank, visible here, that this one cannot access.
@@ -101,9 +110,6 @@ class ProcessTransport:
             if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")
 
-    def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return voted(self._board, what, self._board.timeout + longer)
-
     def require_multicast(self) -> None:
         require_multicast(self.devices, len(self.members))
         lacking = [rank for rank, member in enumerate(self.members) if not member.multicast]
@@ -115,7 +121,7 @@ class ProcessTransport:
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
         if multicast:
-            return set_up(ProcessTeam(self._board, self._device), nbytes)
+            return set_up(ProcessTeam(self.board, self._device), nbytes)
         size = round_up(nbytes, self._agreement.unit)
         with Undo() as undo:
             with contextlib.ExitStack() as sent:
@@ -125,25 +131,25 @@ class ProcessTransport:
                     assert isinstance(own.memory, PhysicalMemory)
                     descriptor = own.memory.export()
                     sent.callback(os.close, descriptor)
-                received = share(self._board, [descriptor], "pass the memory on")
-            parts = {self._board.rank: own}
-            with self.step("map the memory of the other ranks"), closing(received):
+                received = share(self.board, [descriptor], "pass the memory on")
+            parts = {self.board.rank: own}
+            with self.step("map the memory of the other ranks"), closing(*received.values()):
                 for rank, (descriptor,) in received.items():
                     parts[rank] = MappedMemory.imported(self._device, descriptor, size)
                     undo.append(parts[rank].close)
             undo.commit()
-        return SymmetricBuffer.of([parts[rank] for rank in range(self._board.size)], self.indices)
+        return SymmetricBuffer.of([parts[rank] for rank in range(self.board.size)], self.indices)
 
     def host_memory(self, nbytes: int) -> HostMemory:
         size = round_up(nbytes, _PAGE)
         with contextlib.ExitStack() as opened, Undo() as undo:
             made: list[int] = []
             with self.step("make the report blocks"):
-                if self._board.rank == 0:
+                if self.board.rank == 0:
                     made.append(shared_host.create(size))
                     opened.callback(os.close, made[0])
-            received = share(self._board, made, "pass the report blocks on")
-            with self.step("map the report blocks"), closing(received):
+            received = share(self.board, made, "pass the report blocks on")
+            with self.step("map the report blocks"), closing(*received.values()):
                 memory = SharedHostMemory(self._device, (made or received[0])[0], size)
                 undo.append(memory.close)
             undo.commit()
@@ -151,21 +157,7 @@ class ProcessTransport:
 
     def all_ended(self) -> bool:
         try:
-            self._board.gather("close the group, which has multicast memory", b"", _MOMENT)
+            self.board.gather("close the group, which has multicast memory", b"", _MOMENT)
         except DrvfuseError:
             return False
         return True
-
-    def close(self) -> None:
-        self._board.close()
-
-
-@contextlib.contextmanager
-def closing(received: Mapping[int, Sequence[int]]) -> Iterator[None]:
-    """Close what was received, at the end."""
-    try:
-        yield
-    finally:
-        for descriptors in received.values():
-            for descriptor in descriptors:
-                os.close(descriptor)

@@ -76,4 +76,5 @@ class Exchange(Protocol):
         """End queued and running work of all local ranks soon, whatever it leaves. Called from any thread."""
 
     def close(self) -> None:
-        """Let go of connections, also after `abort`. Idempotent; graphs may still hold the engine's work."""
+        """Let go of connections, also after `abort` and after an `open` that has raised. Idempotent; graphs may still
+        hold the engine's work."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Unsupported, require_integer
+from ..errors import GroupMismatch, Unsupported, require_integer
 from .engines import find_engine
 from .exchange import Exchange, Gather, Member
 from .layout import Nodes, find_order
@@ -68,6 +68,10 @@ class Joint:
         return find_engine(self.wanted.exchange, whole, emulated)
 
     def join(self, engine: Exchange, members: Sequence[Member]) -> NodeLink:
-        """Connect the nodes: collective over the group."""
+        """Connect the nodes: collective over the group. Raises GroupMismatch where ranks have different engines, as a
+        library may be installed for some alone."""
+        names = [name.decode() for name in self.gather([engine.name.encode()] * len(members))]
+        if len(set(names)) > 1:
+            raise GroupMismatch("the engine between the nodes", dict(enumerate(names)))
         order = find_order(self.wanted.node_order, self.nodes.count)
         return NodeLink(self.nodes, members, engine, order, self.gather, self.timeout)

@@ -13,6 +13,7 @@ import numpy as np
 from .. import config
 from ..errors import CaptureError, ExchangeTimeout
 from ..runtime.pinned import PinnedBuffer
+from ..runtime.vmm import Undo
 from .exchange import Exchange, Gather, Member, Part
 from .layout import Nodes
 
@@ -28,8 +29,9 @@ _POLLS_PER_TIMEOUT = 16
 class NodeLink:
     """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
 
-    `progress[i]` is the address of local rank i's `Progress`. `failure` is the error of an exchange that took too long,
-    until `reset`, and `bound` the `spin_timeout` setting at the last exchange. Owned by the group.
+    `timeout` is that of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is the
+    error of an exchange that took too long, until `reset`, and `bound` the `spin_timeout` setting at the last exchange.
+    Owned by the group.
     """
 
     def __init__(
@@ -39,16 +41,16 @@ class NodeLink:
         self.nodes, self.members, self.engine, self.order = nodes, tuple(members), engine, order
         self.places = nodes.count if order == "fixed" else 1
         self.failure: ExchangeTimeout | None = None
-        self._gather, self._timeout = gather, timeout
+        self._gather, self.timeout = gather, timeout
         self._admit = self._admitting()
         self.bound = 0.0
         self._watchdog: _Watchdog | None = None
         self._pinned = PinnedBuffer(members[0].device.driver, PROGRESS_DTYPE.itemsize * len(members))
-        try:
+        with Undo() as undo:
+            undo.append(self._pinned.close)
+            undo.append(engine.close)
             engine.open(nodes, self.members, gather, timeout)
-        except BaseException:
-            self._pinned.close()
-            raise
+            undo.commit()
         size = PROGRESS_DTYPE.itemsize
         self.progress = tuple(self._pinned.ptr + size * position for position in range(len(members)))
 
@@ -96,7 +98,7 @@ class NodeLink:
         self.engine.close()
         self._admit = self._admitting()
         self.words[:] = 0
-        self.engine.open(self.nodes, self.members, self._gather, self._timeout)
+        self.engine.open(self.nodes, self.members, self._gather, self.timeout)
         self.failure = None
 
     def close(self) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Mpi:
 
     A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. The
     sums of `all_reduce` are made by one rank and sent to the others, as MPI promises equal bits in no other way.
+
+    `open` makes a communicator when all ranks have come to it. How long that takes if one ends just then is up to MPI.
     """
 
     name = "MPI"
@@ -55,7 +58,8 @@ class Mpi:
         peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]
         if len({*found}) != len(found):
             raise ExchangeError(member.rank, self.name, f"needs every rank in one communicator; its ranks are {found}")
-        self._rail = self._world.Create_group(self._world.Get_group().Incl(peers), member.place)
+        with self._calls(member.rank):
+            self._rail = self._world.Create_group(self._world.Get_group().Incl(peers), member.place)
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
         if captures[0] is not None:
@@ -66,16 +70,32 @@ class Mpi:
         numbers = self._numbers(part, self._rail.Get_size())
         own = numbers[part.member.node]
         self._copy(part, own, part.address + _FLOAT * part.count * part.member.node, to_host=True)
-        self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [numbers, self._mpi.FLOAT]))
+        with self._calls(part.member.rank):
+            self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [numbers, self._mpi.FLOAT]))
         self._copy(part, numbers, part.address, to_host=False)
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         (part,) = parts
         own, total = self._numbers(part, 2)
         self._copy(part, own, part.address, to_host=True)
-        self._wait(part, self._rail.Ireduce([own, self._mpi.FLOAT], [total, self._mpi.FLOAT], self._mpi.SUM, 0))
-        self._wait(part, self._rail.Ibcast([total, self._mpi.FLOAT], 0))
+        with self._calls(part.member.rank):
+            self._wait(part, self._rail.Ireduce([own, self._mpi.FLOAT], [total, self._mpi.FLOAT], self._mpi.SUM, 0))
+            self._wait(part, self._rail.Ibcast([total, self._mpi.FLOAT], 0))
         self._copy(part, total, part.address, to_host=False)
+
+    @contextmanager
+    def _calls(self, rank: int) -> Iterator[None]:
+        """An error of MPI inside as an ExchangeError."""
+        try:
+            yield
+        except self._mpi.Exception as error:
+            self._give_up(None)
+            raise ExchangeError(rank, self.name, f"failed: {error}") from error
+
+    def _give_up(self, request: Any) -> None:
+        """Leave the memory to MPI."""
+        _abandoned.append((request, self._buffer))
+        self._buffer = None
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
         """Pinned memory for so many times the numbers of a node."""
@@ -101,8 +121,7 @@ class Mpi:
         deadline = time.monotonic() + bound
         while not request.Test():
             if time.monotonic() > deadline:
-                _abandoned.append((request, self._buffer))
-                self._buffer = None
+                self._give_up(request)
                 problem = f"did not end within {bound:g} s; a rank of another node is missing"
                 raise ExchangeError(part.member.rank, self.name, problem)
             time.sleep(_POLL_SECONDS)

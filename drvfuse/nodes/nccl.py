@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ExchangeError, Unsupported
@@ -50,15 +50,10 @@ class Nccl:
         self._timeout = 0.0
         self._lock = threading.Lock()  # around every use of the communicators
 
-    @property
-    def version(self) -> str:
-        """Of the NCCL library in use, as "2.27.3"."""
-        number = int(self._nccl.get_version())
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         nccl, self._timeout = self._nccl, timeout
-        own = [bytes(nccl.get_unique_id()) if member.node == 0 else b"" for member in members]
+        with self._calls(members):
+            own = [bytes(nccl.get_unique_id()) if member.node == 0 else b"" for member in members]
         ids = gather(own)
         with self._calls(members):
             with self._grouped():
@@ -92,13 +87,18 @@ class Nccl:
     def _queue(self, parts: Sequence[Part], call: Any) -> None:
         members = [part.member for part in parts]
         with self._lock, self._calls(members):
-            if not self._communicators:
-                raise ExchangeError(members[0].rank, self.name, "was aborted; group.reset() connects it anew")
             with self._grouped():
                 for part in parts:
                     with part.member.device.use():
-                        call(part, self._communicators[part.member.rank])
+                        call(part, self._communicator(part.member))
             self._settle(members, "be queued")
+
+    def _communicator(self, member: Member) -> Any:
+        """That of a local rank. An abort that does not wait for this thread may take it away at any time."""
+        communicator = self._communicators.get(member.rank)
+        if communicator is None:
+            raise ExchangeError(member.rank, self.name, "was aborted; group.reset() connects it anew")
+        return communicator
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Nccl:
             raise ExchangeError(members[0].rank, self.name, f"failed: {error}{self._details()}") from error
 
     def _details(self) -> str:
-        for communicator in self._communicators.values():
+        for communicator in list(self._communicators.values()):
             text = str(self._nccl.get_last_error(communicator)).strip()
             if text:
                 return f" ({text})"
@@ -128,7 +128,7 @@ class Nccl:
         """Wait until NCCL has done on the host what it was asked for, within the time-out of `open`."""
         deadline = time.monotonic() + self._timeout
         for member in members:
-            while (code := int(self._nccl.comm_get_async_error(self._communicators[member.rank]))) != _SUCCESS:
+            while (code := int(self._nccl.comm_get_async_error(self._communicator(member)))) != _SUCCESS:
                 if code != _IN_PROGRESS:
                     problem = f"failed: {self._nccl.get_error_string(code)}{self._details()}"
                 elif time.monotonic() > deadline:
@@ -149,9 +149,9 @@ class Nccl:
                 self._lock.release()
 
     def _abandon(self) -> None:
-        communicators, self._communicators = self._communicators, {}
-        for communicator in communicators.values():
-            self._nccl.comm_abort(communicator)
+        with suppress(KeyError):  # when none is left; two threads may be here
+            while True:
+                self._nccl.comm_abort(self._communicators.popitem()[1])
 
     def close(self) -> None:
         """Nothing is queued any more, so an abort loses nothing; unlike ncclCommDestroy it waits for no other rank."""

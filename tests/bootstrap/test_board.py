@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from bootstrap_support import each
+from local_boards import LocalBoards
 
 from drvfuse.bootstrap.board import Board
-from drvfuse.bootstrap.local import LocalBoards
+from drvfuse.bootstrap.meetings import Meetings, Request
 from drvfuse.errors import ClosedError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 
 
@@ -37,15 +41,9 @@ def test_gather_gives_every_rank_the_values_of_all_in_rank_order(boards, rng):
 
 def test_a_board_of_one_rank_needs_nobody():
     with LocalBoards(1) as (board,):
-        assert board.gather("alone", b"x") == [b"x"] and board.broadcast("alone", b"y") == b"y"
+        assert board.gather("alone", b"x") == [b"x"]
         board.vote("alone", None)
         assert board.split(0, 0).size == 1
-
-
-def test_broadcast_gives_the_value_of_the_root(boards):
-    results = each(boards, lambda board: board.broadcast("id", bytes([board.rank]) * 3, root=2))
-    assert results == [b"\2\2\2"] * 4
-    assert each(boards, lambda board: board.broadcast("id", b"abc" if board.rank == 0 else None)) == [b"abc"] * 4
 
 
 def test_a_vote_raises_the_failure_of_the_lowest_rank_everywhere(boards):
@@ -120,7 +118,7 @@ def test_a_rank_that_closes_is_seen_by_the_others_without_a_step(boards):
         boards[3].gather("export", b"")
     with pytest.raises(ClosedError):
         boards[1].gather("export", b"")
-    assert boards[1].closed and "closed" in repr(boards[1])
+    assert "closed" in repr(boards[1])
 
 
 def test_split_makes_boards_by_colour_key_and_rank(boards):
@@ -205,12 +203,9 @@ def test_bad_arguments_are_named_and_nothing_is_sent(boards, refused):
     refused(lambda: boards[0].gather(3, b""), "what", "an int")
     refused(lambda: boards[0].gather("x", b"", timeout=0), "timeout", "0")
     refused(lambda: boards[0].gather("x", b"", timeout="soon"), "timeout", "a str")
-    refused(lambda: boards[0].broadcast("x", b"", root=4), "root", "0 to 3")
-    refused(lambda: boards[0].broadcast("x", None), "value", "None")
     refused(lambda: boards[0].split(-1), "color", "-1")
     refused(lambda: boards[0].split("red"), "color")
     refused(lambda: boards[0].split(0, key="a"), "key")
-    refused(lambda: LocalBoards(0), "size", "0")
     assert each(boards, lambda board: board.gather("x", b"")) == [[b""] * 4] * 4
 
 
@@ -219,3 +214,49 @@ def test_closing_all_boards_ends_every_thread():
     with LocalBoards(3) as boards:
         each(boards, lambda board: board.split(0))
     until(lambda: not set(threading.enumerate()) - before)
+
+
+@pytest.mark.parametrize("outcome", ["values", "mismatch", "timeout", "ended", "board"])
+def test_rank_0_is_answered_last(outcome):
+    answered: list[tuple[int, str]] = []
+
+    def send(rank: int, message: dict, data: bytes) -> None:
+        if "answer" in message:
+            answered.append((rank, message["outcome"]))
+
+    meetings = Meetings(4, send)
+    kind = "split" if outcome == "board" else "gather"
+    for rank in range(3 if outcome in ("timeout", "ended") else 4):
+        what = f"step {rank}" if outcome == "mismatch" else "step"
+        meetings.ask(rank, 0, Request(1, kind, what, b"[0, 0]", 1.0, 1.0))
+    if outcome == "timeout":
+        meetings.expire(2.0)
+    elif outcome == "ended":
+        meetings.end(3, "its process has ended")
+    assert answered == [(rank, outcome) for rank in sorted((rank for rank, _ in answered), reverse=True)]
+    assert len(answered) >= 3
+
+
+def test_a_forked_child_closes_a_board_whatever_other_threads_held(boards):
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with boards[0]._connection._news:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of a fork beside threads
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        boards[0].close()
+        os._exit(0)
+    release.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert each(boards, lambda board: board.gather("x", b"y")) == [[b"y"] * 4] * 4

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from bootstrap_support import each
+from local_boards import LocalBoards
 
 from drvfuse.bootstrap import descriptors, handshake
 from drvfuse.bootstrap.descriptors import share
-from drvfuse.bootstrap.local import LocalBoards
 from drvfuse.errors import ArgumentError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 
 
@@ -86,7 +86,12 @@ def test_a_rank_alone_gets_nothing():
 
 
 def test_a_wrong_argument_of_one_rank_raises_on_all_before_anything_is_sent(boards, files, refused):
-    for wrong, text in (([100_000], "100000, which is not open"), ("0", "a str"), ({1: [0]}, "for rank 1")):
+    for wrong, text in (
+        ([100_000], "100000, which is not open"),
+        ("0", "a str"),
+        ({1: [0]}, "for rank 1"),
+        ({0: 1}, "an int"),
+    ):
         errors = each(boards, lambda board: share(board, wrong if board.rank == 1 else files[board.rank]))  # noqa: B023
         assert type(errors[1]) is ArgumentError and text in str(errors[1])
         for error in (errors[0], errors[2]):
@@ -127,6 +132,24 @@ def test_a_failure_of_one_rank_closes_what_the_others_have(boards, files, monkey
         assert type(error) is GroupError and error.rank == 2 and "Too many open files" in error.failure
     monkeypatch.undo()
     assert len(each(boards, lambda board: contents(share(board, files[board.rank])))) == 3
+
+
+def test_a_rank_that_has_no_socket_left_is_named_on_all_ranks(boards, files, monkeypatch):
+    def failing():
+        if threading.current_thread() is failed:
+            raise OSError(24, "Too many open files")
+        return real()
+
+    def one(board):
+        nonlocal failed
+        if board.rank == 1:
+            failed = threading.current_thread()
+        return share(board, files[board.rank], timeout=5)
+
+    real, failed = descriptors._listener, None
+    monkeypatch.setattr(descriptors, "_listener", failing)
+    for error in each(boards, one):
+        assert type(error) is GroupError and error.rank == 1 and "Too many open files" in error.failure
 
 
 def test_a_missing_or_ended_rank_leaves_nothing_open(boards, files):

@@ -90,12 +90,16 @@ def test_all_ranks_on_one_host():
 def test_a_job_that_nothing_names_has_no_name():
     assert find_place(environment={"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}).job == ()
     assert find_place(0, 2, environment={}).job == ()
+    assert find_place(0, 2, environment={"MASTER_ADDR": "host"}).job == ()  # that of many jobs
+    assert find_place(environment={"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "host"}).job == ()
 
 
 def test_mpichs_jobs_are_told_apart_by_who_made_their_sockets():
     ours, theirs = socket.socketpair()
     variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ours.fileno())}
     assert find_place(environment=variables).job == (("PMI_FD", f"process {os.getpid()}"),)
+    named = find_place(environment={**variables, "MASTER_ADDR": "host"}).job
+    assert named == (("MASTER_ADDR", "host"), ("PMI_FD", f"process {os.getpid()}"))
     ours.getsockname()  # it is still open
     ours.close()
     theirs.close()

@@ -206,7 +206,7 @@ def test_strangers_and_garbage_do_not_disturb(job):
         first = pool.submit(join, job(0, 2), address, time.monotonic() + 10, 10)
         while True:
             try:
-                strangers = [socket.create_connection(address.tcp[0], 1) for _ in range(5)]
+                strangers = [socket.create_connection(address.tcp[0], 1) for _ in range(6)]
                 break
             except ConnectionRefusedError:
                 time.sleep(0.01)
@@ -216,9 +216,10 @@ def test_strangers_and_garbage_do_not_disturb(job):
         strangers[3].sendall(
             pack({"rank": 0, "size": 2, "nonce": "x", "version": 1, "group": "garbage", "pid": 1, "proof": "x"})
         )
+        strangers[4].sendall(pack({"rank": float("inf"), "size": 2, "nonce": "x"}))
         second = pool.submit(join, job(1, 2), address, time.monotonic() + 10, 10)
         boards = [first.result(), second.result()]
-        for stranger in strangers[:4]:
+        for stranger in strangers[:5]:
             stranger.settimeout(5)
             with pytest.raises((BrokenPipeError, ConnectionResetError, StopIteration)):
                 while stranger.recv(4096):

@@ -231,7 +231,7 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
             time.sleep(0.01)
         with pytest.raises(BarrierTimeout) as caught:
             group.check()
-        assert set(caught.value.ended) == {victim}, str(caught.value)
+        assert victim in caught.value.ended, str(caught.value)  # a survivor may have closed its group by now
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()

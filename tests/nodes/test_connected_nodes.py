@@ -153,6 +153,18 @@ def test_an_engine_that_one_rank_lacks_is_an_error_on_every_rank(monkeypatch):
         ranks.close()
 
 
+def test_ranks_that_have_found_different_engines_are_told(monkeypatch):
+    with df.emu.Machine(devices=2) as machine:
+        ranks = Ranks(machine, 2)
+        found = engines(2)
+        found[1].name = "another engine"
+        errors_ = outcomes([lambda rank=rank: ranks.open(rank, nodes=2, exchange=found[rank]) for rank in range(2)])
+        for error in errors_:
+            assert type(error) is errors.GroupMismatch
+            assert error.values == {0: "threads", 1: "another engine"}
+        ranks.close()
+
+
 def test_a_rank_that_ends_is_named_by_those_of_other_nodes():
     with connected(4, nodes=2, exchange=engines(4)) as ranks:
         ranks.groups[3].close()

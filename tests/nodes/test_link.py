@@ -158,12 +158,18 @@ def test_an_engine_that_fails_to_connect_leaves_nothing_open():
         def open(self, *arguments):
             raise errors.ExchangeError(1, self.name, "did not connect within 1 s; a rank of another node is missing")
 
+    failing = Failing()
     with df.emu.Machine(devices=2) as machine:
+        for device in range(2):
+            df.device(device, driver=machine).stream.synchronize()
+        before = machine.held()
         for _ in range(3):
             with pytest.raises(
                 errors.ExchangeError, match="rank 1: the exchange between nodes by a watched engine did not"
             ):
-                df.Group.local(2, driver=machine, nodes=2, exchange=Failing())
+                df.Group.local(2, driver=machine, nodes=2, exchange=failing)
+            assert machine.held() == before
+        assert failing.closed == 3
         with df.Group.local(2, driver=machine, nodes=2, exchange=Watched(), max_blocks=132):
             pass
 

@@ -17,7 +17,7 @@ import pytest
 import drvfuse as df
 from drvfuse import config, errors
 from drvfuse.emu.serve.server import Server
-from drvfuse.nodes.exchange import Member
+from drvfuse.nodes.exchange import Member, Part
 from drvfuse.nodes.layout import Nodes
 from drvfuse.nodes.mpi import Mpi
 
@@ -93,6 +93,10 @@ def test_processes_of_mpiexec_have_the_bits_of_the_reference(size, nodes, order)
     assert result.returncode == 0 and result.stdout.count("done") == size, result.stderr  # lines may be mixed
 
 
+class MPIError(Exception):
+    pass
+
+
 class Stand:
     """A communicator of one process whose peers never come."""
 
@@ -112,7 +116,8 @@ class Stand:
 @pytest.fixture
 def engine(monkeypatch):
     """The engine on a stand-in for mpi4py, without any other rank."""
-    mpi = types.SimpleNamespace(FLOAT="float", SUM="sum", IN_PLACE="in place", COMM_WORLD=Stand())
+    names = {"FLOAT": "float", "SUM": "sum", "IN_PLACE": "in place", "Exception": MPIError}
+    mpi = types.SimpleNamespace(COMM_WORLD=Stand(), **names)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     return Mpi()
 
@@ -125,14 +130,28 @@ def member():
 
 @pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
 def test_a_rank_that_never_comes_is_an_error_within_the_time_out(engine, member, method):
-    from drvfuse.nodes.exchange import Part
-
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     memory = member.device.array(np.zeros(16, np.float32))
     text = "rank 0: the exchange between nodes by MPI did not end within 0.05 s"
     with config.override(spin_timeout=0.05), pytest.raises(errors.ExchangeError, match=text):
         getattr(engine, method)([Part(member, memory.ptr, 8, member.device.stream)])
     engine.close()
+
+
+@pytest.mark.parametrize("method", ["all_gather", "all_reduce"])
+def test_an_error_of_mpi_is_an_exchange_error(engine, member, method, monkeypatch):
+    def broken(*arguments):
+        raise MPIError("MPI_ERR_PROC_FAILED: process failed")
+
+    engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
+    memory = member.device.zeros(8, "float32")
+    part = Part(member, memory.ptr, 4, member.device.stream)
+    monkeypatch.setattr(engine._rail, "Iallgather" if method == "all_gather" else "Ireduce", broken)
+    with pytest.raises(errors.ExchangeError, match="rank 0: .* by MPI failed: MPI_ERR_PROC_FAILED"):
+        getattr(engine, method)([part])
+    monkeypatch.setattr(Stand, "Create_group", broken)
+    with pytest.raises(errors.ExchangeError, match="by MPI failed: MPI_ERR_PROC_FAILED"):
+        engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
 
 
 def test_ranks_of_different_communicators_are_refused(engine, member):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 
 import numpy as np
@@ -120,7 +121,6 @@ def open_group(stand, **options):
 def test_communicators_join_the_ranks_of_one_place(stand):
     with open_group(stand) as group:
         engine = group.link.engine
-        assert engine.version == "2.27.3"
         made = engine._communicators
         assert made == {0: (b"1", 0, 2), 1: (b"2", 0, 2), 2: (b"1", 1, 2), 3: (b"2", 1, 2)}
     assert stand.calls == ["init"] * 4 + ["abort"] * 4
@@ -165,6 +165,36 @@ def test_an_error_of_nccl_is_named(stand, monkeypatch):
 
         monkeypatch.setattr(stand, "all_gather", broken)
         with pytest.raises(errors.ExchangeError, match=r"failed: SystemError \(2\) \(the last error\)"):
+            df.allreduce(group, xs)
+
+
+def test_an_error_of_an_id_is_named_and_nothing_is_left_of_a_failed_connection(stand, monkeypatch):
+    def broken(*arguments):
+        raise NCCLError("SystemError (2)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand, "get_unique_id", broken)
+        with pytest.raises(errors.ExchangeError, match=r"by NCCL failed: SystemError \(2\)"):
+            open_group(stand)
+    monkeypatch.setattr(stand, "group_end", broken)
+    with pytest.raises(errors.ExchangeError, match=r"by NCCL failed: SystemError \(2\)"):
+        open_group(stand)
+    assert stand.calls == ["init"] * 4 + ["abort"] * 4
+
+
+def test_an_abort_while_a_thread_waits_for_nccl_is_the_error_of_that_thread(stand, monkeypatch):
+    monkeypatch.setattr("drvfuse.nodes.nccl._ABORT_PATIENCE", 0.05)
+    with open_group(stand) as group:
+        xs = [rank.zeros(8, "float32") for rank in group]
+
+        def aborting(communicator):
+            thread = threading.Thread(target=group.link.engine.abort)
+            thread.start()
+            thread.join()
+            return 7
+
+        monkeypatch.setattr(stand, "comm_get_async_error", aborting)
+        with pytest.raises(errors.ExchangeError, match=r"was aborted; group.reset\(\) connects it anew"):
             df.allreduce(group, xs)
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from ..errors import require_integer
-from .board import Board, seconds_of
-from .connection import Connection, greet
-from .server import Server
+from drvfuse.bootstrap.board import Board
+from drvfuse.bootstrap.connection import Connection, greet
+from drvfuse.bootstrap.server import Server
 
 
 class LocalBoards:
@@ -21,8 +20,6 @@ class LocalBoards:
     """
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:
-        size = require_integer("size", size, "an int of at least 1", 1)
-        timeout = seconds_of("timeout", timeout)
         self._server = Server("local", size)
         self._connections: list[Connection] = []
         self._boards: list[Board] = []
