@@ -10,7 +10,7 @@ import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..driver import ENTRIES, invoke
@@ -23,6 +23,7 @@ from ..wire.message import Incoming, Outgoing
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
 
 if TYPE_CHECKING:
+    from ..findings.reports import Report
     from ..machine.process import Process
 
 log = logging.getLogger("drvfuse.emu")
@@ -57,11 +58,12 @@ class Session:
         """Wait for the client's end, and pass its Ctrl-C on. Runs in a thread of its own."""
         try:
             while True:
-                tag, incoming = receive(self._life)
+                tag, incoming = receive(self._life, alone=False)
                 if tag == Tag.INTERRUPT:
-                    line = self.lines.get(incoming.word())
+                    number, call = incoming.word(), incoming.word()
+                    line = self.lines.get(number)
                     if line is not None:
-                        line.interrupt()
+                        line.interrupt(call)
         except (Ended, OSError):
             pass
         self.end()
@@ -74,12 +76,14 @@ class Session:
             with self._lock:
                 self.ended = True
                 lines = list(self.lines.values())
-            self.process.close()
-            for connection in (self._life, self._host, *(line.connection for line in lines)):
-                if connection is not None:
-                    _shut(connection)
-            if self._host is not None:
-                self._host.close()
+            try:
+                self.process.close()
+            finally:
+                for connection in (self._life, self._host, *(line.connection for line in lines)):
+                    if connection is not None:
+                        _shut(connection)
+                if self._host is not None:
+                    self._host.close()
 
     def join(self, line: Line) -> bool:
         """Add a line; False if the client is dead."""
@@ -92,9 +96,12 @@ class Session:
         with self._lock:
             self.lines.pop(line.number, None)
 
-    def host_line(self, connection: socket.socket) -> None:
-        """The connection on which the client runs host functions."""
-        self._host = connection
+    def host_line(self, connection: socket.socket) -> bool:
+        """Take the connection on which the client runs host functions; False if the client is dead."""
+        with self._lock:
+            if not self.ended:
+                self._host = connection
+            return not self.ended
 
     def call_host(self, address: int, argument: int) -> None:
         """Run a host function in the client, and wait for its end. The machine's lock is not held."""
@@ -123,6 +130,9 @@ class Line:
     def __init__(self, number: int, session: Session, connection: socket.socket) -> None:
         self.number, self.session, self.connection = number, session, connection
         self._thread = 0
+        self._lock = threading.Lock()
+        self._calls = self._interrupted = 0  # how many have come, and which one was interrupted last
+        self._under_way = False
 
     def run(self) -> None:
         self._thread = threading.get_ident()
@@ -130,20 +140,39 @@ class Line:
             while True:
                 tag, incoming = receive(self.connection)
                 try:
-                    reply, out = self._answer(tag, incoming)
+                    with self._call_under_way():
+                        reply, out = self._answer(tag, incoming)
                 finally:
                     close_rest(incoming)
                 send(self.connection, reply, out)
         except (Ended, OSError):
             pass  # the thread of the client has ended, or the client
         finally:
-            interrupts.forget(self._thread)
             self.session.leave(self)
             self.connection.close()
 
-    def interrupt(self) -> None:
-        """End the wait of the call that runs now."""
-        interrupts.interrupt(self._thread)
+    @contextlib.contextmanager
+    def _call_under_way(self) -> Iterator[None]:
+        with self._lock:
+            self._calls += 1
+            self._under_way = True
+            if self._interrupted == self._calls:
+                interrupts.interrupt(self._thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way = False
+                interrupts.forget(self._thread)
+
+    def interrupt(self, call: int) -> None:
+        """End the wait of a call, by its number on this line. It may be over by now, or still have to come: Ctrl-C has
+        a connection of its own.
+        """
+        with self._lock:
+            self._interrupted = call
+            if self._under_way and call == self._calls:
+                interrupts.interrupt(self._thread)
 
     def _answer(self, tag: int, incoming: Incoming) -> tuple[int, Outgoing]:
         try:
@@ -155,8 +184,6 @@ class Line:
             raise
         except BaseException as error:  # whatever it is, the caller has to know it
             return Tag.RAISED, packed(_sendable(error))
-        finally:
-            interrupts.forget(self._thread)
 
     def _call(self, number: int, incoming: Incoming) -> Outgoing:
         coder = numbered(number)
@@ -193,8 +220,9 @@ class Line:
         out.word(function)
         out.word(argument)
         try:
-            send(self.connection, Tag.CALLBACK, out)
-            _, incoming = receive(self.connection)
+            with self.session.process.machine.lock.released():  # the caller may take its time
+                send(self.connection, Tag.CALLBACK, out)
+                _, incoming = receive(self.connection)
             return incoming.word()
         except (Ended, OSError):
             return 0  # the caller is gone, and so is who wants to know
@@ -217,6 +245,16 @@ def _layout(process: Process, handle: int) -> Any:
     return layout_of(found) if isinstance(found, Function) else None
 
 
+def _finding(process: Process, device: int) -> Report | None:
+    with process.machine.lock:  # other threads of the client may make contexts
+        return process.finding(device)
+
+
+def _registered(process: Process) -> list[int]:
+    with process.machine.lock:
+        return process.memory.registered()
+
+
 def _inject(process: Process, *arguments: Any, **options: Any) -> None:
     process.inject(*arguments, **options)
 
@@ -224,7 +262,8 @@ def _inject(process: Process, *arguments: Any, **options: Any) -> None:
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "layout": _layout,
     "reports": lambda process, known: process.reports[known:],
-    "finding": lambda process, device: process.finding(device),
+    "finding": _finding,
+    "registered": _registered,
     "declare_polled": lambda process, address, nbytes: process.declare_polled(address, nbytes),
     "clock": lambda process: process.clock(),
     "launches": lambda process: list(process.launches),
@@ -232,6 +271,5 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "inject": lambda process, function, code, device, after, times: _inject(
         process, function, code, device=device, after=after, times=times
     ),
-    "injected": lambda process: list(process.injected),
     "clear_injected": lambda process: process.injected.clear(),
 }

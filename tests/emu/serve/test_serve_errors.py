@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from driver_helpers import ok, primary
 import drvfuse as df
 from drvfuse import emu
 from drvfuse.emu.serve import address as addresses
-from drvfuse.emu.serve import client, server
+from drvfuse.emu.serve import channel, client, server
+from drvfuse.emu.serve.hello import greeting
 from drvfuse.errors import ArgumentError, DriverUnavailable
 
 pytestmark = pytest.mark.emu
@@ -94,6 +97,46 @@ def test_strangers_do_no_harm(served):
             made.shutdown(socket.SHUT_WR)
             assert made.recv(100) == b""
     assert not served.sessions
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 5])
+def test_a_client_with_a_name_that_is_none_is_not_served(served, name):
+    with addresses.connect(served.address, "address") as made:
+        channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life", name=name)))
+        made.settimeout(10)
+        assert made.recv(100) == b""
+
+
+def test_clients_are_served_when_there_were_too_many_open_files(served, monkeypatch):
+    listening = served._listening
+    refused = iter([OSError(errno.EMFILE, "too many open files")])
+
+    def accept() -> Any:
+        for error in refused:
+            raise error
+        return listening.accept()
+
+    monkeypatch.setattr(served, "_listening", SimpleNamespace(accept=accept))
+    for _ in range(2):  # the first one comes while the server is in the accept of before
+        with addresses.connect(served.address, "address") as made:
+            channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
+            made.settimeout(10)
+            assert channel.receive(made)[0] == channel.Tag.RESULT
+    monkeypatch.undo()
+    assert not list(refused)
+
+
+def test_ctrl_c_twice_does_not_end_a_client(served):
+    """The two messages may come as one piece."""
+    with addresses.connect(served.address, "address") as made:
+        channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
+        channel.receive(made)
+        interrupt = channel._HEAD.pack(16, channel.Tag.INTERRUPT, 0) + bytes(16)
+        made.sendall(2 * interrupt)
+        made.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            made.recv(1)
+        assert len(served.sessions) == 1
 
 
 def test_a_served_address_and_machine_are_checked(served, tmp_path):
