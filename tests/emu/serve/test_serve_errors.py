@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,9 @@ from driver_helpers import ok, primary
 
 import drvfuse as df
 from drvfuse import emu
+from drvfuse.emu.machine import interrupts
 from drvfuse.emu.serve import address as addresses
-from drvfuse.emu.serve import channel, client, server
+from drvfuse.emu.serve import channel, client, server, session
 from drvfuse.emu.serve.hello import greeting
 from drvfuse.errors import ArgumentError, DriverUnavailable
 
@@ -137,6 +139,20 @@ def test_ctrl_c_twice_does_not_end_a_client(served):
         with pytest.raises(TimeoutError):
             made.recv(1)
         assert len(served.sessions) == 1
+
+
+def test_an_interrupt_that_comes_late_or_early_has_the_call_that_it_is_for():
+    """It comes by another connection than the call, so either may be first."""
+    line = session.Line(1, SimpleNamespace(), SimpleNamespace())
+    line._thread = threading.get_ident()
+    for interrupted, expected in ((1, False), (4, True)):
+        with line._call_under_way():
+            pass
+        line.interrupt(interrupted)
+        assert not interrupts.pending()
+        with line._call_under_way():
+            assert interrupts.pending() == expected
+    assert not interrupts.pending()
 
 
 def test_a_served_address_and_machine_are_checked(served, tmp_path):
