@@ -22,7 +22,8 @@ from ..wire.message import Incoming, Outgoing
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
 from .hello import refusal_of
-from .session import Line, Session
+from .line import Line
+from .session import Session
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine

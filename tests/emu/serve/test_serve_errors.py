@@ -22,8 +22,9 @@ import drvfuse as df
 from drvfuse import emu
 from drvfuse.emu.machine import interrupts
 from drvfuse.emu.serve import address as addresses
-from drvfuse.emu.serve import channel, client, server, session
+from drvfuse.emu.serve import channel, client, server
 from drvfuse.emu.serve.hello import greeting
+from drvfuse.emu.serve.line import Line
 from drvfuse.errors import ArgumentError, DriverUnavailable
 
 pytestmark = pytest.mark.emu
@@ -143,7 +144,7 @@ def test_ctrl_c_twice_does_not_end_a_client(served):
 
 def test_an_interrupt_that_comes_late_or_early_has_the_call_that_it_is_for():
     """It comes by another connection than the call, so either may be first."""
-    line = session.Line(1, SimpleNamespace(), SimpleNamespace())
+    line = Line(1, SimpleNamespace(), SimpleNamespace())
     line._thread = threading.get_ident()
     for interrupted, expected in ((1, False), (4, True)):
         with line._call_under_way():
