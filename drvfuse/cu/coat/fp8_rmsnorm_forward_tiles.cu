@@ -113,7 +113,7 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
 // The largest of `count` words that are `stride` words apart, for the whole warp; false if one was not left.
 __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count, int stride, int blocks, u32 epoch,
                                          const Scratch& scratch) {
-    Patience patience(scratch);
+    Patience patience(scratch, true);
     bool given_up = false;
     most = 0;
     for (int first = 0; first < count; first += 64) {

@@ -64,10 +64,12 @@ __device__ __forceinline__ void report_abort(const Scratch& scratch) {
 // The epoch of the launch after that of `epoch`.
 __device__ __forceinline__ u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 1u : epoch + 1; }
 
-// The wait of one thread for words of this epoch.
+// The wait of one thread for words of this epoch. One for a block that itself waits for others is `longer`, by an eighth,
+// so that those name the block that is missing.
 class Patience {
 public:
-    __device__ __forceinline__ explicit Patience(const Scratch& scratch) : scratch_(scratch), polls_(0), start_(0) {}
+    __device__ __forceinline__ explicit Patience(const Scratch& scratch, bool longer = false)
+        : scratch_(scratch), polls_(0), start_(0), longer_(longer) {}
 
     // After a poll that found `seen` where `awaited` should leave `expected`: false if the wait is over.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
@@ -77,7 +79,7 @@ public:
             const u64 now = ptx::nanoseconds();
             if (start_ == 0) {
                 start_ = now;
-            } else if (now - start_ > scratch_.timeout_ns) {
+            } else if (now - start_ > scratch_.timeout_ns + (longer_ ? scratch_.timeout_ns / 8 : 0)) {
                 give_up(scratch_, GAVE_UP, awaited, expected, seen);
                 return false;
             }
@@ -89,6 +91,7 @@ private:
     const Scratch& scratch_;
     u32 polls_;
     u64 start_;
+    bool longer_;
 };
 
 // Every thread, once, after wait_for_producer(): the workspace's words, which marks it as in use. With `wanted` false

@@ -33,7 +33,8 @@ def compared_group(new_group):
 
 
 def launch(calls_of_rank):
-    with ANY_ORDER.made():
+    """A GPU finds the difference while the rest is launched, and a launch raises it then."""
+    with ANY_ORDER.made(), contextlib.suppress(CallMismatch):
         for rank, calls in enumerate(calls_of_rank):
             for call in calls:
                 call.launch(rank=rank)
