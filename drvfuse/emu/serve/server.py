@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import socket
@@ -28,8 +27,6 @@ from .session import Session
 if TYPE_CHECKING:
     from ..machine.machine import Machine
     from ..machine.process import Process
-
-log = logging.getLogger("drvfuse.emu")
 
 _HELLO_S = _END_S = 10.0
 _AGAIN_S = 0.05
