@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuda.bindings have of their own: enums and structs, which the emulated driver takes and returns, and functions that
-it has not. Importing them needs no driver.
+"""What cuda.bindings have of their own: enums and structs, which the emulated driver takes and returns, and functions
+that it has not. Importing them needs no driver.
 """
 
 from __future__ import annotations
