@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import Unsupported
-from ..bindings import T
+from ..bindings import T, other
 from ..machine.machine import default_machine
 from ..machine.process import Process
 from . import (  # noqa: F401
@@ -67,14 +66,7 @@ def _lookup(name: str, process: Process | None) -> Any:
             return invoke(process, entry, args, kwargs)
 
         return _named(call, name)
-    value = getattr(T, name)
-    if name.startswith("cu") and callable(value) and not isinstance(value, type):
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise Unsupported(f"{name} is not part of the emulated driver")
-
-        return refuse
-    return value
+    return other(name)
 
 
 def _of_default_machine(name: str) -> Any:

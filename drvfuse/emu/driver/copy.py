@@ -13,18 +13,19 @@ from ..machine.work import Copy, Copy2D, Fill
 from .entry import check, entry, host_address, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
+_END = 1 << 56  # no program has memory at this address or above it
 
 
 def _range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
-    memory is taken on trust.
+    memory is taken on trust. Above all that a program can have there is what a client had registered.
 
     The stream does not count: a copy on another device's stream needs access from the current context.
     """
-    if device or proc.machine.window.contains(address, nbytes):
+    if device or proc.machine.window.contains(address):
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
-        check(address)
+        check(0 < address <= _END - nbytes)
 
 
 def _pageable(proc: Process, address: int) -> bool:

@@ -22,7 +22,8 @@ class FilePart(NamedTuple):
 def behind(address: int, nbytes: int) -> FilePart | None:
     """The part of a file that a range of this process's memory is a shared mapping of (a memfd, or a file in /dev/shm).
 
-    None if it is anything else, or if this process has no open descriptor of the file that can read and write.
+    None if it is anything else, if the file ends before the range does, or if this process has no open descriptor of
+    the file that can read and write.
     """
     found = _mapping(address, nbytes)
     if found is None:
@@ -31,7 +32,8 @@ def behind(address: int, nbytes: int) -> FilePart | None:
     for name in os.listdir(_DESCRIPTORS):
         try:
             status, mode = os.fstat(int(name)), fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE
-            if (status.st_dev, status.st_ino, mode) == (device, inode, os.O_RDWR):
+            whole = status.st_size >= offset + nbytes  # a use of what is behind its end would kill the process
+            if whole and (status.st_dev, status.st_ino, mode) == (device, inode, os.O_RDWR):
                 return FilePart(fcntl.fcntl(int(name), fcntl.F_DUPFD_CLOEXEC, 0), offset)
         except OSError:  # another thread has closed it
             continue

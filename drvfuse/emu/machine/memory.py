@@ -98,6 +98,10 @@ class ProcessMemory:
         """What goes when the context goes."""
         return [a for a in self._live.values() if a.context is context and a.host is None]
 
+    def registered(self) -> list[int]:
+        """The addresses of memory of the host that is registered."""
+        return [a.base for a in self._live.values() if a.registered]
+
     def uncovered(self, address: int, nbytes: int) -> int | None:
         """The first byte of a range that is not live memory of the window (it may span neighbouring mappings)."""
         end = address + nbytes

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over a stream socket: a head, words and bytes, and descriptors.
 
-The two ends take turns, so a reader never meets the beginning of a second message behind the first.
+On most connections the two ends take turns, so a reader never meets the beginning of a second message behind the first,
+and may read as much at once as there is. Where one end sends without an answer, `receive` needs `alone=False`.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
         out.own.clear()
 
 
-def receive(connection: socket.socket) -> tuple[int, Incoming]:
-    """(tag, content) of the next message. Raises Ended."""
+def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Incoming]:
+    """(tag, content) of the next message. Raises Ended. Without `alone`, others may be behind it already."""
     descriptors: list[int] = []
     try:
         # Descriptors come with the first byte of a message, and no call reads beyond the end of one.
-        piece, control, _, _ = connection.recvmsg(_FIRST, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        first = _FIRST if alone else _HEAD.size
+        piece, control, _, _ = connection.recvmsg(first, _ROOM, socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in control:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors += array.array("i", raw[: len(raw) - len(raw) % 4])

@@ -11,7 +11,7 @@ import pickle
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsInt
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from ..findings.counters import Summary
     from ..findings.reports import Report
 
+_END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
 class _Line:
-    """A connection to the machine, with its number there."""
+    """A connection to the machine, with its number there. `calls` counts what was sent on it."""
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.connection, self.number = connection, number
+        self.calls = 0
 
     def __del__(self) -> None:
         self.connection.close()  # the thread has ended, or the machine is not used any more
@@ -61,7 +63,7 @@ class AttachedMachine:
         self.address = address
         self.gate: Any = None  # the Driver of the runtime for this machine: they die together
         self.pid = os.getpid()
-        self.closed = False
+        self.closed = self._left = False
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
@@ -94,9 +96,9 @@ class AttachedMachine:
     def close(self) -> None:
         """Leave the machine: all that this process has there goes. Idempotent."""
         with self._lock:
-            if self.closed:
+            if self._left:
                 return
-            self.closed = True
+            self.closed = self._left = True
         if self.pid == os.getpid():
             self._disconnect()
             self._memory.close()
@@ -136,14 +138,15 @@ class AttachedMachine:
             raise found
         return connection, found
 
-    def _line(self) -> _Line:
-        found = self._local.line
-        if found is None:
-            found = self._local.line = _Line(*self._greet("line", session=self._key))
-        return found
+    def _take_line(self) -> _Line:
+        """The calling thread's connection. It is not in its place until the call is over, so a call that comes in
+        between, from a callback, a signal handler or a finalizer, has another one, and neither gets the other's answer.
+        """
+        found, self._local.line = self._local.line, None
+        return found or _Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """The other end is gone."""
+        """The other end is gone. Pinned memory stays until `close()`, as views of it may be about."""
         self.closed = True
 
     # Calls -----------------------------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ class AttachedMachine:
         signature = coder.signature
         nothing = (None,) * len(signature.returned)
         if self.closed:
-            return self._answered_here(signature.name, args, nothing)
+            return self._answered_here(signature.name, signature.bind(args, kwargs), nothing)
         if self.pid != os.getpid():
             return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
         if self._local.in_host_function:
@@ -192,9 +195,11 @@ class AttachedMachine:
             close_rest(incoming)
         self.refusal = None
         self._memory.after(signature.name, call.values)
+        if signature.name in _END_CONTEXTS and self._memory.registers:
+            self._memory.keep_registered(self._ask("registered"))
         return (code, *results)
 
-    def _answered_here(self, name: str, args: tuple[Any, ...], nothing: tuple[None, ...]) -> tuple[Any, ...]:
+    def _answered_here(self, name: str, args: Sequence[Any], nothing: tuple[None, ...]) -> tuple[Any, ...]:
         """What works on a machine that was closed too."""
         if name in _NO_MACHINE:
             from ..driver import ENTRIES
@@ -204,27 +209,26 @@ class AttachedMachine:
 
     def _exchange(self, tag: int, out: Outgoing) -> tuple[int, Incoming]:
         """Send a message and get the answer; callbacks that the machine asks for in between run here."""
-        line = self._line()
+        line = self._take_line()
         connection = line.connection
+        line.calls += 1
         with interrupts.held(lambda: self._interrupt(line)):
-            try:
-                send(connection, tag, out)
-                while True:
-                    got, incoming = receive(connection)
-                    if got != Tag.CALLBACK:
-                        return got, incoming
-                    function, argument = incoming.word(), incoming.word()
-                    answer = Outgoing()
-                    answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
-                    send(connection, Tag.RESULT, answer)
-            except BaseException:  # the answer, if it comes, must not be taken for that of the next call
-                self._local.line = None
-                raise
+            send(connection, tag, out)
+            while True:
+                got, incoming = receive(connection)
+                if got != Tag.CALLBACK:
+                    self._local.line = line  # not after an exception: the next call must not take this one's answer
+                    return got, incoming
+                function, argument = incoming.word(), incoming.word()
+                answer = Outgoing()
+                answer.word(ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(function)(argument))
+                send(connection, Tag.RESULT, answer)
 
     def _interrupt(self, line: _Line) -> None:
         """Ctrl-C: the machine ends the wait of the call that is under way, which then answers."""
         out = Outgoing()
         out.word(line.number)
+        out.word(line.calls)
         send(self._life, Tag.INTERRUPT, out)
 
     def _ask(self, name: str, *arguments: Any) -> Any:

@@ -77,6 +77,17 @@ class HostMemory:
     def register(self, address: int) -> int:
         return address + _REGISTERED if address else 0
 
+    @property
+    def registers(self) -> bool:
+        """True if any memory is registered."""
+        return bool(self._registered)
+
+    def keep_registered(self, known: Sequence[int]) -> None:
+        """Of what is registered, the machine has only this still: the rest went with its context."""
+        gone = self._registered.keys() - {self.back(address) for address in known}
+        for address in gone:
+            self._registered.pop(address, None)
+
     def _registration_of(self, address: int) -> _Registration | None:
         found = (r for start, r in list(self._registered.items()) if start <= address < start + r.nbytes)
         return next(found, None) if self._registered else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...errors import Unsupported
-from ..bindings import T
+from ..bindings import T, other
 from ..wire.coder import coder
 from ..wire.signatures import SIGNATURES
 
@@ -21,7 +20,7 @@ class AttachedDriver:
         self.machine = machine
 
     def __getattr__(self, name: str) -> Any:
-        value = self._function(name) if name in SIGNATURES and hasattr(T, name) else self._other(name)
+        value = self._function(name) if name in SIGNATURES and hasattr(T, name) else other(name)
         setattr(self, name, value)
         return value
 
@@ -33,17 +32,6 @@ class AttachedDriver:
 
         call.__name__ = call.__qualname__ = name
         return call
-
-    @staticmethod
-    def _other(name: str) -> Any:
-        value = getattr(T, name)
-        if name.startswith("cu") and callable(value) and not isinstance(value, type):
-
-            def refuse(*args: Any, **kwargs: Any) -> Any:
-                raise Unsupported(f"{name} is not part of the emulated driver")
-
-            return refuse
-        return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(T), *SIGNATURES})

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import socket
@@ -16,21 +15,21 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, ClosedError, DriverUnavailable
+from ...errors import ArgumentError, DriverUnavailable, DrvfuseError
 from ..native import loader
 from ..wire.message import Incoming, Outgoing
 from . import address as addresses
 from .channel import Ended, Tag, packed, receive, send, unpacked
 from .hello import refusal_of
-from .session import Line, Session
+from .line import Line
+from .session import Session
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine
     from ..machine.process import Process
 
-log = logging.getLogger("drvfuse.emu")
-
 _HELLO_S = _END_S = 10.0
+_AGAIN_S = 0.05
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter from another one: a call waits for it where a kernel is being set up."""
 
@@ -100,7 +99,9 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                return
+                if not self._closed:  # too many open files, perhaps, which passes
+                    time.sleep(_AGAIN_S)
+                continue
             self._start("line", self._greet, connection)
 
     def _greet(self, connection: socket.socket) -> None:
@@ -123,8 +124,8 @@ class Server:
                 self._open(connection, hello)
             else:
                 self._attach(connection, hello)
-        except ClosedError as error:
-            with contextlib.suppress(Ended):
+        except DrvfuseError as error:
+            with contextlib.suppress(Ended, OSError):
                 send(connection, Tag.RAISED, packed(DriverUnavailable(str(error))))
             connection.close()
         except (Ended, OSError, KeyError):
@@ -162,6 +163,8 @@ class Server:
 
     def _process(self, name: str | None) -> Process:
         """A process of the name that the client wishes, with a number behind it if another one has that."""
+        if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
+            raise Ended  # this is no client
         for number in itertools.count(1):
             try:
                 return self.machine.process(f"{name} ({number})" if name and number > 1 else name)
@@ -174,7 +177,8 @@ class Server:
         if session is None:
             raise Ended
         if hello["kind"] == "host":
-            session.host_line(connection)
+            if not session.host_line(connection):
+                raise Ended
             send(connection, Tag.RESULT, Outgoing())
             return
         line = Line(next(self._numbers), session, connection)

@@ -6,24 +6,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..driver import ENTRIES, invoke
-from ..driver.launch import layout_of
-from ..machine import interrupts
 from ..machine.host_files import FilePart
-from ..machine.objects import Function
-from ..wire.coder import numbered
-from ..wire.message import Incoming, Outgoing
-from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
+from ..wire.message import Outgoing
+from .channel import Ended, Tag, receive, send
 
 if TYPE_CHECKING:
     from ..machine.process import Process
+    from .line import Line
 
 log = logging.getLogger("drvfuse.emu")
 
@@ -57,11 +51,12 @@ class Session:
         """Wait for the client's end, and pass its Ctrl-C on. Runs in a thread of its own."""
         try:
             while True:
-                tag, incoming = receive(self._life)
+                tag, incoming = receive(self._life, alone=False)
                 if tag == Tag.INTERRUPT:
-                    line = self.lines.get(incoming.word())
+                    number, call = incoming.word(), incoming.word()
+                    line = self.lines.get(number)
                     if line is not None:
-                        line.interrupt()
+                        line.interrupt(call)
         except (Ended, OSError):
             pass
         self.end()
@@ -74,12 +69,14 @@ class Session:
             with self._lock:
                 self.ended = True
                 lines = list(self.lines.values())
-            self.process.close()
-            for connection in (self._life, self._host, *(line.connection for line in lines)):
-                if connection is not None:
-                    _shut(connection)
-            if self._host is not None:
-                self._host.close()
+            try:
+                self.process.close()
+            finally:
+                for connection in (self._life, self._host, *(line.connection for line in lines)):
+                    if connection is not None:
+                        _shut(connection)
+                if self._host is not None:
+                    self._host.close()
 
     def join(self, line: Line) -> bool:
         """Add a line; False if the client is dead."""
@@ -92,9 +89,12 @@ class Session:
         with self._lock:
             self.lines.pop(line.number, None)
 
-    def host_line(self, connection: socket.socket) -> None:
-        """The connection on which the client runs host functions."""
-        self._host = connection
+    def host_line(self, connection: socket.socket) -> bool:
+        """Take the connection on which the client runs host functions; False if the client is dead."""
+        with self._lock:
+            if not self.ended:
+                self._host = connection
+            return not self.ended
 
     def call_host(self, address: int, argument: int) -> None:
         """Run a host function in the client, and wait for its end. The machine's lock is not held."""
@@ -115,123 +115,3 @@ def _shut(connection: socket.socket) -> None:
     """Whoever reads from it notices."""
     with contextlib.suppress(OSError):  # the other end may have been first
         connection.shutdown(socket.SHUT_RDWR)
-
-
-class Line:
-    """The connection of one thread of a client: `run` answers its calls, in a thread of its own."""
-
-    def __init__(self, number: int, session: Session, connection: socket.socket) -> None:
-        self.number, self.session, self.connection = number, session, connection
-        self._thread = 0
-
-    def run(self) -> None:
-        self._thread = threading.get_ident()
-        try:
-            while True:
-                tag, incoming = receive(self.connection)
-                try:
-                    reply, out = self._answer(tag, incoming)
-                finally:
-                    close_rest(incoming)
-                send(self.connection, reply, out)
-        except (Ended, OSError):
-            pass  # the thread of the client has ended, or the client
-        finally:
-            interrupts.forget(self._thread)
-            self.session.leave(self)
-            self.connection.close()
-
-    def interrupt(self) -> None:
-        """End the wait of the call that runs now."""
-        interrupts.interrupt(self._thread)
-
-    def _answer(self, tag: int, incoming: Incoming) -> tuple[int, Outgoing]:
-        try:
-            if tag == Tag.ASK:
-                name, arguments = unpacked(incoming)
-                return Tag.RESULT, packed(QUESTIONS[name](self.session.process, *arguments))
-            return Tag.RESULT, self._call(tag, incoming)
-        except Ended:
-            raise
-        except BaseException as error:  # whatever it is, the caller has to know it
-            return Tag.RAISED, packed(_sendable(error))
-        finally:
-            interrupts.forget(self._thread)
-
-    def _call(self, number: int, incoming: Incoming) -> Outgoing:
-        coder = numbered(number)
-        if coder is None:
-            raise RuntimeError(f"no function of the driver has the number {number}")
-        process = self.session.process
-        run = coder.read_call(incoming, self)
-        done = False
-        self.session.offer_file(run.file)
-        try:
-            code, *results = invoke(process, ENTRIES[coder.signature.name], tuple(run.values), {})
-            done = not code
-        finally:
-            for descriptor in run.received:
-                incoming.descriptors.append(descriptor)  # to be closed with the rest
-            if not done and run.keep:
-                self.session.kept.append(run.keep)
-        out = Outgoing()
-        out.word(int(code))
-        if code:
-            refusal = process.refusal
-            out.data(None if refusal is None else pickle.dumps(refusal))
-        else:
-            coder.write_result(out, results, run)
-        return out
-
-    # What a call asks of the machine's end (`wire.calls.Machine`) -----------------------------------------------------
-
-    def pinned(self, address: int) -> int:
-        return self.session.process.machine.window.host_file(address)
-
-    def call_back(self, function: int, argument: int) -> int:
-        out = Outgoing()
-        out.word(function)
-        out.word(argument)
-        try:
-            send(self.connection, Tag.CALLBACK, out)
-            _, incoming = receive(self.connection)
-            return incoming.word()
-        except (Ended, OSError):
-            return 0  # the caller is gone, and so is who wants to know
-
-
-def _sendable(error: BaseException) -> BaseException:
-    """An exception that the client can be given: itself, or its text where it cannot be written as bytes."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
-
-
-# What a client asks beside driver calls -----------------------------------------------------------------------------
-
-
-def _layout(process: Process, handle: int) -> Any:
-    found = process.handles.get(handle)
-    return layout_of(found) if isinstance(found, Function) else None
-
-
-def _inject(process: Process, *arguments: Any, **options: Any) -> None:
-    process.inject(*arguments, **options)
-
-
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    "layout": _layout,
-    "reports": lambda process, known: process.reports[known:],
-    "finding": lambda process, device: process.finding(device),
-    "declare_polled": lambda process, address, nbytes: process.declare_polled(address, nbytes),
-    "clock": lambda process: process.clock(),
-    "launches": lambda process: list(process.launches),
-    "held": lambda process: process.held(),
-    "inject": lambda process, function, code, device, after, times: _inject(
-        process, function, code, device=device, after=after, times=times
-    ),
-    "injected": lambda process: list(process.injected),
-    "clear_injected": lambda process: process.injected.clear(),
-}

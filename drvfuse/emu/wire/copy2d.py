@@ -70,7 +70,7 @@ def _scatter(target: _End, width: int) -> Callable[[Any], None]:
     """What lies between the rows is not the copy's to write."""
 
     def store(content: Any) -> None:
-        for at in range(0, len(content), target.pitch):
+        for at in range(0, len(content), target.pitch or 1):  # there is no pitch where there are no bytes
             ctypes.memmove(target.start + at, bytes(content[at : at + width]), width)
 
     return store

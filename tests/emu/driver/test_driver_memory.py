@@ -53,6 +53,16 @@ def test_host_arguments_are_addresses_or_buffers(cuda: Any, rng: np.random.Gener
         cuda.cuMemcpyHtoD(pointer, object(), 64)
 
 
+def test_copies_of_no_host_memory_are_refused(cuda: Any) -> None:
+    """Pinned memory is checked where a copy would go beyond the window too, and no program has such addresses."""
+    primary(cuda)
+    pinned, end = ok(cuda.cuMemAllocHost(64)), 1 << 56
+    device = ok(cuda.cuMemAlloc(64))
+    for host, nbytes in ((pinned, 1 << 40), (end, 4), (end - 2, 4)):
+        for target, source in ((int(device), host), (host, int(device))):
+            assert code(cuda.cuMemcpy(target, source, nbytes)) == R.CUDA_ERROR_INVALID_VALUE
+
+
 def test_copies_outside_of_an_allocation_are_refused(cuda: Any) -> None:
     primary(cuda)
     pointer = ok(cuda.cuMemAlloc(100))

@@ -406,3 +406,16 @@ def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Proce
     ok(cuda.cuMemHostRegister(address, 4096, 0))
     assert code(cuda.cuMemHostGetDevicePointer(address, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
     ok(cuda.cuMemHostUnregister(address))
+
+
+def test_memory_behind_the_end_of_its_file_is_not_mapped(pair: tuple[Process, Process]) -> None:
+    """A kernel that used it would end the whole process."""
+    file = os.memfd_create("short")
+    os.ftruncate(file, 8192)
+    memory = mmap.mmap(file, 8192)
+    os.ftruncate(file, 4096)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    cuda = pair[0].driver
+    assert code(cuda.cuMemHostRegister(address, 8192, 2)) == R.CUDA_ERROR_NOT_SUPPORTED
+    ok(cuda.cuMemHostRegister(address, 4096, 2))
+    os.close(file)

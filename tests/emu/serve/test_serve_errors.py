@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +20,11 @@ from driver_helpers import ok, primary
 
 import drvfuse as df
 from drvfuse import emu
+from drvfuse.emu.machine import interrupts
 from drvfuse.emu.serve import address as addresses
-from drvfuse.emu.serve import client, server
+from drvfuse.emu.serve import channel, client, server
+from drvfuse.emu.serve.hello import greeting
+from drvfuse.emu.serve.line import Line
 from drvfuse.errors import ArgumentError, DriverUnavailable
 
 pytestmark = pytest.mark.emu
@@ -94,6 +100,60 @@ def test_strangers_do_no_harm(served):
             made.shutdown(socket.SHUT_WR)
             assert made.recv(100) == b""
     assert not served.sessions
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 5])
+def test_a_client_with_a_name_that_is_none_is_not_served(served, name):
+    with addresses.connect(served.address, "address") as made:
+        channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life", name=name)))
+        made.settimeout(10)
+        assert made.recv(100) == b""
+
+
+def test_clients_are_served_when_there_were_too_many_open_files(served, monkeypatch):
+    listening = served._listening
+    refused = iter([OSError(errno.EMFILE, "too many open files")])
+
+    def accept() -> Any:
+        for error in refused:
+            raise error
+        return listening.accept()
+
+    monkeypatch.setattr(served, "_listening", SimpleNamespace(accept=accept))
+    for _ in range(2):  # the first one comes while the server is in the accept of before
+        with addresses.connect(served.address, "address") as made:
+            channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
+            made.settimeout(10)
+            assert channel.receive(made)[0] == channel.Tag.RESULT
+    monkeypatch.undo()
+    assert not list(refused)
+
+
+def test_ctrl_c_twice_does_not_end_a_client(served):
+    """The two messages may come as one piece."""
+    with addresses.connect(served.address, "address") as made:
+        channel.send(made, channel.Tag.HELLO, channel.packed(greeting("life")))
+        channel.receive(made)
+        interrupt = channel._HEAD.pack(16, channel.Tag.INTERRUPT, 0) + bytes(16)
+        made.sendall(2 * interrupt)
+        made.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            made.recv(1)
+        assert len(served.sessions) == 1
+
+
+def test_an_interrupt_that_comes_late_or_early_has_the_call_that_it_is_for():
+    """It comes by another connection than the call, so either may be first."""
+    line = Line(1, SimpleNamespace(), SimpleNamespace())
+    line._thread = threading.get_ident()
+    for interrupted, expected in ((1, False), (4, True)):
+        with line._call_under_way():
+            pass
+        line.interrupt(interrupted)
+        assert not interrupts.pending()
+        with line._call_under_way():
+            assert interrupts.pending() == expected
+    assert not interrupts.pending()
 
 
 def test_a_served_address_and_machine_are_checked(served, tmp_path):

@@ -292,6 +292,88 @@ def test_callbacks_of_a_call_run_in_its_process(pool):
     assert (blocks, threads, asked) == (132 * 8, 256, True)
 
 
+def call_the_machine_meanwhile(rank: int, size: int) -> Any:
+    """While rank 0 is in a callback, it and rank 1 call the driver."""
+    cuda, peer = attached(), meet(rank)
+    if rank == 1:
+        peer.recv(1)
+        word = ok(cuda.cuMemAlloc(4))
+        peer.send(b".")
+        return word is not None
+    asked: list[bytes] = []
+    peer.settimeout(20)
+
+    def smem(block: int) -> int:
+        if not asked:
+            peer.send(b".")
+            asked.append(peer.recv(1))
+            ok(cuda.cuDeviceGetCount())
+        return 0
+
+    made = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(smem)
+    callback = T.CUoccupancyB2DSize(ctypes.cast(made, ctypes.c_void_p).value)
+    ok(cuda.cuOccupancyMaxPotentialBlockSize(function(cuda, KERNELS, "add"), callback, 0, 0))
+    return asked, int(ok(cuda.cuCtxGetDevice()))
+
+
+def test_a_callback_keeps_nobody_from_the_machine(pool):
+    first, second = pool.run(2, call_the_machine_meanwhile)
+    assert first == ([b"."], 0)
+    assert second
+
+
+def copy_in_a_signal_handler(rank: int, size: int) -> Any:
+    """A signal comes while a call waits; its handler calls the driver. While rank 1 is outside, no wait is hopeless."""
+    cuda, peer = attached(), meet(rank)
+    if rank == 1:
+        return peer.recv(1) == b"."
+    data = np.arange(1000, dtype=np.uint32)
+    inner: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        inner.append(int(ok(cuda.cuDeviceGetCount())))
+        words(word, 1)[:] = 1
+
+    word = ok(cuda.cuMemHostAlloc(4, 0))
+    words(word, 1)[:] = 0
+    pointer = ok(cuda.cuMemAlloc(4000))
+    ok(cuda.cuMemcpyHtoD(pointer, data, 4000))
+    signal.signal(signal.SIGUSR1, handler)
+    launch(cuda, "await", word)
+    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
+    timer.start()
+    back = np.zeros_like(data)
+    ok(cuda.cuMemcpyDtoHAsync(back, pointer, 4000, 0))
+    timer.join()
+    peer.send(b".")
+    return inner, bool((back == data).all())
+
+
+def test_a_call_within_a_call_does_not_take_its_answer(pool):
+    assert pool.run(2, copy_in_a_signal_handler) == [([8], True), True]
+
+
+def reset_with_registered_memory(rank: int, size: int) -> bool:
+    cuda = attached()
+    file = os.memfd_create("shared")
+    os.ftruncate(file, 4096)
+    memory = mmap.mmap(file, 4096)
+    own = np.frombuffer(memory, np.uint32)
+    own[:] = np.arange(1024)
+    ok(cuda.cuMemHostRegister(int(own.ctypes.data), 4096, 2))
+    ok(cuda.cuDevicePrimaryCtxReset(0))
+    primary(cuda)
+    device = ok(cuda.cuMemAlloc(4096))
+    back = np.zeros_like(own)
+    ok(cuda.cuMemcpyHtoD(device, own, 4096))
+    ok(cuda.cuMemcpyDtoH(back, device, 4096))
+    return bool((back == np.arange(1024)).all())
+
+
+def test_registered_memory_whose_context_went_is_pageable_again(pool):
+    assert pool.run(1, reset_with_registered_memory) == [True]
+
+
 def use_threads(rank: int, size: int) -> Any:
     cuda = attached()
     found: list[Any] = []

@@ -142,6 +142,15 @@ def test_rows_of_pageable_memory_are_copied_and_nothing_between_them(cuda: Any, 
     assert (target == expected).all()
 
 
+def test_rows_without_bytes_are_no_copy(cuda: Any) -> None:
+    p = T.CUDA_MEMCPY2D()
+    p.srcMemoryType, p.dstMemoryType = T.CUmemorytype.CU_MEMORYTYPE_DEVICE, T.CUmemorytype.CU_MEMORYTYPE_HOST
+    target = np.full(4, 7, np.uint8)
+    p.srcDevice, p.dstHost, p.Height = ok(cuda.cuMemAlloc(16)), target.ctypes.data, 4
+    ok(cuda.cuMemcpy2D(p))
+    assert (target == 7).all()
+
+
 def test_properties_and_access_lists(cuda: Any) -> None:
     prop = T.CUmemAllocationProp()
     prop.type = T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection of one thread of a client, at the server's end."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..driver import ENTRIES, invoke
+from ..machine import interrupts
+from ..wire.coder import numbered
+from ..wire.message import Incoming, Outgoing
+from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
+from .questions import QUESTIONS
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class Line:
+    """The connection of one thread of a client: `run` answers its calls, in a thread of its own."""
+
+    def __init__(self, number: int, session: Session, connection: socket.socket) -> None:
+        self.number, self.session, self.connection = number, session, connection
+        self._thread = 0
+        self._lock = threading.Lock()
+        self._calls = self._interrupted = 0  # how many have come, and which one was interrupted last
+        self._under_way = False
+
+    def run(self) -> None:
+        self._thread = threading.get_ident()
+        try:
+            while True:
+                tag, incoming = receive(self.connection)
+                try:
+                    with self._call_under_way():
+                        reply, out = self._answer(tag, incoming)
+                finally:
+                    close_rest(incoming)
+                send(self.connection, reply, out)
+        except (Ended, OSError):
+            pass  # the thread of the client has ended, or the client
+        finally:
+            self.session.leave(self)
+            self.connection.close()
+
+    @contextlib.contextmanager
+    def _call_under_way(self) -> Iterator[None]:
+        with self._lock:
+            self._calls += 1
+            self._under_way = True
+            if self._interrupted == self._calls:
+                interrupts.interrupt(self._thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way = False
+                interrupts.forget(self._thread)
+
+    def interrupt(self, call: int) -> None:
+        """End the wait of a call, by its number on this line. It may be over by now, or still have to come: Ctrl-C has
+        a connection of its own.
+        """
+        with self._lock:
+            self._interrupted = call
+            if self._under_way and call == self._calls:
+                interrupts.interrupt(self._thread)
+
+    def _answer(self, tag: int, incoming: Incoming) -> tuple[int, Outgoing]:
+        try:
+            if tag == Tag.ASK:
+                name, arguments = unpacked(incoming)
+                return Tag.RESULT, packed(QUESTIONS[name](self.session.process, *arguments))
+            return Tag.RESULT, self._call(tag, incoming)
+        except Ended:
+            raise
+        except BaseException as error:  # whatever it is, the caller has to know it
+            return Tag.RAISED, packed(_sendable(error))
+
+    def _call(self, number: int, incoming: Incoming) -> Outgoing:
+        coder = numbered(number)
+        if coder is None:
+            raise RuntimeError(f"no function of the driver has the number {number}")
+        process = self.session.process
+        run = coder.read_call(incoming, self)
+        done = False
+        self.session.offer_file(run.file)
+        try:
+            code, *results = invoke(process, ENTRIES[coder.signature.name], tuple(run.values), {})
+            done = not code
+        finally:
+            for descriptor in run.received:
+                incoming.descriptors.append(descriptor)  # to be closed with the rest
+            if not done and run.keep:
+                self.session.kept.append(run.keep)
+        out = Outgoing()
+        out.word(int(code))
+        if code:
+            refusal = process.refusal
+            out.data(None if refusal is None else pickle.dumps(refusal))
+        else:
+            coder.write_result(out, results, run)
+        return out
+
+    # What a call asks of the machine's end (`wire.calls.Machine`) -----------------------------------------------------
+
+    def pinned(self, address: int) -> int:
+        return self.session.process.machine.window.host_file(address)
+
+    def call_back(self, function: int, argument: int) -> int:
+        out = Outgoing()
+        out.word(function)
+        out.word(argument)
+        try:
+            with self.session.process.machine.lock.released():  # the caller may take its time
+                send(self.connection, Tag.CALLBACK, out)
+                _, incoming = receive(self.connection)
+            return incoming.word()
+        except (Ended, OSError):
+            return 0  # the caller is gone, and so is who wants to know
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """An exception that the client can be given: itself, or its text where it cannot be written as bytes."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client asks of its machine beside driver calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..driver.launch import layout_of
+from ..machine.objects import Function
+
+if TYPE_CHECKING:
+    from ..findings.reports import Report
+    from ..machine.process import Process
+
+
+def _layout(process: Process, handle: int) -> Any:
+    found = process.handles.get(handle)
+    return layout_of(found) if isinstance(found, Function) else None
+
+
+def _finding(process: Process, device: int) -> Report | None:
+    with process.machine.lock:  # other threads of the client may make contexts
+        return process.finding(device)
+
+
+def _registered(process: Process) -> list[int]:
+    with process.machine.lock:
+        return process.memory.registered()
+
+
+def _inject(process: Process, *arguments: Any, **options: Any) -> None:
+    process.inject(*arguments, **options)
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "layout": _layout,
+    "reports": lambda process, known: process.reports[known:],
+    "finding": _finding,
+    "registered": _registered,
+    "declare_polled": lambda process, address, nbytes: process.declare_polled(address, nbytes),
+    "clock": lambda process: process.clock(),
+    "launches": lambda process: list(process.launches),
+    "held": lambda process: process.held(),
+    "inject": lambda process, function, code, device, after, times: _inject(
+        process, function, code, device=device, after=after, times=times
+    ),
+    "clear_injected": lambda process: process.injected.clear(),
+}
