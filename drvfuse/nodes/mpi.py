@@ -57,7 +57,8 @@ class Mpi:
         found = [int(value) for value in gather([str(self._world.Get_rank()).encode()])]
         peers = [found[nodes.ranks(node)[member.place]] for node in range(nodes.count)]
         if len({*found}) != len(found):
-            raise ExchangeError(member.rank, self.name, f"needs every rank in one communicator; its ranks are {found}")
+            problem = f"needs every rank in one communicator; its ranks are {found}: start the processes with mpiexec"
+            raise ExchangeError(member.rank, self.name, problem)
         with self._calls(member.rank):
             self._rail = self._world.Create_group(self._world.Get_group().Incl(peers), member.place)
 
@@ -67,6 +68,7 @@ class Mpi:
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         (part,) = parts
+        self._compare_sizes(part)
         numbers = self._numbers(part, self._rail.Get_size())
         own = numbers[part.member.node]
         self._copy(part, own, part.address + _FLOAT * part.count * part.member.node, to_host=True)
@@ -76,6 +78,7 @@ class Mpi:
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         (part,) = parts
+        self._compare_sizes(part)
         own, total = self._numbers(part, 2)
         self._copy(part, own, part.address, to_host=True)
         with self._calls(part.member.rank):
@@ -96,6 +99,15 @@ class Mpi:
         """Leave the memory to MPI."""
         _abandoned.append((request, self._buffer))
         self._buffer = None
+
+    def _compare_sizes(self, part: Part) -> None:
+        """MPI need not notice buffers of different sizes: it may leave a part of the larger one as it was."""
+        counts = np.full(self._rail.Get_size(), part.count, np.int64)
+        with self._calls(part.member.rank):
+            self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [counts, self._mpi.INT64_T]))
+        if (counts != part.count).any():
+            sizes = ", ".join(f"{count} on node {node}" for node, count in enumerate(counts))
+            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (float32)")
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
         """Pinned memory for so many times the numbers of a node."""

@@ -63,6 +63,12 @@ RANK = textwrap.dedent("""
         except errors.Unsupported as error:
             assert "MPI goes through the host" in str(error)
         group.reset()
+        try:
+            df.allreduce(group, rank.array(np.zeros((3 if group.node else 2, 64), np.float32)))
+            raise SystemExit("sizes that differ between nodes were not noticed")
+        except errors.ExchangeError as error:
+            assert "on node 0, " in str(error) and " on node 1" in str(error)
+        group.reset()
         df.allreduce(group, x)
         group.synchronize()
     print("done", rank.index)
@@ -116,7 +122,7 @@ class Stand:
 @pytest.fixture
 def engine(monkeypatch):
     """The engine on a stand-in for mpi4py, without any other rank."""
-    names = {"FLOAT": "float", "SUM": "sum", "IN_PLACE": "in place", "Exception": MPIError}
+    names = {"FLOAT": "float", "INT64_T": "int64", "SUM": "sum", "IN_PLACE": "in place", "Exception": MPIError}
     mpi = types.SimpleNamespace(COMM_WORLD=Stand(), **names)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     return Mpi()
@@ -146,6 +152,8 @@ def test_an_error_of_mpi_is_an_exchange_error(engine, member, method, monkeypatc
     engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"1"], 1.0)
     memory = member.device.zeros(8, "float32")
     part = Part(member, memory.ptr, 4, member.device.stream)
+    sizes_agree = types.SimpleNamespace(Test=lambda: True)
+    monkeypatch.setattr(engine._rail, "Iallgather", lambda *arguments: sizes_agree)
     monkeypatch.setattr(engine._rail, "Iallgather" if method == "all_gather" else "Ireduce", broken)
     with pytest.raises(errors.ExchangeError, match="rank 0: .* by MPI failed: MPI_ERR_PROC_FAILED"):
         getattr(engine, method)([part])
@@ -155,7 +163,7 @@ def test_an_error_of_mpi_is_an_exchange_error(engine, member, method, monkeypatc
 
 
 def test_ranks_of_different_communicators_are_refused(engine, member):
-    with pytest.raises(errors.ExchangeError, match=r"needs every rank in one communicator; its ranks are \[0, 0\]"):
+    with pytest.raises(errors.ExchangeError, match=r"its ranks are \[0, 0\]: start the processes with mpiexec"):
         engine.open(Nodes((0, 1)), [member], lambda values: [b"0", b"0"], 1.0)
     with pytest.raises(errors.Unsupported, match="one rank in each process; here are 2"):
         engine.open(Nodes((0, 1)), [member, member], lambda values: values, 1.0)

@@ -188,6 +188,9 @@ def cuMemImportFromShareableHandle(proc: Process, osHandle: Any, shHandleType: A
     descriptor = number(osHandle)
     item = proc.machine.mappables.descriptors.find(descriptor)
     if item is None:
-        text = f"{descriptor} is not a descriptor of memory or of a multicast object that was exported on this machine"
+        text = (
+            f"{descriptor} is not a descriptor of memory or of a multicast object that was exported on this machine; "
+            "processes share a machine by DRVFUSE_EMU_MACHINE, or if `drvfuse run --driver emu` starts them"
+        )
         raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("descriptor", text))
     return T.CUmemGenericAllocationHandle(proc.open_handle(item).handle)

@@ -11,6 +11,9 @@ from typing import Any
 from . import timeline
 from .places import Index, called_at, index_text, short_place
 
+_WORDS = 4
+"""A standstill has a line for each word that is polled at a place, up to so many."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -113,7 +116,8 @@ def standstill(
 
     `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
     `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
-    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line.
+    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line, and
+    so are all that wait at one place for more than _WORDS things.
     """
     lines: list[str] = []
     first: Any = None
@@ -124,9 +128,13 @@ def standstill(
             first = first or (launch.identity, blocked)
             key = (blocked.status, blocked.file, blocked.line, blocked.address, blocked.seen, blocked.mbarrier)
             groups.setdefault(key, []).append(blocked)
-        for (status, file, line, address, seen, told), members in groups.items():
+        for words in _by_place(groups).values():
+            (status, file, line, address, seen, told), _ = words[0]
             place = short_place(file, line) if line else "an unknown place"
             word = f" on 0x{address:x}, {f'an mbarrier: {told}' if told else f'which holds {seen}'}" if address else ""
+            if len(words) > 1:
+                word = f" on {len(words)} words or values, the first{word.removeprefix(' on')}"
+            members = [blocked for _, group in words for blocked in group]
             lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")
@@ -145,6 +153,15 @@ def standstill(
     identity, blocked = first
     where = blocked.file, blocked.line, identity.device, blocked.block, blocked.thread, blocked.address
     return Report(kind, text, identity.kernel, *where, timeline=story, process=identity.process)
+
+
+def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ...], list[Any]]:
+    """The groups of threads, each with its key, that share a line: those of a place where they are many, else one."""
+    at = Counter(key[:3] for key in groups)
+    lines: dict[tuple[Any, ...], list[Any]] = {}
+    for key, members in groups.items():
+        lines.setdefault(key[:3] if at[key[:3]] > _WORDS else key, []).append((key, members))
+    return lines
 
 
 def _ended(device: int, report: Report) -> str:

@@ -167,3 +167,28 @@ def test_a_report_is_one_line_in_a_list_and_its_text_has_real_lines() -> None:
     report._repr_pretty_(SimpleNamespace(text=written.append), False)
     assert written == [str(report)]
     assert repr(Report("module", "line 1\nline 2")) == "<Report module>"
+
+
+POLLS = """
+extern "C" __global__ void polls(int* flags, int words) {
+  while (*(volatile int*)(flags + threadIdx.x % words) == 0);  // polled
+}
+"""
+
+
+@pytest.mark.parametrize("words", [4, 5])
+def test_threads_that_poll_many_words_at_one_place_share_a_line(words: int) -> None:
+    with Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        flags = device.zeros((words,), "int32")
+        df.compile(POLLS, driver=machine, name="polls.cu")["polls"].prepare(2, 10, flags, words)(device.stream)
+        with pytest.raises(DriverError):
+            device.synchronize()
+    (report,) = machine.reports
+    lines = report.message.splitlines()[1:]
+    first = f"on 0x{flags.ptr:x}, which holds 0, at polls.cu:3"
+    if words == 4:
+        assert len(lines) == 4 and lines[0].endswith(f" threads of 2 blocks (0 to 1) polling {first}")
+    else:
+        shared = first.replace("on ", "on 5 words or values, the first ")
+        assert lines == [f"  device 0, polls: 20 threads of 2 blocks (0 to 1) polling {shared}"]
