@@ -277,6 +277,8 @@ class RankEnded(GroupError):
     def __init__(self, what: str, rank: int | None, how: str) -> None:
         self.how = how
         super().__init__(what, rank, how)
+        without = "" if rank is None else f" without rank {rank}"
+        self.args = (f"{what} is impossible{without}: {how}. The ranks that are left can connect as a new group",)
 
 
 class GroupMismatch(GroupError):

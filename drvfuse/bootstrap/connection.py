@@ -180,7 +180,7 @@ class Connection:
             return ClosedError("the board was closed")
         for rank, how in self._ended[board].items():  # the one that ended first
             return RankEnded(what, rank, how)
-        return RankEnded(what, None, f"of rank 0 of the first group, which serves the boards, {self._lost}")
+        return RankEnded(what, None, f"rank 0 of the first group, which serves the boards: {self._lost}")
 
     def _read(self) -> None:
         lost = handshake.PROCESS_ENDED
