@@ -2,9 +2,9 @@
 """The disk cache of compiled code: one directory for each entry, holding its files and meta.json.
 
 Any number of processes may share it. An entry is built in a temporary directory and renamed into place, so others see
-all of it or nothing; where two build the same entry, the first rename wins and the other's copy, which is the same, is
-dropped. Files are checked against the hashes in meta.json when they are read, and a damaged entry counts as missing and
-is replaced.
+all of it or nothing. Processes that miss the same entry at once wait for the first of them to build it (`building`);
+where two build it all the same, the first rename wins and the other's copy, which is the same, is dropped. Files are
+checked against the hashes in meta.json when they are read, and a damaged entry counts as missing and is replaced.
 
 The setting `cache_limit` bounds the size of all entries. Beyond it, those go that were not used for the longest time:
 the modification time of an entry's directory is that of its last use. An entry goes by a rename too; a reader that is
@@ -14,6 +14,7 @@ overtaken by that finds it missing, and builds it again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -22,7 +23,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _META = "meta.json"
 _TEMPORARY = "~"  # which no label begins with
 _USE_SECONDS = 60  # a use is noted at most so often
 _ABANDONED_SECONDS = 3600  # temporary directories that are older were left by a process that was killed
+_BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # for so long, and so often, a process looks whether another one has finished
 _SPARED = 0.9  # of the limit is left when entries go, so that not every later entry looks for some to go
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders that were warned of
@@ -93,6 +95,41 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     if hashes != record["sha256"] or _digest(json.dumps(meta).encode()) != record["meta_sha256"]:
         raise ValueError("a file does not match its hash")
     return meta, files
+
+
+@contextlib.contextmanager
+def building(entry: Path) -> Iterator[bool]:
+    """One process at a time builds a missing entry in the block. True there if it may have come meanwhile: look again.
+
+    The ranks of a job start together, and each needs the same kernels. A process that ends gives its turn away. Waits a
+    minute at most, for one that was stopped, and not at all where the folder cannot be written or has no locks.
+    """
+    path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
+    file = None
+    try:
+        with contextlib.suppress(OSError):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        begin = time.monotonic()
+        waited = False
+        while file is not None and _taken(file) and time.monotonic() < begin + _BUILD_SECONDS:
+            waited = True
+            time.sleep(_POLL_SECONDS)
+        yield waited
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()  # who waits for this file goes on with it, and finds the entry
+            os.close(file)
+
+
+def _taken(file: int) -> bool:
+    """Whether another process has the lock of a file; if not, this one has it now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,23 +100,33 @@ def compile_source(
             "headers": included(source, file.parent if file else None, folders) | headers,
         }
     )
+    entry = cache.entry_path(name, key)
+
+    def build() -> Image:
+        # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
+        copy = cache.source_name(name, (_PTX, _CUBIN))
+        shown = str(file) if file else str(entry / copy) if entry is not None else name
+        output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)
+        found = kernels(parse(output.ptx, bodies=False), output.lowered)
+        image = Image(output.cubin, output.ptx, found, output.log, name, arch)
+        if entry is not None:
+            _store(entry, image, {copy: source.encode()}, {"nvrtc": nvrtc.identity, "options": flags})
+        return image
+
     with _lock:
         lock = _building.setdefault(key, threading.Lock())
     with lock:
         image = _images.get(key)
         if image is None:
-            entry = cache.entry_path(name, key)
-            image = _load(entry, name, arch) if entry is not None else None
-            if image is None:
-                # A source without a file of its own gets the copy in its cache entry as its path, so debuggers find it.
-                copy = cache.source_name(name, (_PTX, _CUBIN))
-                shown = str(file) if file else str(entry / copy) if entry is not None else name
-                output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)
-                found = kernels(parse(output.ptx, bodies=False), output.lowered)
-                image = Image(output.cubin, output.ptx, found, output.log, name, arch)
-                if entry is not None:
-                    _store(entry, image, {copy: source.encode()}, {"nvrtc": nvrtc.identity, "options": flags})
-            _images[key] = image
+            image = _images[key] = build() if entry is None else _found_or_built(entry, name, arch, build)
+    return image
+
+
+def _found_or_built(entry: Path, name: str, arch: str, build: Callable[[], Image]) -> Image:
+    image = _load(entry, name, arch)
+    if image is None:
+        with cache.building(entry) as look_again:
+            image = (_load(entry, name, arch) if look_again else None) or build()
     return image
 
 

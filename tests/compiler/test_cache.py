@@ -200,3 +200,41 @@ def test_threads_store_one_entry(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert numbers(folder) == [0]
+
+
+def test_one_at_a_time_builds_an_entry_and_the_others_look_again(folder: Path) -> None:
+    """Locks of two open files exclude each other in one process as they do in two."""
+    entry, order = folder / "entry", []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with cache.building(entry) as look_again:
+            order.append(("first", look_again))
+            begun.set()
+            go_on.wait(10)
+            order.append(("built", False))
+
+    def second() -> None:
+        with cache.building(entry) as look_again:
+            order.append(("second", look_again))
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    time.sleep(0.1)
+    assert order == [("first", False)]
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert order == [("first", False), ("built", False), ("second", True)]
+    assert not list(folder.iterdir())
+
+
+def test_a_build_that_does_not_end_is_not_waited_for_without_bound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_BUILD_SECONDS", 0.05)
+    entry = folder / "entry"
+    with cache.building(entry), cache.building(entry) as look_again:
+        assert look_again
