@@ -76,6 +76,22 @@ def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5
     assert warps == 8
 
 
+def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> None:
+    """A forward whose qy_t begins `shift` bytes into its memory; nothing round the outputs is written."""
+    shape = rows, columns = values.x.shape
+    x, s_x, w, _ = place(device, values)
+    made = [guarded(device, *one) for one in ((shape, "float8_e4m3fn"), ((), "bfloat16"), ((rows,), "float32"))]
+    qy, s_y, rstd = (array for array, _ in made)
+    room = device.zeros(columns * rows + 16, "uint8")
+    qy_t = df.view(room.ptr + shift, (columns, rows), "float8_e4m3fn", device, owner=room)
+    results = df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5, outputs=(qy, s_y, qy_t, rstd))
+    check_forward(device, values, results)
+    for _, untouched in made:
+        untouched()
+    host = room.numpy()
+    assert not host[:shift].any() and not host[shift + columns * rows :].any()
+
+
 def check_backward(values: Case, v: np.ndarray, results: Any, QB=16) -> None:
     """dx and dw bit for bit."""
     dx, dw = coat_rmsnorm.fp8_rmsnorm_backward(values.x, values.s_x, values.g, values.w, v, QB)
