@@ -3,18 +3,20 @@
 
 One communicator joins the ranks of one number inside their nodes. Communicators are non-blocking, so the host waits for
 none of NCCL's set-up without a bound. On the device NCCL's waits have none; the group watches them (`NodeLink`).
-NCCL chooses algorithms by the environment's NCCL_ variables. Its NVLS makes multicast objects where ranks share an
-NVSwitch: set NCCL_NVLS_ENABLE=0 where these are unwanted.
+NCCL chooses algorithms by the environment's NCCL_ variables. Its NVLS may make multicast objects where ranks share an
+NVSwitch, and nobody has asked for these: ranks of one host are refused unless NCCL_NVLS_ENABLE is 0 in all processes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from ..bootstrap.host import host_identity
 from ..errors import ExchangeError, Unsupported
 from .exchange import Gather, Member, Part
 
@@ -26,6 +28,25 @@ _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
 _SUCCESS, _IN_PROGRESS = 0, 7
 _POLL_SECONDS = 0.0002
 _ABORT_PATIENCE = 1.0  # seconds that a call of another thread may take before it is aborted within
+
+
+_MAY_MULTICAST = " with NVLS"
+
+
+def _nvls() -> bool:
+    return os.environ.get("NCCL_NVLS_ENABLE", "").strip() != "0"
+
+
+def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
+    """Raise Unsupported, on all ranks alike, where NCCL might make a multicast object. `hosts[i]` is rank i's."""
+    for place in range(nodes.inside):
+        together = [hosts[nodes.ranks(node)[place]] for node in range(nodes.count)]
+        names = [host.removesuffix(_MAY_MULTICAST) for host in together]
+        if len({*names}) < len(names) and any(host.endswith(_MAY_MULTICAST) for host in together):
+            raise Unsupported(
+                "nodes on one host let NCCL make multicast objects, which nobody has asked for: set NCCL_NVLS_ENABLE=0 "
+                "in the environment of all processes"
+            )
 
 
 class Nccl:
@@ -54,7 +75,10 @@ class Nccl:
         nccl, self._timeout = self._nccl, timeout
         with self._calls(members):
             own = [bytes(nccl.get_unique_id()) if member.node == 0 else b"" for member in members]
-        ids = gather(own)
+        where = f"{host_identity()}{_MAY_MULTICAST if _nvls() else ''}\n".encode()
+        found = [told.split(b"\n", 1) for told in gather([where + identity for identity in own])]
+        _refuse_multicast(nodes, [host.decode() for host, _ in found])
+        ids = [identity for _, identity in found]
         with self._calls(members):
             with self._grouped():
                 for member in members:

@@ -12,7 +12,8 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors, reference
-from drvfuse.nodes.nccl import Nccl
+from drvfuse.nodes.layout import Nodes
+from drvfuse.nodes.nccl import Nccl, _refuse_multicast
 
 pytestmark = pytest.mark.emu
 FLOAT32, BYTES = 7, 4
@@ -104,6 +105,7 @@ class Stand:
 @pytest.fixture
 def stand(monkeypatch):
     """The stand-in, which a machine of 4 devices belongs to."""
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     with df.emu.Machine(devices=4) as machine:
         stand = Stand(df.device(0, driver=machine))
         bindings = types.ModuleType("nccl.bindings")
@@ -112,6 +114,24 @@ def stand(monkeypatch):
         monkeypatch.setitem(sys.modules, "nccl.bindings", bindings)
         stand.machine = machine
         yield stand
+
+
+@pytest.mark.parametrize("setting", [None, "1", ""])
+def test_nodes_of_one_host_are_refused_where_nccl_might_make_multicast_objects(stand, monkeypatch, setting):
+    monkeypatch.delenv("NCCL_NVLS_ENABLE")
+    if setting is not None:
+        monkeypatch.setenv("NCCL_NVLS_ENABLE", setting)
+    monkeypatch.setattr(stand, "comm_init_rank_config", None)  # is not called
+    with pytest.raises(errors.Unsupported, match="set NCCL_NVLS_ENABLE=0 in the environment of all processes"):
+        open_group(stand)
+
+
+def test_one_rank_with_nvls_is_enough_and_nodes_of_different_hosts_may_have_it():
+    nodes = Nodes((0, 0, 1, 1))
+    _refuse_multicast(nodes, ["a with NVLS", "a with NVLS", "b with NVLS", "b"])
+    _refuse_multicast(nodes, ["a", "a", "a", "a"])
+    with pytest.raises(errors.Unsupported, match="NCCL_NVLS_ENABLE"):
+        _refuse_multicast(nodes, ["a", "a", "a", "a with NVLS"])
 
 
 def open_group(stand, **options):
