@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events, streams and captures."""
+
+PROTOTYPES = """
+// Events
+cuEventCreate(CUevent* phEvent, unsigned int Flags);
+cuEventDestroy(CUevent hEvent);
+cuEventRecord(CUevent hEvent, CUstream hStream);
+cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags);
+cuEventQuery(CUevent hEvent);
+cuEventSynchronize(CUevent hEvent);
+cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd);
+12: cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd);
+
+// Streams and captures
+cuStreamCreate(CUstream* phStream, unsigned int Flags);
+cuStreamCreateWithPriority(CUstream* phStream, unsigned int flags, int priority);
+cuStreamDestroy(CUstream hStream);
+cuStreamSynchronize(CUstream hStream);
+cuStreamQuery(CUstream hStream);
+cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags);
+cuStreamGetPriority(CUstream hStream, int* priority);
+cuStreamGetFlags(CUstream hStream, unsigned int* flags);
+cuStreamGetId(CUstream hStream, unsigned long long* streamId);
+cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
+cuStreamGetDevice(CUstream hStream, CUdevice* device);
+cuStreamCopyAttributes(CUstream dst, CUstream src);
+cuLaunchHostFunc(CUstream hStream, CUhostFn fn, in void* userData @host);
+cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode);
+cuStreamEndCapture(CUstream hStream, CUgraph* phGraph);
+cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus);
+12: cuStreamGetCaptureInfo_v3(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+    CUgraph* graph_out, const CUgraphNode** dependencies_out[numDependencies_out],
+    const CUgraphEdgeData** edgeData_out[numDependencies_out], size_t* numDependencies_out);
+12: cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+    CUgraph* graph_out, const CUgraphNode** dependencies_out[numDependencies_out], size_t* numDependencies_out);
+13: cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
+    CUgraph* graph_out, const CUgraphNode** dependencies_out[numDependencies_out],
+    const CUgraphEdgeData** edgeData_out[numDependencies_out], size_t* numDependencies_out);
+12: cuStreamUpdateCaptureDependencies_v2(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
+    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies, unsigned int flags);
+12: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
+    size_t numDependencies, unsigned int flags);
+13: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
+    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies, unsigned int flags);
+cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode* mode);
+"""
