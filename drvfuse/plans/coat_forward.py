@@ -105,7 +105,7 @@ class HeldTiles(_Plan):
     A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
     """
 
-    kernel = "fp8_rmsnorm_forward_tiles"
+    kernel = "fp8_norm_forward_tiles"
     row_lanes, tile_columns, shared_bytes = 8, 16, 0
     parts, groups, longer, part_columns, resident_columns, chunk_rows = 1, 1, 0, 0, 0, 0
 
@@ -152,10 +152,11 @@ class HeldTiles(_Plan):
             and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
         )
 
-    def defines(self, aligned: bool) -> Defines:
+    def defines(self, aligned: bool, *, layer: bool = False, affine: bool = False) -> Defines:
+        """Of RMSNorm, or of LayerNorm, with w and b or without."""
         turns = self.threads // self.block_rows
         more = defines(split=self.split, slots=ceil_div(self.segments, turns), resident=self.resident)
-        return _tile_defines(self, self.tile_rows, aligned) + more
+        return _tile_defines(self, self.tile_rows, aligned) + more + defines(layer=layer, affine=affine)
 
 
 class FewRows(_Plan):

@@ -38,9 +38,11 @@ struct ForwardParams {
     const u8* x;
     const bf16* scales;
     const Weight* weight;
+    const Weight* bias;  // of LayerNorm
     u8* qy;
     u8* qy_t;
     u16* scale;
+    float* mean;  // of LayerNorm
     float* rstd;
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
@@ -75,14 +77,20 @@ __device__ __forceinline__ float sum_lanes(float (&v)[N]) {
     return v[0];
 }
 
+// One of the arrays that have a value for each column, from column `at` on.
 template <int W>
-__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Weight* weight, int columns, int at) {
     if constexpr (ALIGNED) {
         clear(pack.word);
-        if (at < p.columns) load_pack(pack, p.weight + at);
+        if (at < columns) load_pack(pack, weight + at);
     } else {
-        load_elements(pack, p.weight + at, p.columns - at);
+        load_elements(pack, weight + at, columns - at);
     }
+}
+
+template <int W>
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+    load_weight_pack(pack, p.weight, p.columns, at);
 }
 
 // One pack of each of BATCH rows; what does not exist is 0.
@@ -145,6 +153,36 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
     }
 }
 
+// Of row r of a batch: the sum of x * s.
+__device__ __forceinline__ float pack_sum(const Batch& batch, int r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum = __fadd_rn(sum, v[k]);
+    }
+    return __fmul_rn(sum, bf16{batch.scale[r]});
+}
+
+// Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack.
+__device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid) {
+    const float scale = bf16{batch.scale[r]};
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float away = __fsub_rn(__fmul_rn(v[k], scale), mean);
+            if (ALIGNED ? valid > 0 : 4 * j + k < valid) sum = __fadd_rn(sum, __fmul_rn(away, away));
+        }
+    }
+    return sum;
+}
+
 // The scales of four rows at a column; of rows that do not exist 0.
 __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
@@ -156,6 +194,13 @@ __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams&
 
 __device__ __forceinline__ float normalised(float x, float scale, float rstd, float weight) {
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
+}
+
+// LayerNorm's y.
+template <bool AFFINE>
+__device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
+    const float xhat = __fmul_rn(__fsub_rn(__fmul_rn(x, scale), mean), rstd);
+    return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
 }
 
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
@@ -175,16 +220,22 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float total,
     return rstd;
 }
 
-// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
-__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
+// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN. `evaluate` has x, its scale and its column.
+template <typename Evaluate>
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, Evaluate evaluate) {
     float best = 0.0f;
     bool number = false;
     for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
         const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
-        const float y = fabsf(normalised(value, scale, rstd, p.weight[at]));
+        const float y = fabsf(evaluate(value, scale, at));
         number |= y == y;
         best = fmaxf(best, y);
     }
     number = __any_sync(0xffffffffu, number);
     return number ? ptx::warp_max(__float_as_uint(best)) : NAN_BITS;
+}
+
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
+    return exact_row_maximum(p, row,
+                             [&](float x, float scale, int at) { return normalised(x, scale, rstd, p.weight[at]); });
 }
