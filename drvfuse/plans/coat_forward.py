@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_rmsnorm_forward*.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_*norm_forward*.cu."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _SUMS_BYTES = 16384
 _MEETINGS_BYTES = 32
 _ALONE = 8192
 _FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
+_LAYER_ROWS = 512  # from which LayerNorm's three meetings pay
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
@@ -39,6 +40,16 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
     if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(limits, rows, columns, QB)
     return FewRows(limits, rows, columns)
+
+
+def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldTiles | ManyRows | None:
+    """The same of LayerNorm; None where its own kernel is quicker, which has fewer meetings and reads x twice."""
+    tiles = HeldTiles.best(limits, rows, columns)
+    if tiles is not None:
+        return tiles if rows >= _LAYER_ROWS else None
+    if rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS or rows > _FEW_WITHOUT_TEAMS * limits.sm_count:
+        return ManyRows(limits, rows, columns, QB, layer=True) if rows >= _LAYER_ROWS else None
+    return None
 
 
 class _Plan:
@@ -152,11 +163,10 @@ class HeldTiles(_Plan):
             and 2 * self.strips * self.pairs <= MAX_WORD_SUMS
         )
 
-    def defines(self, aligned: bool, *, layer: bool = False, affine: bool = False) -> Defines:
-        """Of RMSNorm, or of LayerNorm, with w and b or without."""
+    def defines(self, aligned: bool) -> Defines:
         turns = self.threads // self.block_rows
         more = defines(split=self.split, slots=ceil_div(self.segments, turns), resident=self.resident)
-        return _tile_defines(self, self.tile_rows, aligned) + more + defines(layer=layer, affine=affine)
+        return _tile_defines(self, self.tile_rows, aligned) + more
 
 
 class FewRows(_Plan):
@@ -203,10 +213,11 @@ class ManyRows(_Plan):
     With groups of 16 rows qy_t would be written in half sectors, which is dear.
     """
 
-    kernel = "fp8_rmsnorm_forward_rows"
+    kernel = "fp8_norm_forward_rows"
     warps = 16
 
-    def __init__(self, limits: Limits, rows: int, columns: int, QB: int) -> None:
+    def __init__(self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False) -> None:
+        self._row_bytes = 8 if layer else 4  # rstd, and of LayerNorm mean
         segments = ceil_div(columns, _SEGMENT)
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= _SHARED_SUMS else 1
         self._share_out(limits, rows, columns, QB, widest)
@@ -241,7 +252,7 @@ class ManyRows(_Plan):
             room = min(room, _ROOM_BESIDE_L1)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
-        known_bytes = most * (2 * ceil_div(width, QB) + 4)
+        known_bytes = most * (2 * ceil_div(width, QB) + self._row_bytes)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known

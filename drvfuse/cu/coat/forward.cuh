@@ -20,6 +20,8 @@
 #include "ptx/threads.cuh"
 #include "sync/scratch.cuh"
 
+constexpr bool LAYER = DRVFUSE_LAYER;    // LayerNorm
+constexpr bool AFFINE = DRVFUSE_AFFINE;  // of LayerNorm: with w and b
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
@@ -166,10 +168,13 @@ __device__ __forceinline__ float pack_sum(const Batch& batch, int r) {
     return __fmul_rn(sum, bf16{batch.scale[r]});
 }
 
-// Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack.
-__device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid) {
+// Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack,
+// and, where asked, the largest magnitude, as bits.
+__device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid,
+                                               u32* largest = nullptr) {
     const float scale = bf16{batch.scale[r]};
     float sum = 0.0f;
+    u32 most = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float v[4];
@@ -177,9 +182,13 @@ __device__ __forceinline__ float pack_variance(const Batch& batch, int r, float 
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
             const float away = __fsub_rn(__fmul_rn(v[k], scale), mean);
-            if (ALIGNED ? valid > 0 : 4 * j + k < valid) sum = __fadd_rn(sum, __fmul_rn(away, away));
+            if (ALIGNED ? valid > 0 : 4 * j + k < valid) {
+                sum = __fadd_rn(sum, __fmul_rn(away, away));
+                if (largest != nullptr) most = max(most, __float_as_uint(fabsf(away)));
+            }
         }
     }
+    if (largest != nullptr) *largest = most;
     return sum;
 }
 
@@ -197,10 +206,34 @@ __device__ __forceinline__ float normalised(float x, float scale, float rstd, fl
 }
 
 // LayerNorm's y.
-template <bool AFFINE>
 __device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
     const float xhat = __fmul_rn(__fsub_rn(__fmul_rn(x, scale), mean), rstd);
     return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
+}
+
+// What is quantised: RMSNorm's y is rounded to bf16 first.
+__device__ __forceinline__ float quotient(float x, float scale, float mean, float rstd, float w, float b) {
+    if constexpr (LAYER) return layer_normalised(x, scale, mean, rstd, w, b);
+    return rounded_to_bf16(normalised(x, scale, rstd, w));
+}
+
+// LayerNorm's largest |y| of row r of a batch, as bits, over the first `valid` columns of the pack, of which one exists;
+// UNDECIDED if none is a number.
+__device__ __forceinline__ u32 largest_of_pack(const Batch& batch, int r, float mean, float rstd,
+                                               const float (&w)[PACK], const float (&b)[PACK], int valid) {
+    const float scale = bf16{batch.scale[r]};
+    float most = __uint_as_float(NAN_BITS);  // loses to every number
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float y = fabsf(layer_normalised(v[k], scale, mean, rstd, w[4 * j + k], b[4 * j + k]));
+            if (ALIGNED || 4 * j + k < valid) most = fmaxf(most, y);
+        }
+    }
+    return most == most ? __float_as_uint(most) : UNDECIDED;
 }
 
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
@@ -212,6 +245,11 @@ __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     return low == high ? low : UNDECIDED;
 }
 
+// The scale's bits of a maximum that is exact, or UNDECIDED.
+__device__ __forceinline__ u32 settled_scale(u32 maximum) {
+    return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
+}
+
 // 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.
 __device__ __forceinline__ float finish_row(const ForwardParams& p, float total, u32 most, u32& best) {
     const float rstd = reciprocal_root(__fadd_rn(ptx::divide_full(total, float(p.columns)), p.epsilon));
@@ -220,22 +258,19 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float total,
     return rstd;
 }
 
-// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN. `evaluate` has x, its scale and its column.
-template <typename Evaluate>
-__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, Evaluate evaluate) {
+// The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float mean, float rstd) {
     float best = 0.0f;
     bool number = false;
     for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
         const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
-        const float y = fabsf(evaluate(value, scale, at));
+        const float w = !LAYER || AFFINE ? float(p.weight[at]) : 0.0f;
+        float y = normalised(value, scale, rstd, w);
+        if constexpr (LAYER) y = layer_normalised(value, scale, mean, rstd, w, AFFINE ? float(p.bias[at]) : 0.0f);
+        y = fabsf(y);
         number |= y == y;
         best = fmaxf(best, y);
     }
     number = __any_sync(0xffffffffu, number);
     return number ? ptx::warp_max(__float_as_uint(best)) : NAN_BITS;
-}
-
-__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
-    return exact_row_maximum(p, row,
-                             [&](float x, float scale, int at) { return normalised(x, scale, rstd, p.weight[at]); });
 }

@@ -37,8 +37,6 @@
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
 
-constexpr bool LAYER = DRVFUSE_LAYER;             // LayerNorm
-constexpr bool AFFINE = DRVFUSE_AFFINE;           // of LayerNorm: with w and b
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums of a row that they leave for one segment
 constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose parts a thread reads
@@ -203,40 +201,6 @@ __device__ __forceinline__ bool hear_all(u32& most, const u64* words, int count,
     return !given_up;
 }
 
-// The four rows' x of a quad, normalised: RMSNorm's are rounded to bf16.
-struct Factors {
-    float scale, mean, rstd;
-};
-
-__device__ __forceinline__ float normalise(float x, const Factors& f, float w, float b) {
-    if constexpr (LAYER) return layer_normalised<AFFINE>(x, f.scale, f.mean, f.rstd, w, b);
-    return rounded_to_bf16(normalised(x, f.scale, f.rstd, w));
-}
-
-// Of LayerNorm, the largest |y| of what this thread holds, as bits; UNDECIDED if a row of it has no y that is a number.
-__device__ __forceinline__ u32 largest_of_tile(const Batch& batch, const TilesShared& shared, const Seat& seat,
-                                               const float (&w)[PACK], const float (&b)[PACK], int left, int valid) {
-    u32 best = 0;
-#pragma unroll
-    for (int r = 0; r < TR; ++r) {
-        const int local = seat.row_lane * TR + r;
-        const Factors f{bf16{batch.scale[r]}, shared.mean[local], shared.rstd[local]};
-        float most = __uint_as_float(NAN_BITS);  // loses to every number
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float v[4];
-            Word<X>::unpack(batch.word[r][j], v);
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const float y = fabsf(normalise(v[k], f, w[4 * j + k], b[4 * j + k]));
-                if (ALIGNED || 4 * j + k < valid) most = fmaxf(most, y);
-            }
-        }
-        if (r < left) best = max(best, most == most ? __float_as_uint(most) : UNDECIDED);
-    }
-    return best;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm_forward_tiles(const ForwardParams p) {
     __shared__ TilesShared shared;
     const Seat seat(p.columns);
@@ -308,7 +272,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (seat.turn == 0) shared.rstd[seat.local] = rstd;
     if constexpr (LAYER) {
         if (!use.met(given_up)) return;
-        best = largest_of_tile(batch, shared, seat, w, b, left, valid);
+#pragma unroll
+        for (int r = 0; r < TR; ++r) {
+            const int local = seat.row_lane * TR + r;
+            const u32 most = largest_of_pack(batch, r, shared.mean[local], shared.rstd[local], w, b, valid);
+            if (r < left) best = max(best, most);
+        }
     }
     best = ptx::warp_max(best);
     if (lane == 0) atomicMax(&shared.estimate, best);
@@ -331,19 +300,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         if (lane == 0) shared.all = most;
     }
     if (!use.met(given_up)) return;
-    u32 scale_bits = UNDECIDED;
-    if (!LAYER) scale_bits = decided_scale(shared.all);
-    if (LAYER && shared.all != UNDECIDED) scale_bits = fp8_scale_bits<X>(__uint_as_float(shared.all));
+    u32 scale_bits = LAYER ? settled_scale(shared.all) : decided_scale(shared.all);
     if (scale_bits == UNDECIDED) {
         // Whole rows, since only of those it matters whether all y are NaN.
         for (int local = seat.part * WARPS + warp; local < BLOCK_ROWS; local += blocks * WARPS) {
             if (strip_row + local >= p.rows) break;
-            const u32 most = exact_row_maximum(p, strip_row + local, [&](float x, float scale, int column) {
-                const float rstd = shared.rstd[local];
-                if constexpr (!LAYER) return normalised(x, scale, rstd, p.weight[column]);
-                const float w = AFFINE ? float(p.weight[column]) : 0.0f, b = AFFINE ? float(p.bias[column]) : 0.0f;
-                return layer_normalised<AFFINE>(x, scale, shared.mean[local], rstd, w, b);
-            });
+            const float mean = LAYER ? shared.mean[local] : 0.0f;
+            const u32 most = exact_row_maximum(p, strip_row + local, mean, shared.rstd[local]);
             if (lane == 0) atomicMax(&shared.exact, most);
         }
         __syncthreads();
@@ -375,9 +338,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
             float v[PACK];
 #pragma unroll
             for (int j = 0; j < 4; ++j) Word<X>::unpack(batch.word[4 * q + r][j], v + 4 * j);
-            const Factors f{bf16{batch.scale[4 * q + r]}, mean[r], rstd[r]};
+            const float scale = bf16{batch.scale[4 * q + r]};
 #pragma unroll
-            for (int i = 0; i < PACK; ++i) v[i] = normalise(v[i], f, w[i], b[i]);
+            for (int i = 0; i < PACK; ++i) v[i] = quotient(v[i], scale, mean[r], rstd[r], w[i], b[i]);
             quantise<X, PACK>(out[r], v, inverse);
             if (4 * q + r < left) store_bytes<PACK, (TR > 4)>(to, out[r], valid, ALIGNED);
         }

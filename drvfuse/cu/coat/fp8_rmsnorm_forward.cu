@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     if (scale_bits == UNDECIDED) {
         for (int local = warp; local < count && global(local) < p.rows; local += WARPS) {
             const i64 row = global(local);
-            const u32 most = exact_row_maximum(p, row, p.rstd[row]);
+            const u32 most = exact_row_maximum(p, row, 0.0f, p.rstd[row]);
             if (lane == 0) atomicMax(&meetings.exact.own, most);
         }
         tell(words, 1, meetings.exact, meetings.epoch);

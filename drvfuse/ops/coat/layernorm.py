@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...errors import Unsupported
-from ...plans.coat_forward import HeldTiles
+from ...plans.coat_forward import layernorm_plan
 from ...plans.coat_rows import MAX_COLUMNS, LayerNormTiles, RowPlan, column_run
 from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES, WORDS_BYTES
@@ -26,7 +26,7 @@ from ..call.planned import Planned, limits, resident
 from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams
 from ..call.streams import StreamArgument
-from .forward_params import ForwardParams
+from .forward_launch import planned_forward
 from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import (
     COAT_WARPS,
@@ -197,12 +197,9 @@ def _forward(
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)
-        held = HeldTiles.best(limits(call.device), rows, columns)
-        if held is not None and held.pays(rows, columns):
-            every = kinds + held.defines(aligned, layer=True, affine=bool(weights))
-            every += defines(run=held.run(batch_rows, address))
-            template = ForwardParams(rows=rows, batch_rows=max(batch_rows, 1))
-            return call.planned(held.kernel, every, held.grid, held.threads, template, waits=True)
+        shared = layernorm_plan(limits(call.device), rows, columns, QB)
+        if shared is not None:
+            return planned_forward(call, shared, kinds + defines(layer=True, affine=bool(weights)), batch_rows, address)
         plan, tiles = RowPlan.of(limits(call.device), rows, columns, 2), LayerNormTiles.of(rows * columns)
         run = column_run(tiles.rows, batch_rows, address)
         kinds += defines(parameters=bool(weights))

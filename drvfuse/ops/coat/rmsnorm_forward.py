@@ -19,7 +19,7 @@ from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits
 from ..call.prepared import Prepared
 from ..call.streams import StreamArgument
-from .forward_params import SHARES, ForwardParams
+from .forward_launch import planned_forward
 from .fp8_call import Fp8Call, Options
 from .quantised import (
     COAT_WARPS,
@@ -81,12 +81,7 @@ def fp8_rmsnorm_forward(
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
         kinds = defines(dtype=xs.dtype, weight_dtype=weight_type(read), group=QB, aligned=aligned)
-        stores = defines(run=plan.run(batch_rows, address))
-        shares = {name: getattr(plan, name) for name in SHARES}
-        template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
-        every = kinds + plan.defines(aligned) + stores
-        launch = (plan.kernel, every, plan.grid, plan.threads, template)
-        return call.planned(*launch, smem=plan.shared_bytes, waits=plan.waits, cluster=plan.cluster)
+        return planned_forward(call, plan, kinds + defines(layer=False, affine=False), batch_rows, address)
 
     ready = call.ready(("rmsnorm_forward", batch_rows, xs.dtype, weight_type(read), QB, aligned, address), plan)
     ready.parameters.epsilon = epsilon
