@@ -42,14 +42,18 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
     return FewRows(limits, rows, columns)
 
 
-def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldTiles | ManyRows | None:
-    """The same of LayerNorm; None where its own kernel is quicker, which has fewer meetings and reads x twice."""
+def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
+    """The same of LayerNorm, with w and b or without; None where its own kernel is quicker, which has fewer meetings
+    and reads x twice."""
+    if rows < _LAYER_ROWS:
+        return None
     tiles = HeldTiles.best(limits, rows, columns)
     if tiles is not None:
-        return tiles if rows >= _LAYER_ROWS else None
-    if rows * ceil_div(columns, _SEGMENT) <= _SHARED_SUMS or rows > _FEW_WITHOUT_TEAMS * limits.sm_count:
-        return ManyRows(limits, rows, columns, QB, layer=True) if rows >= _LAYER_ROWS else None
-    return None
+        return tiles
+    if rows * ceil_div(columns, _SEGMENT) > _SHARED_SUMS and rows <= _FEW_WITHOUT_TEAMS * limits.sm_count:
+        return None
+    plan = ManyRows(limits, rows, columns, QB, layer=True)
+    return None if affine and plan.rereads else plan  # with w and b x is looked at three times in phase 1
 
 
 class _Plan:

@@ -217,6 +217,13 @@ __device__ __forceinline__ float quotient(float x, float scale, float mean, floa
     return rounded_to_bf16(normalised(x, scale, rstd, w));
 }
 
+// LayerNorm's largest |y| without w and b of what has the largest |x * s - mean|, since rounding keeps the order;
+// UNDECIDED if that is NaN.
+__device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
+    const float most = __fmul_rn(__uint_as_float(away), rstd);
+    return most == most ? __float_as_uint(most) : UNDECIDED;
+}
+
 // LayerNorm's largest |y| of row r of a batch, as bits, over the first `valid` columns of the pack, of which one exists;
 // UNDECIDED if none is a number.
 __device__ __forceinline__ u32 largest_of_pack(const Batch& batch, int r, float mean, float rstd,

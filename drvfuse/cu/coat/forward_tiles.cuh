@@ -27,10 +27,14 @@ struct Rows {
         const u32 inside = u32(team * BLOCK_ROWS) + u32(local) % BLOCK_ROWS;
         return u64(u32(local) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + inside;
     }
-    __device__ __forceinline__ float rstd_of(int local) const { return KNOWN ? rstd[local] : p.rstd[global(local)]; }
-    __device__ __forceinline__ float mean_of(int local) const {
-        return !LAYER ? 0.0f : KNOWN ? mean[local] : p.mean[global(local)];
+    // Of rows that do not exist 0, or anything where it is KNOWN.
+    __device__ __forceinline__ float statistic(const float* known, const float* all, int local) const {
+        if constexpr (KNOWN) return known[local];
+        const i64 row = global(local);
+        return row < p.rows ? all[row] : 0.0f;
     }
+    __device__ __forceinline__ float rstd_of(int local) const { return statistic(rstd, p.rstd, local); }
+    __device__ __forceinline__ float mean_of(int local) const { return LAYER ? statistic(mean, p.mean, local) : 0.0f; }
     // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
     __device__ __forceinline__ int resident_x(int local, int at) const {
         return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));

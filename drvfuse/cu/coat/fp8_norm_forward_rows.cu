@@ -208,8 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
                 if (row < p.rows) {
                     if (part == 0) p.rstd[row] = rstd;
-                    const float most = __fmul_rn(__uint_as_float(products[local - first]), rstd);
-                    if (!AFFINE) best = max(best, most == most ? __float_as_uint(most) : UNDECIDED);
+                    if (!AFFINE) best = max(best, largest_by_rstd(products[local - first], rstd));
                 }
                 if (KNOWN) rstds[local] = rstd;
                 products[local - first] = 0;

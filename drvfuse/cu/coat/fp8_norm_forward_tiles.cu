@@ -43,6 +43,7 @@ constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose par
 constexpr int WORDS = LAYER ? 1 : 2;              // of a sum, and of the largest product that comes with RMSNorm's
 constexpr int COLUMN_LANES = 32 / ROW_LANES;
 constexpr int STRIP_WORDS = 16;  // between the words of two strips, which lie in lines of their own
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // between those of two blocks, as far as there is room
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number are a lane's");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "a segment's packs are its blocks' lanes");
@@ -247,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     Patience patience(p.scratch);
     Pair total = row_total(shared, sums, seat, epoch, patience, given_up);
     const bool exists = strip_row + seat.local < p.rows, writes = exists && seat.turn == 0 && seat.part == 0;
-    u32 best = 0;
+    u32 best = 0, away[TR];  // `away`: of each row of this thread the largest |x * s - mean|, as bits
     if constexpr (LAYER) {
         const float mean = ptx::divide_full(__uint_as_float(total.x), float(p.columns));
         if (seat.turn == 0) shared.mean[seat.local] = mean;
@@ -255,7 +256,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         if (!use.met(given_up)) return;
 #pragma unroll
         for (int r = 0; r < TR; ++r) {
-            const float squares = pack_variance(batch, r, shared.mean[seat.row_lane * TR + r], valid);
+            const float mean = shared.mean[seat.row_lane * TR + r];
+            const float squares = pack_variance(batch, r, mean, valid, AFFINE ? nullptr : &away[r]);
             shared.packs[warp][r][lane] = {__float_as_uint(squares), 0};
         }
         __syncthreads();
@@ -275,7 +277,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
 #pragma unroll
         for (int r = 0; r < TR; ++r) {
             const int local = seat.row_lane * TR + r;
-            const u32 most = largest_of_pack(batch, r, shared.mean[local], shared.rstd[local], w, b, valid);
+            u32 most;
+            if constexpr (AFFINE) {
+                most = largest_of_pack(batch, r, shared.mean[local], shared.rstd[local], w, b, valid);
+            } else {
+                most = largest_by_rstd(away[r], shared.rstd[local]);
+            }
             if (r < left) best = max(best, most);
         }
     }
@@ -284,14 +291,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
 
     // Meeting.
-    const auto meet = [&](u32& largest, int round) {  // of every block, by the first warp
-        if (lane == 0) leave_word(words->maxima[round] + blockIdx.x, epoch, largest);
-        return !hear_all(largest, words->maxima[round], int(gridDim.x), 1, 1, epoch, p.scratch);
+    const auto meet = [&](u32& largest, u64* of_blocks, int stride) {  // of every block, by the first warp
+        if (lane == 0) leave_word(of_blocks + blockIdx.x * stride, epoch, largest);
+        return !hear_all(largest, of_blocks, int(gridDim.x), stride, 1, epoch, p.scratch);
     };
     if (warp == 0) {
         u32 most = shared.estimate;
         if (LAYER) {
-            given_up = meet(most, 0);
+            given_up = meet(most, words->rows, BLOCK_WORDS);
         } else if (strips > 1) {
             u64* of_strips = words->rows;
             if (seat.part == 0 && lane == 0) leave_word(of_strips + seat.strip * STRIP_WORDS, epoch, most);
@@ -312,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         __syncthreads();
         if (warp == 0) {
             u32 most = shared.exact;
-            given_up = meet(most, 1);
+            given_up = meet(most, words->maxima[1], 1);
             if (lane == 0) shared.exact = most;
         }
         if (!use.met(given_up)) return;

@@ -197,7 +197,7 @@ def _forward(
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)
-        shared = layernorm_plan(limits(call.device), rows, columns, QB)
+        shared = layernorm_plan(limits(call.device), rows, columns, QB, bool(weights))
         if shared is not None:
             return planned_forward(call, shared, kinds + defines(layer=True, affine=bool(weights)), batch_rows, address)
         plan, tiles = RowPlan.of(limits(call.device), rows, columns, 2), LayerNormTiles.of(rows * columns)

@@ -26,7 +26,7 @@ ROWS = {
 def use(monkeypatch, name: str, **changes) -> None:
     """All calls go by the plan of that name; results do not depend on it."""
 
-    def plan(limits, rows, columns, QB):
+    def plan(limits, rows, columns, QB, affine):
         if name in TILES:
             return HeldTiles(limits, rows, columns, *TILES[name])
         plan = ManyRows(limits, rows, columns, QB, layer=True)
@@ -86,10 +86,12 @@ def test_batches(device, rng, monkeypatch, name, flag):
     Forward(device, case(rng, (3, 24, 544)), True, flag=flag).check()
 
 
-def test_plans_that_are_chosen():
-    assert layernorm_plan(H200, 256, 4096, 16) is None
-    assert isinstance(layernorm_plan(H200, 2048, 4096, 16), HeldTiles)
-    assert isinstance(layernorm_plan(H200, 8192, 4096, 16), ManyRows)
+@AFFINE
+def test_plans_that_are_chosen(affine):
+    assert layernorm_plan(H200, 256, 4096, 16, affine) is None
+    assert isinstance(layernorm_plan(H200, 2048, 4096, 16, affine), HeldTiles)
+    assert isinstance(layernorm_plan(H200, 8192, 4096, 16, affine), ManyRows)
+    assert isinstance(layernorm_plan(H200, 8192, 8192, 16, affine), type(None) if affine else ManyRows)
 
 
 @pytest.mark.emu
