@@ -104,3 +104,20 @@ def test_no_race(rng, monkeypatch, name, affine):
         values: Case = case(rng, (64, 640))
         Forward(device, values, affine).check()
         assert machine.reports == []
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_x_is_read_once(rng, monkeypatch, name):
+    """And its scales once for each 16 columns; two outputs, a mean and a rstd are written."""
+    use(monkeypatch, name)
+    rows, columns = 64, 640
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        Forward(device, case(rng, (rows, columns)), affine=False)
+        device.synchronize()
+        counters = list(machine.launches)[-1].counters
+    waits = ("sync/grid_words.cuh", "sync/scratch.cuh", "ptx/ordered.cuh")
+    lines = [count for (file, _), count in counters.lines.items() if not file.endswith(waits)]
+    assert sum(count.local_read for count in lines) == rows * columns + rows * columns // 8
+    assert sum(count.local_written for count in lines) == 2 * rows * columns + 8 * rows + 2
