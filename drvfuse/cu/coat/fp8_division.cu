@@ -9,6 +9,9 @@
 // room, in its part of shared memory. It then quantises them from the last to the first, so that what it has to read
 // again is what L2 has held for the shortest time.
 //
+// Where x is read once only, the outputs are stored as not read again soon, which saves 4 % of 33 million elements on an
+// H200; where it is read again that costs 1 %.
+//
 // Global bytes per element: x once, or twice of what was not kept, and 1 for each output.
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
@@ -112,12 +115,12 @@ struct Tile {
                 for (int i = 0; i < TC; ++i) v[i] = ptx::divide_full(v[i], scale);
 #pragma unroll
                 for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v + 4 * j);
-                if (ROWS_OUT && 4 * q + r < left) store_bytes<TC, true>(to, out[r], valid, ALIGNED);
+                if (ROWS_OUT && 4 * q + r < left) store_bytes<TC, !FIND>(to, out[r], valid, ALIGNED);
             }
             if constexpr (COLUMNS_OUT) turned.take(q, out);
         }
         if (COLUMNS_OUT && left > 0) {
-            store_turned<RUN, ALIGNED, false, true>(p.y_t, turned, row, p.rows, p.batch_rows, p.columns, at);
+            store_turned<RUN, ALIGNED, false, !FIND>(p.y_t, turned, row, p.rows, p.batch_rows, p.columns, at);
         }
     }
 };
