@@ -224,23 +224,37 @@ __device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
     return most == most ? __float_as_uint(most) : UNDECIDED;
 }
 
-// LayerNorm's largest |y| of row r of a batch, as bits, over the first `valid` columns of the pack, of which one exists;
-// UNDECIDED if none is a number.
-__device__ __forceinline__ u32 largest_of_pack(const Batch& batch, int r, float mean, float rstd,
-                                               const float (&w)[PACK], const float (&b)[PACK], int valid) {
-    const float scale = bf16{batch.scale[r]};
-    float most = __uint_as_float(NAN_BITS);  // loses to every number
+// LayerNorm's largest |y|, with w and b, of each row of a batch, as bits, over the first `valid` columns of the pack, of
+// which one exists; UNDECIDED if none is a number.
+__device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
+                                                 const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
+                                                 const Pack<Weight, PACK>& bias, int valid) {
+    float most[BATCH];
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        float v[4];
-        Word<X>::unpack(batch.word[r][j], v);
+        constexpr int words = Pack<Weight, 4>::words;
+        float w[4], b[4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const float y = fabsf(layer_normalised(v[k], scale, mean, rstd, w[4 * j + k], b[4 * j + k]));
-            if (ALIGNED || 4 * j + k < valid) most = fmaxf(most, y);
+        for (int k = 0; k < words; ++k) {
+            Word<Weight>::unpack(weight.word[words * j + k], w + 4 / words * k);
+            Word<Weight>::unpack(bias.word[words * j + k], b + 4 / words * k);
+        }
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            const float scale = bf16{batch.scale[r]};
+            float v[4];
+            Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float y = fabsf(layer_normalised(v[k], scale, mean[r], rstd[r], w[k], b[k]));
+                if (ALIGNED || 4 * j + k < valid) most[r] = fmaxf(most[r], y);
+            }
         }
     }
-    return most == most ? __float_as_uint(most) : UNDECIDED;
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
 }
 
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.

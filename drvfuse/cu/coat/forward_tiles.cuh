@@ -211,15 +211,21 @@ struct Tiles {
             const bool more = tile.down >= 0;
             Piece<NEAR> after(rows, tile);
             float weight[TC], bias[TC];
-            if (!LAYER || AFFINE) to_float(weight, weights);
-            if (LAYER && AFFINE) to_float(bias, biases);
-            if (more) ask_for_weights(after.at);
+            if constexpr (!LAYER) {
+                to_float(weight, weights);
+                if (more) ask_for_weights(after.at);
+            }
             Turned<TR, TC> turned;
             u8* to = p.qy + row * p.columns + at;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 Quad& word = quads[q % AHEAD];
                 u32 out[4][TC / 4];
+                if constexpr (LAYER && AFFINE) {  // there are no registers for both, widened, during all quads
+                    forget(weights), forget(biases);
+                    to_float(weight, weights), to_float(bias, biases);
+                    if (q + 1 == QUADS && more) ask_for_weights(after.at);
+                }
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
                     const u32 pair = factors.scale[r / 2];

@@ -22,6 +22,8 @@
 #include "coat/forward_tiles.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
+constexpr bool LATE =
+    LAYER && AFFINE;  // there are no registers for what the first near tile needs beside the far tiles'
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 
 // The batches of a chunk of rows that are a warp's, so that it seldom changes segment: one is worked at and one under
@@ -217,22 +219,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 run.begin(first, end, segments, again);
                 __syncthreads();
                 int held = -1;
-                float b[PACK];
+                Pack<Weight, PACK> bias;
                 run.each(first, end, again, [&](const Batch& batch, const Place& from) {
-                    const int at = column_of(from), valid = p.columns - at;
+                    const int at = column_of(from);
                     if (from.across != held) {
-                        Pack<Weight, PACK> raw_bias;
                         load_weight_pack(raw, p, at);
-                        load_weight_pack(raw_bias, p.bias, p.columns, at);
+                        load_weight_pack(bias, p.bias, p.columns, at);
                         held = from.across;
-                        to_float(w, raw), to_float(b, raw_bias);
                     }
-                    if (valid <= 0) return;
+                    float mean[BATCH], rstd[BATCH];
 #pragma unroll
                     for (int r = 0; r < BATCH; ++r) {
-                        if (!WHOLE && rows.global(from.down + r) >= p.rows) break;
-                        const float mean = rows.mean_of(from.down + r), rstd = rows.rstd_of(from.down + r);
-                        best = max(best, largest_of_pack(batch, r, mean, rstd, w, b, valid));
+                        mean[r] = rows.mean_of(from.down + r), rstd[r] = rows.rstd_of(from.down + r);
+                    }
+                    u32 most[BATCH];
+                    largest_of_batch(most, batch, mean, rstd, raw, bias, p.columns - at);
+#pragma unroll
+                    for (int r = 0; r < BATCH; ++r) {
+                        const bool exists = WHOLE || rows.global(from.down + r) < p.rows;
+                        if (exists && (WHOLE || at < p.columns)) best = max(best, most[r]);
                     }
                 });
             }
@@ -264,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     Tiles<true> near_tiles(rows, 0, near, second);
     tell(words, 0, meetings.estimate, meetings.epoch);
     far_tiles.ask_for_first();
-    near_tiles.ask_for_first();
+    if (!LATE) near_tiles.ask_for_first();
     Awaited awaited[1];
     if (!hear(words, 0, meetings.estimate, meetings.epoch, use, p.scratch, given_up, awaited)) return;
     u32 scale_bits = LAYER ? settled_scale(meetings.estimate.all) : decided_scale(meetings.estimate.all);
@@ -285,6 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
 
     // Phase 2.
     far_tiles.quantise_all(inverse);
+    if (LATE) near_tiles.ask_for_first();
     near_tiles.quantise_all(inverse);
     if (gridDim.x > 1) use.finish(meetings.epoch, meetings.users);
     leave_stream(p);

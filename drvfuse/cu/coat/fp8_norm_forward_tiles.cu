@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 RMSNorm or LayerNorm forward of a tensor that the registers of one grid hold: x is read once, and nothing is kept
-// in shared memory. RMSNorm of fewer rows: fp8_rmsnorm_forward_few.cu; of more: fp8_rmsnorm_forward_rows.cu. What they
+// in shared memory. RMSNorm of fewer rows: fp8_rmsnorm_forward_few.cu; of more: fp8_norm_forward_rows.cu. What they
 // share, with the numerics: forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w, b [columns].
@@ -95,6 +95,15 @@ struct Seat {
         segment = part / SPLIT, split = part % SPLIT;
     }
 };
+
+// What a block has of each row, of this thread's rows.
+__device__ __forceinline__ void load_row_lane(float (&own)[TR], const float* of_rows, const Seat& seat) {
+#pragma unroll
+    for (int q = 0; q < TR / 4; ++q) {
+        const float4 four = *reinterpret_cast<const float4*>(of_rows + seat.row_lane * TR + 4 * q);
+        own[4 * q] = four.x, own[4 * q + 1] = four.y, own[4 * q + 2] = four.z, own[4 * q + 3] = four.w;
+    }
+}
 
 // The parts of this thread's row in its segments, each poll of which is under way together. `given_up` is set if the wait
 // is over.
@@ -274,16 +283,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (seat.turn == 0) shared.rstd[seat.local] = rstd;
     if constexpr (LAYER) {
         if (!use.met(given_up)) return;
+        float mean[TR], rstd[TR];
+        load_row_lane(mean, shared.mean, seat), load_row_lane(rstd, shared.rstd, seat);
+        u32 most[TR];
+        if constexpr (AFFINE) largest_of_batch(most, batch, mean, rstd, raw, raw_bias, valid);
 #pragma unroll
         for (int r = 0; r < TR; ++r) {
-            const int local = seat.row_lane * TR + r;
-            u32 most;
-            if constexpr (AFFINE) {
-                most = largest_of_pack(batch, r, shared.mean[local], shared.rstd[local], w, b, valid);
-            } else {
-                most = largest_by_rstd(away[r], shared.rstd[local]);
-            }
-            if (r < left) best = max(best, most);
+            if constexpr (!AFFINE) most[r] = largest_by_rstd(away[r], rstd[r]);
+            if (r < left) best = max(best, most[r]);
         }
     }
     best = ptx::warp_max(best);
