@@ -49,9 +49,9 @@ def test_what_is_overwritten_too_early_is_a_race_or_by_a_later_flag_an_ordered_r
     assert found == [{"mismatch"}, {"mismatch", "race"}]
 
 
-@pytest.mark.parametrize("name", cases.CASES)
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize(("name", "seed"), [(name, 2 + number % 2) for number, name in enumerate(cases.CASES)])
 def test_kernels_are_clean_by_the_model_of_ptx(name, seed):
+    """Even seeds start dependent launches late, odd ones early; `drvfuse check` runs every case under both."""
     assert explore(name, cases.CASES[name], seed, "strict") == []
 
 
