@@ -21,12 +21,18 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable, Unsupported
+from ..cudart import EmulatedRuntime
+from ..cudart.types import is_function
 from ..machine.machine import default_machine
 from . import nvrtc
 
 Functions = Mapping[str, Callable[..., Any]]
 
-_OLD_NAMES = {"cuda.bindings.driver": "cuda.cuda", "cuda.bindings.nvrtc": "cuda.nvrtc"}
+_OLD_NAMES = {
+    "cuda.bindings.driver": "cuda.cuda",
+    "cuda.bindings.runtime": "cuda.cudart",
+    "cuda.bindings.nvrtc": "cuda.nvrtc",
+}
 _lock = threading.Lock()
 _active: Any = None
 
@@ -75,12 +81,11 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     """What takes the place of a module's functions on the machine."""
     if module.__name__ == "cuda.bindings.nvrtc":
         return nvrtc.functions(module)
-    return {name: getattr(machine.driver, name) for name in _functions(module, "cu")}
-
-
-def _functions(module: ModuleType, prefix: str) -> list[str]:
-    found = ((name, value) for name, value in vars(module).items() if name.startswith(prefix))
-    return [name for name, value in found if callable(value) and not isinstance(value, type)]
+    api = machine.driver
+    if module.__name__ == "cuda.bindings.runtime":
+        api = EmulatedRuntime(api)
+    found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
+    return {name: function for name, function in found.items() if function is not vars(module)[name]}
 
 
 def _refuse_held_functions(exchanged: list[tuple[ModuleType, Functions]]) -> None:
