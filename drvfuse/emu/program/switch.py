@@ -27,6 +27,7 @@ from ..machine.machine import default_machine
 from . import nvrtc
 
 Functions = Mapping[str, Callable[..., Any]]
+Exchanged = list[tuple[ModuleType, Functions]]
 
 _OLD_NAMES = {
     "cuda.bindings.driver": "cuda.cuda",
@@ -45,26 +46,41 @@ def switched(machine: Any = None) -> Iterator[Any]:
     switches nothing, inside another switch of this process, and where a module holds a function of the real driver by
     its name; ArgumentError for what is no machine, ClosedError for a closed one.
     """
-    global _active
     machine = default_machine() if machine is None else machine
     if not hasattr(machine, "driver") or not hasattr(machine, "reports"):
         raise ArgumentError("machine", repr(machine), "a drvfuse.emu.Machine, a process of one, or None")
     if machine.closed:
         raise ClosedError(f"{machine!r} was closed")
+    before = _switch(machine)
+    try:
+        yield machine
+    finally:
+        _switch_back(before)
+
+
+def switch_for_good(machine: Any) -> None:
+    """Switch this process for the rest of its life. Raises as `switched` does."""
+    _switch(machine)
+
+
+def _switch(machine: Any) -> Exchanged:
+    """Returns the functions that were there, by module."""
+    global _active
     with _lock:
         if _active is not None:
             raise Unsupported(f"cuda-python is switched to {_active!r} already; end that switch before another begins")
         exchanged = [(module, _replaced(module, machine)) for module in _modules()]
         _refuse_held_functions(exchanged)
-        originals = [_exchange(module, functions) for module, functions in exchanged]
         _active = machine
-    try:
-        yield machine
-    finally:
-        with _lock:
-            for (module, _), functions in zip(exchanged, originals, strict=True):
-                _exchange(module, functions)
-            _active = None
+        return [(module, _exchange(module, functions)) for module, functions in exchanged]
+
+
+def _switch_back(before: Exchanged) -> None:
+    global _active
+    with _lock:
+        for module, functions in before:
+            _exchange(module, functions)
+        _active = None
 
 
 def _modules() -> list[ModuleType]:
@@ -88,7 +104,7 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     return {name: function for name, function in found.items() if function is not vars(module)[name]}
 
 
-def _refuse_held_functions(exchanged: list[tuple[ModuleType, Functions]]) -> None:
+def _refuse_held_functions(exchanged: Exchanged) -> None:
     """Raise Unsupported if a function to be exchanged is a global of some other module."""
     real = [(vars(module)[name], f"{module.__name__}.{name}") for module, new in exchanged for name in new]
     names = {id(function): name for function, name in real if function.__module__.startswith("cuda.bindings.")}
