@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,8 @@ class Entry:
         """The result of a call that failed."""
         return (code, *(None,) * self.outputs)
 
+
+_NO_MEMBER = re.compile(r"is not a valid CU\w+$")
 
 ENTRIES: dict[str, Entry] = {}
 
@@ -120,6 +123,10 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[A
                 machine.report(report)
             process.refusal = report
             return e.failure(failure.code)
+        except ValueError as error:  # a field of a structure holds a number that its enum does not have
+            if not _NO_MEMBER.search(str(error)):
+                raise
+            return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)

@@ -208,6 +208,16 @@ class AttachedMachine:
             self._memory.keep_registered(self._ask("registered"))
         return (code, *results)
 
+    def refuse(self, name: str) -> tuple[Any, ...]:
+        """A call of a function that the emulated driver refuses."""
+        try:
+            result, self.refusal = self._ask("refuse", name)
+        except ClosedError:
+            from ..driver.refused import results
+
+            return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * results(name))
+        return tuple(result)
+
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
         """What works on a machine that was closed too."""
         if name in _NO_MACHINE and args is not None:

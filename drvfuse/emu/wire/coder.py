@@ -38,6 +38,7 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
     "CUDA_MEMCPY2D": Copy2D,
     "CUoccupancyB2DSize": inputs.Callback,
+    "CUasyncCallback": inputs.Function,
     "CUhostFn": inputs.Function,
     "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
