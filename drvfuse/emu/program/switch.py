@@ -108,6 +108,9 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     if module.__name__ == "cuda.bindings.runtime":
         api = EmulatedRuntime(api)
     found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
+    for name, function in found.items():  # what is read of them, as of the bindings' own: signature and results
+        if function is not vars(module)[name]:
+            function.__wrapped__, function.__doc__ = vars(module)[name], vars(module)[name].__doc__
     return {name: function for name, function in found.items() if function is not vars(module)[name]}
 
 
