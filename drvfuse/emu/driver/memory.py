@@ -116,7 +116,7 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
-    """Pins memory for asynchronous copies. Emulated kernels reach it, at the address that cuMemHostGetDevicePointer tells,
+    """Pins memory for asynchronous copies. Kernels reach it, at the address that cuMemHostGetDevicePointer tells,
     if it is shared memory of a file of which a descriptor is open, or if DEVICEMAP asks for that (`host_files`).
     """
     context = proc.current()
