@@ -12,6 +12,9 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,28 @@ from . import found
 from .switch import switch_for_good
 
 VARIABLE = "DRVFUSE_EMU_PROGRAM"
+_RUNNER = "pid"  # a file in the folder: the process that runs the program
 _SITE = str(Path(__file__).with_name("in_children"))
+
+
+def make_folder() -> str:
+    """A folder for the findings of the processes that this one starts."""
+    folder = tempfile.mkdtemp(prefix="drvfuse-emu-")
+    Path(folder, _RUNNER).write_text(str(os.getpid()))
+    return folder
 
 
 def environment(folder: str) -> Mapping[str, str]:
     """The variables that processes need whose findings are to come into `folder`."""
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != _SITE]
     return {VARIABLE: folder, "PYTHONPATH": os.pathsep.join([_SITE, *others])}
+
+
+def collect(folder: str) -> list[dict[str, Any]]:
+    """What the processes have found that have exited. The folder is gone then."""
+    found = [report for path in sorted(Path(folder).glob("*.json")) for report in json.loads(path.read_text())]
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def switch() -> None:
@@ -38,17 +56,23 @@ def switch() -> None:
 
 
 def _leave(machine: Any, known: int, pid: int) -> None:
-    folder = os.environ.get(VARIABLE, "")
-    if os.getpid() != pid or not os.path.isdir(folder):
+    folder = Path(os.environ.get(VARIABLE, "."), _RUNNER).parent
+    if os.getpid() != pid or not (folder / _RUNNER).is_file():
         return
     found.finish(machine)
     reports = [found.as_json(report, pid) for report in machine.reports[known:]]
-    if reports:
-        path = Path(folder, f"{pid}.part")
+    if (folder / _RUNNER).read_text() == str(pid):
+        _end(reports + collect(str(folder)))
+    elif reports:
+        path = folder / f"{pid}.part"
         path.write_text(json.dumps(reports))
         path.rename(path.with_suffix(".json"))
 
 
-def collect(folder: str) -> list[dict[str, Any]]:
-    """What the processes have found that have exited."""
-    return [report for path in sorted(Path(folder).glob("*.json")) for report in json.loads(path.read_text())]
+def _end(reports: list[dict[str, Any]]) -> None:
+    """This process has taken the place of the one that ran the program (`os.exec`): nobody else shows its findings."""
+    findings = found.findings(reports)
+    if findings:
+        found.show(findings, "drvfuse emu run")
+        sys.stdout.flush()
+        os._exit(1)  # at exit there is no other way to a status

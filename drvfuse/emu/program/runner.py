@@ -14,7 +14,6 @@ import json
 import os
 import runpy
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,10 +28,8 @@ from .switch import switch_for_good
 
 _INTERRUPTED = 130
 _NOT_INITIALISED = 3
-_HINT = (
-    "drvfuse emu run: cuda.bindings' Python modules are switched to the emulated driver. Libraries that call the CUDA "
-    "driver from C, as cuda.core, CuPy and PyTorch do, do not go through them."
-)
+_BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
+"""Libraries that call the CUDA driver from C."""
 
 
 def run(program: Sequence[str], *, module: bool = False, report: str | None = None) -> int:
@@ -46,19 +43,19 @@ def run(program: Sequence[str], *, module: bool = False, report: str | None = No
     name = _existing(program, module)
     _refuse_used_driver()
     machine = default_machine()
-    known = len(machine.reports)
+    known, pid = len(machine.reports), os.getpid()
     switch_for_good(machine)
-    with tempfile.TemporaryDirectory(prefix="drvfuse-emu-") as folder:
-        os.environ.update(children.environment(folder), DRVFUSE_DRIVER="emu")
-        status = _run(program, module)
-        _join_threads()
-        found.finish(machine)
-        os.environ.pop(children.VARIABLE)
-        pid = os.getpid()
-        reports = [found.as_json(one, pid) for one in machine.reports[known:]] + children.collect(folder)
+    folder = children.make_folder()
+    os.environ.update(children.environment(folder), DRVFUSE_DRIVER="emu")
+    status = _run(program, module)
+    if os.getpid() != pid:
+        return status  # a process that the program has forked: the machine and the folder are its parent's
+    _join_threads()
+    found.finish(machine)
+    reports = [found.as_json(one, pid) for one in machine.reports[known:]] + children.collect(folder)
     findings = found.findings(reports)
     if findings:
-        found.show(findings, pid, f"drvfuse emu run: {name} on {machine!r}", sys.stderr)
+        found.show(findings, f"drvfuse emu run: {name} on {machine!r}")
     result = 1 if findings else status
     if report is not None:
         facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": pid}
@@ -117,8 +114,10 @@ def _run(program: Sequence[str], module: bool) -> int:
     except BaseException as error:
         shown = error.with_traceback(_of_program(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
-        if "libcuda" in str(error) or type(error).__name__ == "DynamicLibNotFoundError":
-            print(_HINT, file=sys.stderr)
+        below = [library for library in _BELOW if library in sys.modules]
+        if below:
+            names = ", ".join(below)
+            print(f"drvfuse emu run: {names} may call the CUDA driver from C, not by cuda.bindings", file=sys.stderr)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

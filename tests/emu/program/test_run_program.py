@@ -110,6 +110,22 @@ else:
     assert found["reports"][0]["pid"] != found["pid"] and f"process {found['reports'][0]['pid']}:" in done.stderr
 
 
+def test_forks_of_a_program_report_nothing_and_a_program_that_replaces_itself_does(run):
+    text = """
+import os, sys
+import kernels
+if len(sys.argv) == 1:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+kernels.put(5)
+"""
+    done = run(text)
+    assert done.returncode == 1 and done.stderr.count("1 finding (1 out_of_bounds)") == 1
+
+
 def test_an_exception_is_shown_from_the_program_on_and_its_findings_too(run):
     text = """
 import kernels
