@@ -32,33 +32,34 @@ _BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
 """Libraries that call the CUDA driver from C."""
 
 
-def run(program: Sequence[str], *, module: bool = False, report: str | None = None) -> int:
+def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
     """Run a script, or a module as `python -m` does, on the default machine of this process, with its arguments.
 
     `program` is the path or name, and the arguments. What was found is printed on stderr, and goes with what else is
-    known of the run into the JSON file `report`. Returns 1 if anything was found, else the program's own status. Once
-    for a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
+    known of the run into the JSON file `report`. With `share`, the processes that the program starts use this machine
+    too, and each has one of its own otherwise. Returns 1 if anything was found, else the program's own status. Once for
+    a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
     switched, before the program runs.
     """
     name = _existing(program, module)
     _refuse_used_driver()
-    machine = default_machine()
+    machine = default_machine(served=share)
+    facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": os.getpid()}
     known, pid = len(machine.reports), os.getpid()
     switch_for_good(machine)
-    folder = children.make_folder()
-    os.environ.update(children.environment(folder), DRVFUSE_DRIVER="emu")
-    status = _run(program, module)
-    if os.getpid() != pid:
-        return status  # a process that the program has forked: the machine and the folder are its parent's
-    _join_threads()
-    found.finish(machine)
-    reports = [found.as_json(one, pid) for one in machine.reports[known:]] + children.collect(folder)
+    os.environ["DRVFUSE_DRIVER"] = "emu"
+    with children.Switched(machine, share) as started:
+        status = _run(program, module)
+        if os.getpid() != pid:
+            return status  # a process that the program has forked: the machine is its parent's
+        _join_threads()
+        found.finish(machine)
+    reports = [found.as_json(one, pid) for one in machine.reports[known:]] + started.reports
     findings = found.findings(reports)
     if findings:
         found.show(findings, f"drvfuse emu run: {name} on {machine!r}")
     result = 1 if findings else status
     if report is not None:
-        facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": pid}
         facts |= {"program_status": status, "status": result, "findings": len(findings), "reports": reports}
         Path(report).write_text(json.dumps(facts, indent=1) + "\n")
     return result

@@ -110,6 +110,30 @@ else:
     assert found["reports"][0]["pid"] != found["pid"] and f"process {found['reports'][0]['pid']}:" in done.stderr
 
 
+def test_processes_share_the_machine_where_that_is_asked_for(run, tmp_path):
+    text = """
+import multiprocessing
+from cuda.bindings import runtime
+import kernels
+def work(handle):
+    kernels.put(5)
+    given = runtime.cudaIpcMemHandle_t()
+    given.reserved = handle
+    found = bytearray(16)
+    memory = kernels.ok(runtime.cudaIpcOpenMemHandle(given, 1))
+    kernels.ok(runtime.cudaMemcpy(found, memory, 16, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+    return bytes(found)
+if __name__ == "__main__":
+    memory = kernels.put(4)
+    handle = bytes(kernels.ok(runtime.cudaIpcGetMemHandle(memory)).reserved)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(work, [handle])[::4])
+"""
+    done = run(text, "--share")
+    assert done.stdout == f"{bytes([0, 1, 2, 3])}\n", done.stderr
+    assert done.returncode == 1 and "1 finding (1 out_of_bounds)" in done.stderr and "process 1" in done.stderr
+
+
 def test_forks_of_a_program_report_nothing_and_a_program_that_replaces_itself_does(run):
     text = """
 import os, sys
