@@ -116,12 +116,13 @@ import multiprocessing
 from cuda.bindings import runtime
 import kernels
 def work(handle):
-    kernels.put(5)
     given = runtime.cudaIpcMemHandle_t()
     given.reserved = handle
     found = bytearray(16)
     memory = kernels.ok(runtime.cudaIpcOpenMemHandle(given, 1))
     kernels.ok(runtime.cudaMemcpy(found, memory, 16, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+    kernels.put(5)
+    assert runtime.cudaDeviceSynchronize()[0] == runtime.cudaError_t.cudaErrorIllegalAddress
     return bytes(found)
 if __name__ == "__main__":
     memory = kernels.put(4)
