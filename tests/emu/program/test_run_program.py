@@ -126,6 +126,7 @@ def work(handle):
     return bytes(found)
 if __name__ == "__main__":
     memory = kernels.put(4)
+    kernels.ok(runtime.cudaDeviceSynchronize())
     handle = bytes(kernels.ok(runtime.cudaIpcGetMemHandle(memory)).reserved)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.apply(work, [handle])[::4])
