@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import ArgumentError
 from .. import abi
 from ..abi import Kind, LaunchState, MemoryOf, RunEnd, structs
-from ..findings import blocked, events, faults
+from ..findings import blocked, events, faults, notices
 from ..findings.blocked import Blocked
 from ..findings.counters import Counters
 from ..findings.faults import Fault
@@ -33,6 +33,7 @@ from . import interrupts
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
+    from ..findings.reports import Report
     from .work import Op
 
 EngineModule = loader.NativeModule
@@ -111,6 +112,13 @@ class Engine:
     def undecided(self) -> int:
         """After an `advance_clock` that said False: how many polls it took for that if nothing proves it, else 0."""
         return int(self._state.loop_limit) if self._state.undecided else 0
+
+    def notices(self) -> list[Report]:
+        """What was found wrong since the last call and has ended nothing; a place may come again."""
+        state = self._state
+        taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
+        state.notices = 0
+        return [notices.report(n, identity) for n, identity in taken if identity is not None]
 
     @staticmethod
     def load(ptx: str) -> EngineModule:
@@ -392,6 +400,11 @@ class EngineLaunch:
     def remaining(self) -> int:
         """Blocks that have not ended, resident or not."""
         return int(self._struct.blocks - self._struct.finished)
+
+    @property
+    def unplaced(self) -> int:
+        """Blocks that have never been resident."""
+        return int(self._struct.blocks - self._struct.next)
 
     def allow(self, resident: int) -> None:
         """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the
