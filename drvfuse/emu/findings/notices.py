@@ -30,12 +30,10 @@ def _shuffle(n: structs.Notice) -> str:
     own, bit = n.thread % 32, 1 << n.lane
     if not n.lanes & bit:
         why = f"which the block does not have: this warp has {n.lanes.bit_count()} lanes"
-    elif not n.live & bit:
-        why = "which has exited"
     elif not n.mask & bit:
         why = f"which is not in the mask 0x{n.mask:08x}"
     else:
-        why = "which takes no part"
+        why = "which has exited"
     return f"lane {own} reads lane {n.lane} by a shuffle, {why}; what it gets is undefined (here 0xdeadbeef)"
 
 

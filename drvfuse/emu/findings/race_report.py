@@ -66,6 +66,12 @@ _EDGES = {
 """What would have to order two accesses."""
 
 
+_COUNTER = (
+    "each of the threads reads this word and writes it back, as a counter; in one step, without a race, that is an atomic "
+    "(atomicAdd, atomicMax, ...)"
+)
+
+
 def report(
     f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
 ) -> Report:
@@ -103,7 +109,20 @@ def report(
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, address,
         other=other, edge=edge, callers=mine.callers, process=mine.process,
+        hint=_COUNTER if _counts(here, there, identities.get(f.op)) else None,
     )  # fmt: skip
+
+
+def _counts(here: Site | None, there: Site | None, identity: Identity | None) -> bool:
+    """Does a source line that both accesses are on read a word and write it back, as a counter?"""
+    if here is None or there is None or identity is None or not here.line:
+        return False
+    line = here.file, here.line, here.inlined
+    if (there.file, there.line, there.inlined) != line:
+        return False
+    sites = [site for site in identity.sites if (site.file, site.line, site.inlined) == line and site.address]
+    read, written = ({s.address for s in sites if s.opcode.startswith(f"{op}.")} for op in ("ld", "st"))
+    return bool(read & written & {here.address}) and {here.opcode[:3], there.opcode[:3]} <= {"ld.", "st."}
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:

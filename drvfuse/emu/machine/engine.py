@@ -129,7 +129,9 @@ class Engine:
         """Remember what an operation is, for reports; the last ones."""
         if launch is None:
             context = op.command.context
-            found = Identity(type(op.command).__name__.lower(), context.device.index, process=context.process.title)
+            kind = type(op.command).__name__.lower()
+            name = f"{op.call} ({kind})" if op.call else kind
+            found = Identity(name, context.device.index, process=context.process.title)
         else:
             found = launch.identity
         self.identities[op.number] = found
@@ -402,9 +404,17 @@ class EngineLaunch:
         return int(self._struct.blocks - self._struct.finished)
 
     @property
+    def block_count(self) -> int:
+        return int(self._struct.blocks)
+
+    @property
     def unplaced(self) -> int:
         """Blocks that have never been resident."""
         return int(self._struct.blocks - self._struct.next)
+
+    @property
+    def ended(self) -> int:
+        return int(self._struct.finished)
 
     def allow(self, resident: int) -> None:
         """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the

@@ -110,6 +110,7 @@ class Progress:
             priority = command.priority
         number = next(self._sequence)
         op = Op(command, (priority, self._backlog.draw(), number), number)
+        op.call = self.machine.lock.call
         op.allocations = command.context.process.memory.identify(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
