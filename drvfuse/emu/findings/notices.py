@@ -50,8 +50,8 @@ def _vote(n: structs.Notice) -> str:
 def _barrier(n: structs.Notice) -> str:
     exited = n.lanes & ~n.live
     return (
-        f"{n.live.bit_count()} of the {n.lanes.bit_count()} lanes of this warp are at the barrier; {lanes_text(exited)} "
-        f"{'has' if exited.bit_count() == 1 else 'have'} exited and will never reach it"
+        f"{n.live.bit_count()} of the {n.lanes.bit_count()} lanes of this warp are at the barrier; "
+        f"{lanes_text(exited)} {'has' if exited.bit_count() == 1 else 'have'} exited and will never reach it"
     )
 
 

@@ -67,8 +67,8 @@ _EDGES = {
 
 
 _COUNTER = (
-    "each of the threads reads this word and writes it back, as a counter; in one step, without a race, that is an atomic "
-    "(atomicAdd, atomicMax, ...)"
+    "each of the threads reads this word and writes it back, as a counter; in one step, without a race, that is an "
+    "atomic (atomicAdd, atomicMax, ...)"
 )
 
 

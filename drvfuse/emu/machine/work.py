@@ -25,8 +25,8 @@ Dim = tuple[int, int, int]
 
 class Op(Ordered):
     """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
-    (programmatic launch); `call` is the driver function that queued it, in words; `allocations` tells what the addresses of the command meant when it was queued
-    (`MachineMemory.identify`).
+    (programmatic launch); `call` is the driver function that queued it; `allocations` tells what the addresses of the
+    command meant when it was queued (`MachineMemory.identify`).
     """
 
     __slots__ = (
