@@ -13,6 +13,8 @@ from .places import Index, called_at, index_text, long_place, short_place
 
 PAGE = "docs/findings.md"
 """It has a section for each kind of report: that of a new kind is added there."""
+NO_FINDINGS = ("unsupported",)
+"""Kinds that say nothing against the program: it has called what is not emulated, and was told so."""
 _WORDS = 4
 """A standstill has a line for each word that is polled at a place, up to so many."""
 
@@ -79,6 +81,11 @@ class Report:
     @property
     def page(self) -> str:
         return f"{PAGE}#{self.kind}"
+
+    @property
+    def finding(self) -> bool:
+        """Is something wrong with the program, and not just a call refused that is not emulated?"""
+        return self.kind not in NO_FINDINGS
 
     @property
     def rank(self) -> int | None:
