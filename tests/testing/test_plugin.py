@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import drvfuse as df
+from drvfuse import config
 from drvfuse.emu import Machine
 from drvfuse.emu.program import switched
 from drvfuse.testing import plugin, run
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = any(point.value == plugin.__name__ for point in entry_points(group="pytest11"))
+CACHE = config.get("cache_dir")  # by default below the home directory, of which pytester makes another one
 OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
 HEAD = """
@@ -55,6 +57,7 @@ def _loaded() -> None:
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:
     """`inner(source, *options)`: run pytest on a test module in this process, with no other plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("DRVFUSE_CACHE_DIR", CACHE)
 
     def go(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(HEAD + source)
@@ -257,8 +260,8 @@ def test_neither():
 
 
 def test_it_works_under_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name, value in (("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"), ("DRVFUSE_CACHE_DIR", CACHE), ("PYTHONPATH", ROOT)):
+        monkeypatch.setenv(name, str(value))
     pytester.makepyfile(
         HEAD
         + """
