@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import copies, devices, memory  # noqa: F401  they register their functions
+from . import copies, devices, graphs, memory  # noqa: F401  they register their functions
 from .pairs import paired
 from .state import FUNCTIONS, State
 from .types import RT, is_function

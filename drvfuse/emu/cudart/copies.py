@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, whose kind says on which sides device memory is, fills, and the nodes of graphs that are such copies."""
+"""Copies, whose kind says on which sides device memory is, fills by the low byte of a value."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..bindings import T
-from ..wire.arguments import host_address
+from ..wire.arguments import host_address, integer
 from .state import State, function, only
 from .structs import INVALID_PITCH, set_side, sides
-from .types import RT
 
 _M = T.CUmemorytype
 _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
@@ -18,7 +17,7 @@ _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
 def _copy(state: State, dst: Any, src: Any, count: Any, kind: Any, stream: tuple[Any, ...] = ()) -> None:
     """By the driver's function for that kind: between host memory on both sides by the one that takes any memory."""
     both = sides(kind)
-    (target, _), (source, _) = host_address(dst), host_address(src)
+    target, source = host_address(dst), host_address(src)
     name = "{}to{}".format(*(_LETTER.get(memory, "") for memory in both))
     name = name if name in ("HtoD", "DtoH", "DtoD") else ""
     getattr(state.cu, f"cuMemcpy{name}{'Async' if stream else ''}")(target, source, count, *stream)
@@ -37,8 +36,8 @@ def cudaMemcpyAsync(state: State, dst: Any, src: Any, count: Any, kind: Any, str
 def _copy_2d(dst: Any, dpitch: Any, src: Any, spitch: Any, width: Any, height: Any, kind: Any) -> Any:
     only(width <= dpitch and width <= spitch, INVALID_PITCH)
     copy, (source, destination) = T.CUDA_MEMCPY2D(), sides(kind)
-    set_side(copy, "src", source, host_address(src)[0], spitch)
-    set_side(copy, "dst", destination, host_address(dst)[0], dpitch)
+    set_side(copy, "src", source, host_address(src), spitch)
+    set_side(copy, "dst", destination, host_address(dst), dpitch)
     copy.WidthInBytes, copy.Height = width, height
     return copy
 
@@ -59,7 +58,7 @@ def cudaMemcpy2DAsync(
 
 @function()
 def cudaMemcpyPeer(state: State, dst: Any, dstDevice: Any, src: Any, srcDevice: Any, count: Any) -> None:
-    ends = dst, state.primary(int(dstDevice)), src, state.primary(int(srcDevice))
+    ends = dst, state.primary(integer(dstDevice)), src, state.primary(integer(srcDevice))
     state.cu.cuMemcpyPeer(*ends, count)
 
 
@@ -67,31 +66,31 @@ def cudaMemcpyPeer(state: State, dst: Any, dstDevice: Any, src: Any, srcDevice: 
 def cudaMemcpyPeerAsync(
     state: State, dst: Any, dstDevice: Any, src: Any, srcDevice: Any, count: Any, stream: Any
 ) -> None:
-    ends = dst, state.primary(int(dstDevice)), src, state.primary(int(srcDevice))
+    ends = dst, state.primary(integer(dstDevice)), src, state.primary(integer(srcDevice))
     state.cu.cuMemcpyPeerAsync(*ends, count, stream)
 
 
-# Fills, by the low byte of the value ---------------------------------------------------------------------------------
+# Fills ---------------------------------------------------------------------------------
 
 
 @function()
 def cudaMemset(state: State, devPtr: Any, value: Any, count: Any) -> None:
-    state.cu.cuMemsetD8(host_address(devPtr)[0], int(value) & 0xFF, count)
+    state.cu.cuMemsetD8(host_address(devPtr), integer(value) & 0xFF, count)
 
 
 @function()
 def cudaMemsetAsync(state: State, devPtr: Any, value: Any, count: Any, stream: Any) -> None:
-    state.cu.cuMemsetD8Async(host_address(devPtr)[0], int(value) & 0xFF, count, stream)
+    state.cu.cuMemsetD8Async(host_address(devPtr), integer(value) & 0xFF, count, stream)
 
 
 @function()
 def cudaMemset2D(state: State, devPtr: Any, pitch: Any, value: Any, width: Any, height: Any) -> None:
-    state.cu.cuMemsetD2D8(host_address(devPtr)[0], pitch, int(value) & 0xFF, width, height)
+    state.cu.cuMemsetD2D8(host_address(devPtr), pitch, integer(value) & 0xFF, width, height)
 
 
 @function()
 def cudaMemset2DAsync(state: State, devPtr: Any, pitch: Any, value: Any, width: Any, height: Any, stream: Any) -> None:
-    state.cu.cuMemsetD2D8Async(host_address(devPtr)[0], pitch, int(value) & 0xFF, width, height, stream)
+    state.cu.cuMemsetD2D8Async(host_address(devPtr), pitch, integer(value) & 0xFF, width, height, stream)
 
 
 @function()
@@ -109,51 +108,5 @@ def cudaMemset3DAsync(state: State, pitchedDevPtr: Any, value: Any, extent: Any,
 def _planes(where: Any, value: Any, extent: Any) -> list[tuple[Any, ...]]:
     """The arguments of a fill of each plane."""
     step = where.pitch * where.ysize
-    rest = where.pitch, int(value) & 0xFF, extent.width, extent.height
+    rest = where.pitch, integer(value) & 0xFF, extent.width, extent.height
     return [(int(where.ptr) + z * step, *rest) for z in range(extent.depth)] if extent.width and extent.height else []
-
-
-# Nodes of graphs that are copies of so many bytes --------------------------------------------------------------------
-
-
-def _row(dst: Any, src: Any, count: Any, kind: Any) -> Any:
-    copy, (source, destination) = T.CUDA_MEMCPY3D(), sides(kind)
-    set_side(copy, "src", source, host_address(src)[0], count)
-    set_side(copy, "dst", destination, host_address(dst)[0], count)
-    copy.WidthInBytes, copy.Height, copy.Depth = count, 1, 1
-    return copy
-
-
-@function(1)
-def cudaGraphAddMemcpyNode1D(
-    state: State, graph: Any, pDependencies: Any, numDependencies: Any, dst: Any, src: Any, count: Any, kind: Any
-) -> Any:
-    row = _row(dst, src, count, kind)
-    node = state.cu.cuGraphAddMemcpyNode(graph, pDependencies, numDependencies, row, state.context())
-    return RT.cudaGraphNode_t(int(node))
-
-
-@function()
-def cudaGraphMemcpyNodeSetParams1D(state: State, node: Any, dst: Any, src: Any, count: Any, kind: Any) -> None:
-    state.cu.cuGraphMemcpyNodeSetParams(node, _row(dst, src, count, kind))
-
-
-@function()
-def cudaGraphExecMemcpyNodeSetParams1D(
-    state: State, hGraphExec: Any, node: Any, dst: Any, src: Any, count: Any, kind: Any
-) -> None:
-    row = _row(dst, src, count, kind)
-    state.cu.cuGraphExecMemcpyNodeSetParams(hGraphExec, node, row, state.context())
-
-
-# What needs no flags in the runtime ----------------------------------------------------------------------------------
-
-
-@function(1)
-def cudaStreamCreate(state: State) -> Any:
-    return RT.cudaStream_t(int(state.cu.cuStreamCreate(0)))
-
-
-@function(1)
-def cudaEventCreate(state: State) -> Any:
-    return RT.cudaEvent_t(int(state.cu.cuEventCreate(0)))

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from ..bindings import T
+from ..wire.arguments import host_address, integer
 from .convert import enum_of
 from .state import State, function, only
 from .types import RT
@@ -18,12 +19,18 @@ _A = T.CUdevice_attribute
 _F = T.CUfunction_attribute
 
 
+def _existing(state: State, device: Any) -> int:
+    """A device argument; fails unless there is such a device."""
+    number = integer(device)
+    only(0 <= number < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
+    return number
+
+
 @function(context=False)
 def cudaSetDevice(state: State, device: Any) -> None:
     """Makes the device's primary context current."""
-    only(0 <= int(device) < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
-    state.thread.device = int(device)
-    state.cu.cuCtxSetCurrent(state.primary(int(device)))
+    state.thread.device = _existing(state, device)
+    state.cu.cuCtxSetCurrent(state.primary(state.thread.device))
 
 
 @function(1, context=False)
@@ -35,15 +42,15 @@ def cudaGetDevice(state: State) -> int:
 @function(context=False)
 def cudaInitDevice(state: State, device: Any, deviceFlags: Any, flags: Any) -> None:
     """Makes the primary context, and leaves the current device what it is."""
-    only(0 <= int(device) < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
-    if int(flags) & RT.cudaInitDeviceFlagsAreValid:
-        state.cu.cuDevicePrimaryCtxSetFlags(int(device), int(deviceFlags))
-    state.primary(int(device))
+    device = _existing(state, device)
+    if integer(flags) & RT.cudaInitDeviceFlagsAreValid:
+        state.cu.cuDevicePrimaryCtxSetFlags(device, deviceFlags)
+    state.primary(device)
 
 
 @function(context=False)
 def cudaSetDeviceFlags(state: State, flags: Any) -> None:
-    state.cu.cuDevicePrimaryCtxSetFlags(state.thread.device, int(flags))
+    state.cu.cuDevicePrimaryCtxSetFlags(state.thread.device, flags)
 
 
 @function(context=False)
@@ -65,8 +72,7 @@ def cudaChooseDevice(state: State, prop: Any) -> int:
 @function(1, context=False)
 def cudaGetDeviceProperties(state: State, device: Any) -> Any:
     """What an attribute or another call tells of it; the rest is 0."""
-    cu, device = state.cu, int(device)
-    only(0 <= device < cu.cuDeviceGetCount(), _INVALID_DEVICE)
+    cu, device = state.cu, _existing(state, device)
     found = RT.cudaDeviceProp()
     for field in (name for name in dir(found) if not name.startswith("_")):
         attribute = _attribute_of(field)
@@ -136,14 +142,12 @@ def _attribute_of(field: str) -> Any:
 
 @function()
 def cudaDeviceEnablePeerAccess(state: State, peerDevice: Any, flags: Any) -> None:
-    only(0 <= int(peerDevice) < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
-    state.cu.cuCtxEnablePeerAccess(state.primary(int(peerDevice)), flags)
+    state.cu.cuCtxEnablePeerAccess(state.primary(_existing(state, peerDevice)), flags)
 
 
 @function()
 def cudaDeviceDisablePeerAccess(state: State, peerDevice: Any) -> None:
-    only(0 <= int(peerDevice) < state.cu.cuDeviceGetCount(), _INVALID_DEVICE)
-    state.cu.cuCtxDisablePeerAccess(state.primary(int(peerDevice)))
+    state.cu.cuCtxDisablePeerAccess(state.primary(_existing(state, peerDevice)))
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -177,13 +181,13 @@ def cudaFuncGetAttributes(state: State, func: Any) -> Any:
         words = own.get(field, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field).upper())
         attribute = getattr(_F, f"CU_FUNC_ATTRIBUTE_{words}", None)
         if attribute is not None:
-            setattr(found, field, state.cu.cuFuncGetAttribute(attribute, int(func)))
+            setattr(found, field, state.cu.cuFuncGetAttribute(attribute, host_address(func)))
     return found
 
 
 @function()
 def cudaKernelSetAttributeForDevice(state: State, kernel: Any, attr: Any, value: Any, device: Any) -> None:
-    state.cu.cuKernelSetAttribute(enum_of(_F, attr), value, int(kernel), device)
+    state.cu.cuKernelSetAttribute(enum_of(_F, attr), value, host_address(kernel), device)
 
 
 @function(2, context=False)

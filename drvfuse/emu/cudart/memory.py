@@ -23,7 +23,7 @@ def cudaMalloc(state: State, size: Any) -> int:
 @function()
 def cudaFree(state: State, devPtr: Any) -> None:
     """With a null pointer it only makes the context."""
-    address, _ = host_address(devPtr)
+    address = host_address(devPtr)
     if address:
         state.cu.cuMemFree(address)
 
@@ -40,9 +40,14 @@ def cudaHostAlloc(state: State, size: Any, flags: Any) -> int:
 
 @function()
 def cudaFreeHost(state: State, ptr: Any) -> None:
-    address, _ = host_address(ptr)
+    address = host_address(ptr)
     if address:
         state.cu.cuMemFreeHost(address)
+
+
+@function(1)
+def cudaMallocAsync(state: State, size: Any, hStream: Any) -> int:
+    return int(state.cu.cuMemAllocAsync(size, hStream)) if size != 0 else 0
 
 
 @function(1)
@@ -70,7 +75,7 @@ def cudaMalloc3D(state: State, extent: Any) -> Any:
 @function(1)
 def cudaPointerGetAttributes(state: State, ptr: Any) -> Any:
     """Of any pointer: one that the driver does not know is unregistered host memory."""
-    cu, (address, _) = state.cu, host_address(ptr)
+    cu, address = state.cu, host_address(ptr)
     found = RT.cudaPointerAttributes()
     kinds = RT.cudaMemoryType
     try:

@@ -39,7 +39,6 @@ RENAMED = {
     "cudaHostGetFlags": "cuMemHostGetFlags",
     "cudaHostRegister": "cuMemHostRegister",
     "cudaHostUnregister": "cuMemHostUnregister",
-    "cudaMallocAsync": "cuMemAllocAsync",
     "cudaMallocFromPoolAsync": "cuMemAllocFromPoolAsync",
     "cudaStreamCreateWithFlags": "cuStreamCreate",
 }
@@ -52,16 +51,16 @@ _RETURNS = re.compile(r"\nReturns\n-+\n(.*?)(?:\n\S+[^\n]*\n---|\Z)", re.S)
 def paired(name: str) -> Function:
     """The function of the runtime by its counterpart in the driver."""
     counterpart = RENAMED.get(name, "cu" + name.removeprefix("cuda"))
-    real = getattr(RT, name)
+    real, other = getattr(RT, name), getattr(T, counterpart, None)
     outputs = results(real)
-    if not hasattr(T, counterpart):
-        return Function(name, refuse(name), len(outputs), False)
-    parameters = list(inspect.signature(real).parameters.values())
-    others = list(inspect.signature(getattr(T, counterpart)).parameters.values())
+    signature = inspect.signature(real)
+    parameters = list(signature.parameters.values())
+    others = [] if other is None else list(inspect.signature(other).parameters.values())
+    with_context = len(others) == len(parameters) + 1 and others[-1].name == "ctx"
+    if other is None or not (with_context or len(others) == len(parameters)):
+        return Function(name, refuse(name, signature), len(outputs), False)
     makers = [argument_maker(p.annotation, q.annotation) for p, q in zip(parameters, others, strict=False)]
     result_makers = [result_maker(text) for text in outputs]
-    with_context = len(others) == len(parameters) + 1 and others[-1].name == "ctx"
-    signature = inspect.Signature(parameters)
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)

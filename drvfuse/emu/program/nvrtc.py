@@ -18,24 +18,48 @@ _LINES = {b"-lineinfo", b"--generate-line-info", b"-G", b"--device-debug"}
 
 def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
     """What takes the place of functions of `cuda.bindings.nvrtc`, which is `nvrtc`."""
-    real = {name: getattr(nvrtc, name) for name in ("nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN")}
-    ptx_size, ptx = nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX
+    compile_program, cubin_size = nvrtc.nvrtcCompileProgram, nvrtc.nvrtcGetCUBINSize
+    cubin, ptx_size, ptx = nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX
 
-    def compile_program(prog: Any, numOptions: Any, options: Any) -> Any:
-        given = options if isinstance(options, list | tuple) else ()
-        if len(given) == numOptions and not _LINES.intersection(option for option in given if type(option) is bytes):
-            return real["nvrtcCompileProgram"](prog, len(given) + 1, [*given, b"-lineinfo"])
-        return real["nvrtcCompileProgram"](prog, numOptions, options)
+    def nvrtcCompileProgram(prog: Any, numOptions: Any, options: Any) -> Any:
+        if isinstance(options, list | tuple) and len(options) == numOptions:
+            options = _with_lines(options)
+            numOptions = len(options)
+        return compile_program(prog, numOptions, options)
 
-    def cubin_size(prog: Any) -> Any:
-        error, size = real["nvrtcGetCUBINSize"](prog)
+    def nvrtcGetCUBINSize(prog: Any) -> Any:
+        error, size = cubin_size(prog)
         return ptx_size(prog) if size else (error, size)  # without a real architecture there is no cubin
 
-    def cubin(prog: Any, cubin: Any) -> Any:
-        return ptx(prog, cubin) if real["nvrtcGetCUBINSize"](prog)[1] else real["nvrtcGetCUBIN"](prog, cubin)
+    def nvrtcGetCUBIN(prog: Any, cubin_: Any) -> Any:
+        return (ptx if cubin_size(prog)[1] else cubin)(prog, cubin_)
 
-    new: dict[str, Any] = dict(zip(real, (compile_program, cubin_size, cubin), strict=True))
-    for name, function in new.items():
-        function.__name__ = function.__qualname__ = name
-        function.__doc__ = real[name].__doc__
-    return new
+    return _named(nvrtc, nvrtcCompileProgram, nvrtcGetCUBINSize, nvrtcGetCUBIN)
+
+
+def functions_v2(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
+    """What takes the place of functions of `cuda.bindings._v2.nvrtc`, which raise errors and return what they give."""
+    real_compile, real_size = nvrtc.compile_program, nvrtc.get_cubin_size
+    real_cubin, ptx_size, ptx = nvrtc.get_cubin, nvrtc.get_ptx_size, nvrtc.get_ptx
+
+    def compile_program(prog: Any, options: Any = None) -> Any:
+        return real_compile(prog, _with_lines(options) if isinstance(options, list | tuple) else options)
+
+    def get_cubin_size(prog: Any) -> Any:
+        return ptx_size(prog) if real_size(prog) else 0
+
+    def get_cubin(prog: Any) -> Any:
+        return (ptx if real_size(prog) else real_cubin)(prog)
+
+    return _named(nvrtc, compile_program, get_cubin_size, get_cubin)
+
+
+def _with_lines(options: list[Any] | tuple[Any, ...]) -> list[Any]:
+    asked = any(option in _LINES for option in options if isinstance(option, bytes))
+    return list(options) if asked else [*options, b"-lineinfo"]
+
+
+def _named(nvrtc: ModuleType, *made: Callable[..., Any]) -> Mapping[str, Callable[..., Any]]:
+    for function in made:
+        function.__doc__ = getattr(nvrtc, function.__name__).__doc__
+    return {function.__name__: function for function in made}

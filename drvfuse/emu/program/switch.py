@@ -3,7 +3,8 @@
 
     cuda.bindings.driver, cuda.cuda      the functions are those of the machine's driver
     cuda.bindings.runtime, cuda.cudart   those of the runtime API on that driver (`emu.cudart`)
-    cuda.bindings.nvrtc, cuda.nvrtc      NVRTC's own, which give PTX where a cubin is asked for (`nvrtc`)
+    cuda.bindings.nvrtc, cuda.nvrtc      NVRTC's own, which give PTX where a cubin is asked for (`nvrtc`);
+                                         also in cuda.bindings._v2.nvrtc, where that exists
 
 The module objects stay what they are, and only the functions in them are exchanged. So it does not matter when a
 module was imported, under which name and by whom; types, enums and constants are cuda-python's own as before. A
@@ -34,6 +35,7 @@ _OLD_NAMES = {
     "cuda.bindings.runtime": "cuda.cudart",
     "cuda.bindings.nvrtc": "cuda.nvrtc",
 }
+_V2_NVRTC = "cuda.bindings._v2.nvrtc"
 _lock = threading.Lock()
 _active: Any = None
 
@@ -85,7 +87,10 @@ def _switch_back(before: Exchanged) -> None:
 
 def _modules() -> list[ModuleType]:
     try:
-        return [importlib.import_module(name) for name in _OLD_NAMES]
+        found = [importlib.import_module(name) for name in _OLD_NAMES]
+        with contextlib.suppress(ModuleNotFoundError):  # only the newest bindings have it
+            found.append(importlib.import_module(_V2_NVRTC))
+        return found
     except ImportError as error:
         raise DriverUnavailable(
             "a program can be switched to the emulated driver where cuda.bindings is installed: "
@@ -97,10 +102,15 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     """What takes the place of a module's functions on the machine."""
     if module.__name__ == "cuda.bindings.nvrtc":
         return nvrtc.functions(module)
+    if module.__name__ == _V2_NVRTC:
+        return nvrtc.functions_v2(module)
     api = machine.driver
     if module.__name__ == "cuda.bindings.runtime":
         api = EmulatedRuntime(api)
     found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
+    for name, function in found.items():  # what is read of them, as of the bindings' own: signature and results
+        if function is not vars(module)[name]:
+            function.__wrapped__, function.__doc__ = vars(module)[name], vars(module)[name].__doc__
     return {name: function for name, function in found.items() if function is not vars(module)[name]}
 
 
@@ -123,7 +133,7 @@ def _refuse_held_functions(exchanged: Exchanged) -> None:
 def _exchange(module: ModuleType, functions: Functions) -> Functions:
     """Put functions into a module, and into the one that repeats it under an old name. Returns what was there."""
     before = {name: vars(module)[name] for name in functions}
-    old = sys.modules.get(_OLD_NAMES[module.__name__])
+    old = sys.modules.get(_OLD_NAMES.get(module.__name__, ""))
     for place in (module, *((old,) if old else ())):
         for name, function in functions.items():
             if name in vars(place):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..driver.launch import layout_of
+from ..driver.refused import refuse
 from ..machine.objects import Function
 
 if TYPE_CHECKING:
@@ -33,8 +34,13 @@ def _inject(process: Process, *arguments: Any, **options: Any) -> None:
     process.inject(*arguments, **options)
 
 
+def _refuse(process: Process, name: str) -> Any:
+    return refuse(process, name), process.refusal
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "layout": _layout,
+    "refuse": _refuse,
     "reports": lambda process, known: process.reports[known:],
     "finding": _finding,
     "registered": _registered,
