@@ -7,7 +7,7 @@ from ..abi import NoticeKind, structs
 from .places import Identity
 from .reports import Report
 
-_KINDS = {
+KINDS = {
     NoticeKind.SHUFFLE: "absent_lane",
     NoticeKind.VOTE: "absent_lane",
     NoticeKind.BARRIER: "barrier_exited",
@@ -21,7 +21,7 @@ def report(n: structs.Notice, identity: Identity) -> Report:
     block, thread = identity.index(n.block, n.thread)
     site = identity.site(n.site)
     return Report(
-        _KINDS[kind], words + identity.callers(n.site), identity.kernel, *identity.place(n.site), identity.device,
+        KINDS[kind], words + identity.callers(n.site), identity.kernel, *identity.place(n.site), identity.device,
         block, thread, callers=site.inlined if site is not None else (), process=identity.process,
     )  # fmt: skip
 

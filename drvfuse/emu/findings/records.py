@@ -9,7 +9,7 @@ from functools import cached_property
 from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, MemoryOf, Space, structs
 from ..space.window import Window, nearby
 from .blocked import resident, thread_of
-from .places import Identity, index_text, short_place
+from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
@@ -154,7 +154,7 @@ class Record:
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
         )
-        return f"{file}:{t.op_a}: {function}: assertion `{message}` failed"
+        return f"{long_place(file, t.op_a)}: {function}: assertion `{message}` failed"
 
     @property
     def pending_copy(self) -> str:
