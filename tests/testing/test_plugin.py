@@ -13,23 +13,16 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import drvfuse as df
-from drvfuse import config
 from drvfuse.emu import Machine
-from drvfuse.emu.program import switched
-from drvfuse.testing import plugin, run
+from drvfuse.testing import plugin
 
 pytest_plugins = "pytester"
 pytestmark = pytest.mark.emulated
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = any(point.value == plugin.__name__ for point in entry_points(group="pytest11"))
-CACHE = config.get("cache_dir")  # by default below the home directory, of which pytester makes another one
-OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
-
 HEAD = """
 import pytest
 from drvfuse.emu import Report
@@ -41,33 +34,10 @@ def trap(machine, text="went wrong", timeline=None):
 Inner = Callable[..., pytest.RunResult]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _loaded() -> None:
-    """What an inner run would import anew otherwise, and forget."""
-    with Machine(devices=1) as machine, switched(machine):
-        device = df.device(0, driver=machine)
-        x = device.zeros(1, "int32")
-        df.compile('extern "C" __global__ void k(int* x) { *x = 1; }', driver=machine)["k"].prepare(1, 1, x)(
-            device.stream
-        )
-        assert x.numpy() == np.ones(1, np.int32) and run.SHOWN
-
-
-@pytest.fixture
-def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Inner:
-    """`inner(source, *options)`: run pytest on a test module in this process, with no other plugins."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("DRVFUSE_CACHE_DIR", CACHE)
-
-    def go(source: str, *options: str) -> pytest.RunResult:
-        pytester.makepyfile(HEAD + source)
-        return pytester.runpytest_inprocess(*OPTIONS, *options)
-
-    return go
-
-
 def test_a_test_gets_a_machine_with_the_options_of_its_marks_the_closest_first(inner: Inner) -> None:
-    result = inner("""
+    result = inner(
+        HEAD
+        + """
 pytestmark = pytest.mark.emu(devices=3, arch="sm_80")
 
 @pytest.mark.emu(arch="sm_100a", race="strict", delay_stores=True)
@@ -85,12 +55,15 @@ class TestClass:
 
 def test_without_a_detector(emu_machine):
     assert emu_machine.detector is None
-""")
+"""
+    )
     result.assert_outcomes(passed=3)
 
 
 def test_a_test_runs_under_several_seeds_and_a_failing_one_has_its_replay_line(inner: Inner) -> None:
-    source = """
+    source = (
+        HEAD
+        + """
 @pytest.mark.parametrize("x", ["a"])
 @pytest.mark.emu(devices=1, seeds=3)
 def test_it(emu_machine, x):
@@ -100,6 +73,7 @@ def test_it(emu_machine, x):
 def test_chosen(emu_seed, emu_machine):
     assert emu_seed == emu_machine.seed and emu_seed in (7, 40)
 """
+    )
     result = inner(source, "-v")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(["*::test_chosen[[]seed40[]] PASSED*"])
@@ -111,7 +85,9 @@ def test_chosen(emu_seed, emu_machine):
 
 
 def test_the_options_ask_for_seeds_and_races_and_the_replay_line_repeats_them(inner: Inner) -> None:
-    source = """
+    source = (
+        HEAD
+        + """
 @pytest.mark.emu(devices=1, seeds=2)
 def test_seeds(emu_machine):
     assert emu_machine.seed != 3 and not emu_machine.detector.state.strict
@@ -123,6 +99,7 @@ def test_plain():
 def test_said(emu_machine):
     assert emu_machine.detector is None
 """
+    )
     result = inner(source, "--emu-race", "--emu-seeds=4")
     result.assert_outcomes(passed=1 + 3 + 4, failed=1)
     result.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed3[]]' --emu-race --emu-seeds=4"])
@@ -133,7 +110,7 @@ def test_said(emu_machine):
 
 @pytest.mark.parametrize("options, said", [(("--emu-race=loose",), "loose"), (("--emu-seeds=0",), "--emu-seeds")])
 def test_a_wrong_option_is_refused(inner: Inner, options: tuple[str, ...], said: str) -> None:
-    result = inner("", *options)
+    result = inner(HEAD, *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR and said in result.stderr.str()
 
 
@@ -149,13 +126,15 @@ def test_a_wrong_option_is_refused(inner: Inner, options: tuple[str, ...], said:
     ],
 )
 def test_a_wrong_mark_is_an_error_that_names_it(inner: Inner, mark: str, said: str) -> None:
-    result = inner(f"@pytest.mark.emu({mark})\ndef test_it(emu_machine): pass\n")
+    result = inner(f"{HEAD}\n@pytest.mark.emu({mark})\ndef test_it(emu_machine): pass\n")
     result.assert_outcomes(errors=1)
     assert said in result.stdout.str()
 
 
 def test_an_unexpected_report_fails_the_test_and_is_shown_with_its_timeline(inner: Inner) -> None:
-    result = inner("""
+    result = inner(
+        HEAD
+        + """
 def test_it(emu_machine):
     trap(emu_machine, timeline="what came before")
 
@@ -165,7 +144,8 @@ def test_late(emu_machine, request):
 @pytest.mark.xfail(strict=True)
 def test_known(emu_machine):
     trap(emu_machine)
-""")
+"""
+    )
     result.assert_outcomes(failed=1, xfailed=1, passed=1, errors=1)
     result.stdout.fnmatch_lines(
         [
@@ -183,7 +163,9 @@ def test_known(emu_machine):
 
 
 def test_a_report_that_a_test_expects_is_no_failure_and_a_missing_one_is(inner: Inner) -> None:
-    result = inner("""
+    result = inner(
+        HEAD
+        + """
 def test_expected(emu_machine, emu_reports):
     trap(emu_machine, "first")
     trap(emu_machine, "second")
@@ -201,7 +183,8 @@ def test_missing(emu_machine, emu_reports):
 
 def test_a_call_that_is_not_emulated(emu_machine):
     emu_machine.report(Report("unsupported", "cuArrayCreate is not emulated"))
-""")
+"""
+    )
     result.assert_outcomes(passed=2, failed=2)
     text = result.stdout.str()
     assert "expected: k.cu:3: trap: first" in text and "  trap at k.cu:3: second (kernel k)" in text
@@ -219,7 +202,8 @@ SOURCE = 'extern "C" __global__ void last(int* word) { word[0] = threadIdx.x; }'
 
 def test_work_that_a_test_leaves_queued_is_run_and_judged(inner: Inner) -> None:
     result = inner(
-        KERNEL
+        HEAD
+        + KERNEL
         + """
 @pytest.mark.emu(devices=1, race=True)
 def test_it(emu_device):
@@ -234,7 +218,9 @@ def test_it(emu_device):
 
 
 def test_a_marked_test_without_fixtures_has_cuda_python_and_the_default_driver_on_its_machine(inner: Inner) -> None:
-    result = inner("""
+    result = inner(
+        HEAD
+        + """
 import drvfuse as df
 from cuda.bindings import driver
 
@@ -255,14 +241,13 @@ def test_with_fixtures(emu_driver):
 
 def test_neither():
     assert not switched()
-""")
+"""
+    )
     result.assert_outcomes(passed=5)
 
 
-def test_it_works_under_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"), ("DRVFUSE_CACHE_DIR", CACHE), ("PYTHONPATH", ROOT)):
-        monkeypatch.setenv(name, str(value))
-    pytester.makepyfile(
+def test_it_works_under_xdist(inner: Inner) -> None:
+    source = (
         HEAD
         + """
 @pytest.mark.emu(devices=1, seeds=4)
@@ -271,7 +256,7 @@ def test_it(emu_machine):
         trap(emu_machine, timeline="what came before")
 """
     )
-    result = pytester.runpytest_subprocess(*OPTIONS, "-p", "xdist", "-n2", "--emu-race=strict")
+    result = inner(source, "-p", "xdist", "-n2", "--emu-race=strict", apart=True)
     result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(
         [
