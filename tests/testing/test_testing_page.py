@@ -12,7 +12,8 @@ import pytest
 pytest_plugins = "pytester"
 pytestmark = pytest.mark.emulated
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/testing.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "testing.md").read_text()
 CODE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
 
 
@@ -26,6 +27,12 @@ def test_without_the_barrier_the_first_one_fails_as_the_page_says(inner: Callabl
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     printed = re.sub(r"0x\w{5,}", "0x...", re.sub(r"test_\w+\.py", "test_total.py", result.stdout.str()))
     assert shown in printed
+
+
+def test_the_test_of_the_page_on_checking_passes(inner: Callable[..., pytest.RunResult]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "checking.md").read_text(), re.DOTALL)
+    source = [block for block in blocks if "SOURCE = " in block or "@pytest" in block]
+    inner("\n".join(source)).assert_outcomes(passed=6)
 
 
 def test_the_page_has_every_option_and_fixture() -> None:
