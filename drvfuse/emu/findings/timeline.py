@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
+PERIOD = 8  # rows of the longest sequence whose repetitions are folded
 APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
@@ -88,12 +89,21 @@ def render(
     """
     names = names or Names(window)
     grouped = _grouped([e for e in events if any(p.takes(e) for p in participants)])
-    hidden = max(0, len(grouped) - rows)
+    folded = _folded(grouped)
+    start = max(0, len(folded) - rows)
+    for at, item in enumerate(folded[start : start + PERIOD + 1], start):
+        if isinstance(item, _Again):  # what is repeated is shown too
+            start = min(start, at - item.rows)
+            break
+    hidden = sum(item.events if isinstance(item, _Again) else 1 for item in folded[:start])
     shared = len(participants) > COLUMNS
     heads = ["block", "event"] if shared else [str(p) for p in participants]
-    table: list[list[str]] = []
+    table: list[list[str] | str] = []
     clock = -1
-    for members in grouped[hidden:]:
+    for members in folded[start:]:
+        if isinstance(members, _Again):
+            table.append(str(members))
+            continue
         time = str(members[0].clock) if members[0].clock != clock else ""
         clock = members[0].clock
         text = _text(members, names)
@@ -104,16 +114,17 @@ def render(
             table.append([time, *(text if p in takers else "" for p in participants)])
     for p, text in (last or {}).items():
         table.append(["race", str(p), text] if shared else ["race", *(text if p is q else "" for q in participants)])
-    first = max([len(row[0]) for row in table] + [2])
+    cells = [row for row in table if not isinstance(row, str)]
+    first = max([len(row[0]) for row in cells] + [2])
     if shared:
-        second = max([len(row[1]) for row in table] + [len("block")])
+        second = max([len(row[1]) for row in cells] + [len("block")])
         widths = [first, second, width - first - second - 6]
     else:
         each = (width - first - 3 * len(heads)) // len(heads)
         widths = [first, *[each] * len(heads)]
     lines = [_row(["ns", *heads], widths), "-+-".join("-" * w for w in widths)]
     lines += [f"({hidden} earlier events)"] if hidden else []
-    lines += [_row(row, widths) for row in table]
+    lines += [row if isinstance(row, str) else _row(row, widths) for row in table]
     return "\n".join([*lines, *(_cut(text, width) for text in names.legend())])
 
 
@@ -144,6 +155,53 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
         if e.kind == "load":
             polls[word] = e.value, groups[-1]
     return groups
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A line that stands for more repetitions of the rows above it."""
+
+    rows: int
+    times: int
+    until: int
+
+    @property
+    def events(self) -> int:
+        return self.rows * self.times
+
+    def __str__(self) -> str:
+        which = "this row" if self.rows == 1 else f"these {self.rows} rows"
+        return f"({which} {self.times} times more, until {self.until} ns)"
+
+
+def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | _Again]:
+    """The rows, where rows that repeat one another, alone or as a sequence of up to PERIOD, stand there once."""
+    keys = [_key(members) for members in groups]
+    folded: list[list[Event] | _Again] = []
+    at = 0
+    while at < len(keys):
+        best, saved = (1, 1), 0
+        for period in range(1, PERIOD + 1):
+            end = at + period
+            while end < len(keys) and keys[end] == keys[end - period]:
+                end += 1
+            times = (end - at) // period
+            if (times - 1) * period - 1 > saved:
+                best, saved = (period, times), (times - 1) * period - 1
+        period, times = best
+        folded += groups[at : at + period]
+        at += period * times
+        if times > 1:
+            folded.append(_Again(period, times - 1, groups[at - 1][-1].clock))
+    return folded
+
+
+def _key(members: Sequence[Event]) -> tuple[Any, ...]:
+    """What two rows have in common that say the same, but for the time and who came last to a barrier."""
+    e = members[0]
+    who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
+    number = e.value if e.kind == "barrier" else 0
+    return e.device, e.block, e.kind, e.kernel, e.file, e.line, e.opcode, number, who
 
 
 def _text(members: Sequence[Event], names: Names) -> str:

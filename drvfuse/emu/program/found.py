@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..findings.reports import Report
+from ..findings.reports import NO_FINDINGS, Report
 
 SHOWN = 20
 """So many reports are printed; the others are counted."""
-
-_NO_FINDINGS = {"unsupported"}
 
 
 def finish(machine: Any) -> None:
@@ -38,7 +36,7 @@ def as_json(report: Report, pid: int) -> dict[str, Any]:
 
 def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The reports that say that something is wrong with the program: a call that is not emulated is none."""
-    return [report for report in reports if report["kind"] not in _NO_FINDINGS]
+    return [report for report in reports if report["kind"] not in NO_FINDINGS]
 
 
 def show(reports: Sequence[Mapping[str, Any]], title: str) -> None:
