@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from drvfuse.emu.program import runner
+from drvfuse.errors import ArgumentError, Unsupported
+
 PROGRAM = '''
 import ctypes, sys
 import numpy as np
@@ -207,6 +210,25 @@ def test_what_cannot_be_run_is_said_before_anything_runs(command, message, capsy
     except SystemExit as stopped:
         status = stopped.code
     assert status == 2 and message in capsys.readouterr().err
+
+
+def test_a_process_that_has_used_the_real_driver_is_refused(monkeypatch):
+    class Loaded:
+        status = 3  # CUDA_ERROR_NOT_INITIALIZED: it was loaded, and nothing else
+
+        def __init__(self, name, mode):
+            assert name == "libcuda.so.1" and mode & os.RTLD_NOLOAD
+
+        def cuDeviceGetCount(self, count):
+            return self.status
+
+    monkeypatch.setattr(runner.ctypes, "CDLL", Loaded)
+    with pytest.raises(ArgumentError, match=r"the program is 'no_such\.py'"):
+        runner.run(["no_such.py"])
+    runner._refuse_used_driver()
+    monkeypatch.setattr(Loaded, "status", 0)
+    with pytest.raises(Unsupported, match="has initialised the real CUDA driver already"):
+        runner._refuse_used_driver()
 
 
 def test_a_second_switch_of_a_process_is_refused(run):
