@@ -69,6 +69,12 @@ from cuda.bindings import driver, runtime
 from kernels import *  # the program's folder is in sys.path
 assert __name__ == "__main__" and Path(__file__).name == "program.py"
 assert "program/in_children" not in " ".join(sys.path)
+from drvfuse import emu, errors
+try:
+    with emu.program.switched():
+        raise AssertionError
+except errors.Unsupported as error:
+    assert "switched to <Machine of 3 x sm_90a, seed 0> already" in str(error)
 found = np.empty(4, np.uint32)
 ok(runtime.cudaMemcpy(found, put(4), 16, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
 print(found, sys.argv[1:], ok(driver.cuDeviceGetCount()))
@@ -229,19 +235,6 @@ def test_a_process_that_has_used_the_real_driver_is_refused(monkeypatch):
     monkeypatch.setattr(Loaded, "status", 0)
     with pytest.raises(Unsupported, match="has initialised the real CUDA driver already"):
         runner._refuse_used_driver()
-
-
-def test_a_second_switch_of_a_process_is_refused(run):
-    text = """
-from drvfuse import emu
-from drvfuse.errors import Unsupported
-try:
-    with emu.program.switched():
-        pass
-except Unsupported as error:
-    print(error)
-"""
-    assert "cuda-python is switched to <Machine of 8 x sm_90a, seed 0> already" in run(text).stdout
 
 
 def test_options_of_a_machine_that_is_there_already_are_refused(run):
