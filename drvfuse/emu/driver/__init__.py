@@ -28,6 +28,7 @@ from . import (  # noqa: F401
     function,
     graph,
     launch,
+    managed,
     memory,
     module,
     multicast,

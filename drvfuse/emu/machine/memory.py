@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pinned and managed memory      every device
 pools                          the owner, and the devices that the pool's access list names
 VMM                            the devices that were given access at that address, the owner not excepted; multicast
                                objects are mapped so too, but their addresses hold no memory and have no owner
@@ -22,6 +23,7 @@ from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
 from .host_files import FilePart
+from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool and handle
-    says its regime. `handle` is that which cuMemMap was given.
+    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
+    pool and handle says its regime. `handle` is that which cuMemMap was given.
     """
 
     base: int
@@ -53,9 +55,16 @@ class Allocation:
     registered: bool = False
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
     host: int | None = None  # of such addresses: where the host has the memory
+    managed: Advice | None = None  # of managed memory: what the program has said about its use
+    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def exportable(self) -> bool:
+        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
+        return self.device is not None and self.context is not None
 
     @property
     def mapped(self) -> Mappable | None:
@@ -203,6 +212,7 @@ class ProcessMemory:
             for a in process.memory._live.values():
                 if a.mapped is None and a.device is device and not a.registered and a.host is None:
                     maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                    maker = "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
             if memory.device is device:
@@ -311,6 +321,12 @@ class ProcessMemory:
         except WindowError as error:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def managed_alloc(self, context: Context, nbytes: int) -> Allocation:
+        """Managed memory: host memory that every device may access at the same address."""
+        allocation = self.host_alloc(context, nbytes, 0)
+        allocation.host_flags, allocation.managed = None, Advice()
+        return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
         """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""
