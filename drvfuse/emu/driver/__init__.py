@@ -36,6 +36,8 @@ from . import (  # noqa: F401
     pointer,
     pool,
     stream,
+    user_object,
+    values,
     vmm,
 )
 from .entry import ENTRIES, invoke

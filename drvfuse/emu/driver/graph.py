@@ -8,6 +8,7 @@ from typing import Any
 from ..bindings import R, T
 from ..machine.capture import Graph, GraphExec, Node, edges
 from ..machine.process import Process
+from ..machine.values import ValueOps
 from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
 from .entry import check, entry
 
@@ -19,6 +20,7 @@ _TYPES = {
     Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
     HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
     Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    ValueOps: _N.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
 }
 _INSTANTIATE_FLAGS = 1 | 2 | 8  # auto free, upload, node priority; launching from the device is not emulated
 

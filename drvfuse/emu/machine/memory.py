@@ -151,7 +151,7 @@ class ProcessMemory:
                 elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
                     kind = "read_only"
                 if kind:
-                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    name, verb = command.title, "writes" if at.write else "reads"
                     text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
                     device, process = command.context.device.index, self._process.title
                     return Report(kind, text, device=device, address=at.address, process=process)
