@@ -20,7 +20,7 @@ from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
 from .kernels import Kernels
-from .objects import Context, Stream
+from .objects import Context, Stream, new_chain
 from .values import ValueOps, WaitValue
 from .work import Callback, Command, Free, HostCall, Launch, Op, Record
 
@@ -85,6 +85,15 @@ class Progress:
             stream.tail = [op]
         stream.last = op
         return op
+
+    def enqueue_together(self, stream: Stream, commands: Iterable[Command]) -> list[Op]:
+        """Queue commands behind what a stream has to wait for, which are not ordered among themselves; what follows in
+        the stream waits for all.
+        """
+        start = self.enqueue(stream, Command(stream.context))
+        ops = [self.submit(command, [start], chain=new_chain(), priority=stream.priority) for command in commands]
+        stream.tail, stream.last = [start, *ops], None
+        return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
         """Those of some operations that matter to one behind them: for the race detector, also what has ended."""

@@ -115,8 +115,8 @@ class Copy(Command):
 
 
 class End(NamedTuple):
-    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said of
-    it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said
+    of it, by the names of CUDA_MEMCPY3D without "src" or "dst".
     """
 
     address: int

@@ -15,13 +15,14 @@ from typing import Any
 
 from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
-from .copy2d import Copy2D
 from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
+from .rows import Batch, Rows, RowsArray
 from .scalars import scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
+    "batch": Batch,
     "image": inputs.Image,
     "parameters": inputs.Parameters,
     "options": inputs.Options,
@@ -38,7 +39,10 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
-    "CUDA_MEMCPY2D": Copy2D,
+    "CUDA_MEMCPY2D": Rows,
+    "CUDA_MEMCPY3D": Rows,
+    "CUDA_MEMCPY3D_PEER": Rows,
+    "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
     "char": inputs.Text,
 }

@@ -112,7 +112,7 @@ class Target(Input):
         out.word(address if known is None else known)
         out.word(NONE if known is not None or not address else nbytes)
         if known is None and address:
-            call.lent.append(lambda content: _store(address, content))
+            call.lent.append(lambda content: store(address, content))
         call.keep.append(keep)
 
     def take(self, incoming: Incoming, run: Run) -> int:
@@ -134,7 +134,7 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
     out.data((ctypes.c_char * nbytes).from_address(address) if unknown and nbytes else b"" if unknown else None)
 
 
-def _store(address: int, content: Any) -> None:
+def store(address: int, content: Any) -> None:
     if content:
         memoryview((ctypes.c_char * len(content)).from_address(address)).cast("B")[:] = content
 

@@ -7,6 +7,7 @@ Words that C has no place for say what a prototype leaves open:
                      other pointer is written, and a parameter that is no pointer is read
     name[count]      the pointer is to so many elements (bytes, for void and CUdeviceptr) as the parameter `count`
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
+    @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, of which only the number counts: they steer an assembler that does not run
