@@ -43,6 +43,7 @@ from . import (  # noqa: F401
     vmm,
 )
 from .entry import ENTRIES, invoke
+from .entry import perform as perform
 
 
 class EmulatedDriver:

@@ -11,7 +11,7 @@ from ..bindings import R, T
 from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
-from .copy import check_range, pageable
+from .copy import check_range, field, pageable
 from .entry import check, entry, number
 
 _ORDER = T.CUmemcpySrcAccessOrder
@@ -32,13 +32,6 @@ def _stream(proc: Process, hStream: Any) -> Stream:
     return stream
 
 
-def _listed(items: Any, count: int) -> list[Any]:
-    found = list(items or [])
-    if count > len(found):
-        raise RuntimeError(f"List is too small: {len(found)} < {count}")
-    return found[:count]
-
-
 def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], waits: Sequence[bool]) -> None:
     """Queue copies, and wait for those that concern pageable memory."""
     ops = proc.machine.progress.enqueue_together(stream, commands)
@@ -48,8 +41,9 @@ def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], wai
         proc.healthy(stream.context)
 
 
-def _at_once(order: Any) -> bool:
+def _at_once(p: Any) -> bool:
     """Whether the source is read before the call returns. Failure for an order that is none."""
+    order = field(p, "srcAccessOrder")
     check(order in _ORDERS)
     return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)
 
@@ -61,15 +55,15 @@ def _batch(
     is DURING_API_CALL, is read before the call returns.
     """
     stream = _stream(proc, hStream)
-    targets, sources, lengths = (_listed(items, count) for items in (dsts, srcs, sizes))
-    attributes, starts = _listed(attrs, numAttrs), [int(i) for i in _listed(attrsIdxs, numAttrs)]
+    targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
+    attributes, starts = attrs[:numAttrs], attrsIdxs[:numAttrs]
     check(count > 0 and 0 < numAttrs <= count and starts[0] == 0)
     check(all(a < b for a, b in zip(starts, [*starts[1:], count], strict=True)))
     check(all(not a.flags & ~_FLAGS for a in attributes))
-    at_once = [_at_once(a.srcAccessOrder) for a in attributes]
+    at_once = [_at_once(a) for a in attributes]
     copies, waits = [], []
     for i, (dst, src, nbytes) in enumerate(zip(targets, sources, lengths, strict=True)):
-        target, source = (proc.memory.on_device(number(address)) for address in (dst, src))
+        target, source = (proc.memory.on_device(address) for address in (dst, src))
         check(nbytes > 0)
         check_range(proc, "writes", target, nbytes, False, proc.current())
         check_range(proc, "reads", source, nbytes, False, proc.current())
@@ -96,7 +90,9 @@ def cuMemcpyBatchAsync(
 
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
     """One end of a copy of a batch: linear memory. A row length or a layer height of 0 is that of the copy."""
-    check(operand.type != T.CUmemcpy3DOperandType.CU_MEMCPY_OPERAND_TYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+    kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
+    check(kind != kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+    check(kind == kinds.CU_MEMCPY_OPERAND_TYPE_POINTER)
     at, (width, height, depth) = operand.op.ptr, shape
     pitch, rows = int(at.rowLength) or width, int(at.layerHeight) or height
     check(pitch >= width and rows >= height)
@@ -110,13 +106,12 @@ def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any)
     pageable targets written, before the call returns.
     """
     stream = _stream(proc, hStream)
-    operations = _listed(opList, numOps)
     check(numOps > 0 and flags == 0)
     copies, waits = [], []
-    for p in operations:
+    for p in opList[:numOps]:
         shape = int(p.extent.width), int(p.extent.height), int(p.extent.depth)
         check(0 not in shape and not p.flags & ~_FLAGS)
-        now = _at_once(p.srcAccessOrder)
+        now = _at_once(p)
         target, source = _end(proc, p.dst, "writes", shape), _end(proc, p.src, "reads", shape)
         copies.append(Copy3D(stream.context, target, source, *shape))
         waits.append(now or pageable(proc, target.address) or pageable(proc, source.address))

@@ -7,9 +7,11 @@ import ctypes
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
+from ..wire import mapped
 from .entry import check, entry, host_address, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
@@ -19,7 +21,7 @@ _END = 1 << 56  # no program has memory at this address or above it
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
-    memory is taken on trust. Above all that a program can have there is what a client had registered.
+    memory has to be mapped. Above all that a program can have there is what a client had registered.
 
     The stream does not count: a copy on another device's stream needs access from the current context.
     """
@@ -27,6 +29,7 @@ def check_range(proc: Process, verb: str, address: int, nbytes: int, device: boo
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
+        check((mapped.writable if verb == "writes" else mapped.readable)(address, nbytes))
 
 
 def pageable(proc: Process, address: int) -> bool:
@@ -144,6 +147,14 @@ def cuMemcpyPeerAsync(
         _copy_async(proc, dst, src, ByteCount, stream)
 
 
+def field(p: Any, name: str) -> Any:
+    """A field of a structure, 0 for one that it does not have. Failure for an enum that holds none of its members."""
+    try:
+        return getattr(p, name, 0)
+    except ValueError:
+        raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
+
+
 def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
     """What a CUDA_MEMCPY3D, its PEER form or a CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a
     height of 0 is that of rows and layers without gaps.
@@ -153,10 +164,10 @@ def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
         return None
 
     def end(name: str, verb: str) -> End:
-        given = {key: getattr(p, name + key, 0) for key in END_KEYS}
+        given = {key: field(p, name + key) for key in END_KEYS}
         kinds, kind = T.CUmemorytype, given["MemoryType"]
         check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
-        check(kind in list(kinds) and not given["LOD"])
+        check(not given["LOD"])
         pitch = given["Pitch"] or width + given["XInBytes"]
         rows = given["Height"] or height + given["Y"]
         check(pitch >= width + given["XInBytes"] and (depth == 1 or rows >= height + given["Y"]))

@@ -8,16 +8,13 @@ from typing import Any
 from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Fill
-from .entry import check, entry, number
+from .entry import check, entry
 
 
 def _fill(
-    proc: Process, dst: Any, value: int, size: int, width: int, stream: Stream, height: int = 1, pitch: int = 0
+    proc: Process, address: int, value: int, size: int, width: int, stream: Stream, height: int = 1, pitch: int = 0
 ) -> None:
     """Queue a fill of `height` rows of `width` elements of `size` bytes. The pitch of one row does not matter."""
-    address = number(dst)
-    if not 0 <= value < 1 << 8 * size:
-        raise OverflowError(f"value {value} does not fit into {size} bytes")
     if 0 in (width, height):
         return
     check(address % size == 0)

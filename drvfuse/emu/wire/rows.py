@@ -7,11 +7,12 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from .arguments import whole
+from . import mapped
+from .arguments import Invalid
 from .calls import Call, Run
-from .inputs import Array, Struct, put_bytes, store
+from .inputs import Array, Struct, StructArray, put_bytes, put_target, take_bytes, take_target
 from .message import NONE, Incoming, Outgoing
-from .structs import STRUCTS
+from .structs import CUDA_MEMCPY3D_BATCH_OP, STRUCTS
 
 _HOST, _UNIFIED = 1, 4  # CUmemorytype
 _POINTER = 1  # CUmemcpy3DOperandType
@@ -30,6 +31,10 @@ class _Side(NamedTuple):
     pitch: int
     layer: int
     shape: tuple[int, int, int]
+
+    @property
+    def start(self) -> int:
+        return self.base + self.skipped
 
     @property
     def nbytes(self) -> int:
@@ -69,74 +74,80 @@ def _set(p: Any, path: tuple[str, ...], address: int) -> None:
     setattr(p, path[-1], address & _MASK)
 
 
+def _put(out: Outgoing, p: Any, sides: tuple[_Side, _Side], call: Call) -> None:
+    """A structure that describes a copy, with the host memory of its source, and the size of that of its target. Raises
+    Invalid where that memory cannot be read or written.
+    """
+    local = []
+    for side in sides:
+        known = call.caller.shared(side.base) if side.host else side.base
+        local.append(known is None)
+        if known is not None and side.host:
+            _set(p, side.path, known)
+    source, target = sides
+    readable = not local[0] or mapped.readable(source.start, source.nbytes)
+    if not readable or (local[1] and not mapped.writable(target.start, target.nbytes)):
+        raise Invalid
+    out.data(bytes(p))
+    out.data((ctypes.c_char * source.nbytes).from_address(source.start) if local[0] else None)
+    out.word(target.nbytes if local[1] else NONE)
+    if local[1]:
+        call.lent.append(_scatter(target))
+
+
+def _take(p: Any, sides: tuple[_Side, _Side], incoming: Incoming, run: Run) -> bytes:
+    """What `_put` has written behind the structure, which then names memory of the machine's end."""
+    rows, lent = incoming.view(), incoming.word()
+    here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
+    for side, address in zip(sides, here, strict=True):
+        if address is not None:
+            _set(p, side.path, address - side.skipped)
+    return bytes(p)
+
+
 class Rows(Struct):
     """A structure that describes one copy."""
-
-    side: Callable[[Any, str], _Side] = staticmethod(_side)
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         if value is None:
             out.data(None)
         else:
-            self._put(out, self.kind.bytes_of(value, self.name), call)
-
-    def _put(self, out: Outgoing, content: bytes, call: Call) -> None:
-        p = STRUCTS[self.kind.c].from_buffer_copy(content)
-        sides = [self.side(p, "src"), self.side(p, "dst")]
-        local = []
-        for side in sides:
-            known = call.caller.shared(side.base) if side.host else side.base
-            local.append(known is None)
-            if known is not None and side.host:
-                _set(p, side.path, known)
-        out.data(bytes(p))
-        source, target = sides
-        start = source.base + source.skipped
-        out.data((ctypes.c_char * source.nbytes).from_address(start) if local[0] else None)
-        out.word(target.nbytes if local[1] else NONE)
-        if local[1]:
-            call.lent.append(_scatter(target))
+            p = STRUCTS[self.kind.c].from_buffer_copy(self.kind.bytes_of(value))
+            _put(out, p, (_side(p, "src"), _side(p, "dst")), call)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         content = incoming.data()
-        return None if content is None else self.kind.made_of(self._take(content, incoming, run))
-
-    def _take(self, content: bytes, incoming: Incoming, run: Run) -> bytes:
+        if content is None:
+            return None
         p = STRUCTS[self.kind.c].from_buffer_copy(content)
-        rows, lent = incoming.view(), incoming.word()
-        for side, address in (
-            (self.side(p, "src"), None if rows is None else run.memory(rows)),
-            (self.side(p, "dst"), None if lent == NONE else run.lend(lent)),
-        ):
-            if address is not None:
-                _set(p, side.path, address - side.skipped)
-        return bytes(p)
+        return self.kind.made_of(_take(p, (_side(p, "src"), _side(p, "dst")), incoming, run))
 
 
-class RowsArray(Rows):
-    """A list of structures that describe copies."""
-
-    side = staticmethod(_operand)
+class RowsArray(StructArray):
+    """A list of CUDA_MEMCPY3D_BATCH_OP."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.word(NONE if value is None else len(value))
-        for item in value or ():
-            self._put(out, self.kind.bytes_of(item, self.name), call)
+        out.word(len(value))
+        for item in value:
+            p = CUDA_MEMCPY3D_BATCH_OP.from_buffer_copy(self.kind.bytes_of(item))
+            _put(out, p, (_operand(p, "src"), _operand(p, "dst")), call)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
-        count = incoming.word()
-        if count == NONE:
-            return None
-        return [self.kind.made_of(self._take(incoming.data() or b"", incoming, run)) for _ in range(count)]
+        found = []
+        for _ in range(incoming.word()):
+            p = CUDA_MEMCPY3D_BATCH_OP.from_buffer_copy(incoming.data() or b"")
+            content = _take(p, (_operand(p, "src"), _operand(p, "dst")), incoming, run)
+            found.append(self.kind.made_of(content))
+        return found
 
 
 def _scatter(target: _Side) -> Callable[[Any], None]:
     """What lies between the rows is not the copy's to write."""
 
     def store(content: Any) -> None:
-        start, width = target.base + target.skipped, target.shape[0]
+        width = target.shape[0]
         for at in target.rows() if content else ():
-            ctypes.memmove(start + at, bytes(content[at : at + width]), width)
+            ctypes.memmove(target.start + at, bytes(content[at : at + width]), width)
 
     return store
 
@@ -149,38 +160,11 @@ class Batch(Array):
         return self.name == "srcs"
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.word(NONE if value is None else len(value))
-        sizes = list(call.value("sizes") or ())
-        for i, item in enumerate(value or ()):
-            address = 0 if item is None else whole(item, 0, NONE, "CUdeviceptr")
-            nbytes = whole(sizes[i], 0, NONE, "size_t") if i < len(sizes) else 0
-            if self.reads:
-                put_bytes(out, address, nbytes, call)
-            else:
-                put_target(out, address, nbytes, call)
+        out.word(len(value))
+        sizes = [*call.value("sizes"), *[0] * len(value)]
+        for address, nbytes in zip(value, sizes, strict=False):
+            (put_bytes if self.reads else put_target)(out, address, nbytes, call)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
-        count = incoming.word()
-        if count == NONE:
-            return None
-        return [take_bytes(incoming, run) if self.reads else take_target(incoming, run) for _ in range(count)]
-
-
-def take_bytes(incoming: Incoming, run: Run) -> int:
-    """The address of what `put_bytes` has written."""
-    address, content = incoming.word(), incoming.view()
-    return address if content is None else run.memory(content)
-
-
-def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Memory that the call writes before it returns, unless the machine knows it."""
-    known = call.caller.shared(address)
-    out.word(address if known is None else known)
-    out.word(NONE if known is not None or not address else nbytes)
-    if known is None and address:
-        call.lent.append(lambda content: store(address, content))
-
-
-def take_target(incoming: Incoming, run: Run) -> int:
-    address, nbytes = incoming.word(), incoming.word()
-    return address if nbytes == NONE else run.lend(nbytes)
+        take = take_bytes if self.reads else take_target
+        return [take(incoming, run) for _ in range(incoming.word())]

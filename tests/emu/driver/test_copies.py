@@ -157,7 +157,8 @@ def _attributes(order: Any) -> Any:
 
 def _batch(cuda: Any, *args: Any) -> Any:
     """The CUresult of a call that tells which copy failed only to cuda.bindings 12."""
-    result = cuda.cuMemcpyBatchAsync(*args)
+    dsts, srcs = ([types.CUdeviceptr(int(address)) for address in addresses] for addresses in args[:2])
+    result = cuda.cuMemcpyBatchAsync(dsts, srcs, *args[2:])
     assert len(result) == (2 if MAJOR == 12 else 1)
     return result[0]
 
@@ -197,7 +198,7 @@ def test_a_wrong_batch_copies_nothing(cuda: Any) -> None:
     ):
         assert _batch(cuda, dsts, srcs, sizes, 2, kinds, starts, len(starts), where) == wrong
     with pytest.raises(RuntimeError, match="too small"):
-        cuda.cuMemcpyBatchAsync(dsts, srcs, [16], 2, attributes, [0], 1, stream)
+        _batch(cuda, dsts, srcs, [16], 2, attributes, [0], 1, stream)
     ok(cuda.cuCtxSynchronize())
     assert not _read(cuda, target, 64).any()
 

@@ -118,10 +118,10 @@ def test_arguments_are_bound_by_position_and_by_name() -> None:
     assert memset.bind((1, 2), {"N": 3}) == (1, 2, 3)
     assert SIGNATURES["cuGraphGetNodes"].bind((1,), {}) == (1, 0)
     for args, kwargs, text in (
-        ((1, 2, 3, 4), {}, "takes 3"),
+        ((1, 2, 3, 4), {}, "takes exactly 3"),
         ((1, 2), {"n": 3}, "unexpected"),
-        ((1, 2, 3), {"N": 3}, "multiple"),
-        ((1, 2), {}, "misses"),
+        ((1, 2, 3), {"N": 3}, "multiple values for keyword"),
+        ((1, 2), {}, "takes exactly 3 positional arguments .2 given"),
     ):
         with pytest.raises(TypeError, match=text):
             memset.bind(args, kwargs)

@@ -25,7 +25,7 @@ cuMemAllocManaged(CUdeviceptr* dptr @managed, size_t bytesize, unsigned int flag
 13: cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream);
 12: cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
     CUstream hStream);
-cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute attribute @kind, CUdeviceptr devPtr,
     size_t count);
 cuMemRangeGetAttributes(void** data[numAttributes] @range, in size_t* dataSizes[numAttributes],
     in CUmem_range_attribute* attributes[numAttributes], size_t numAttributes, CUdeviceptr devPtr, size_t count);
@@ -111,7 +111,7 @@ cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdevic
 cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, in void* addr @host);
 cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
 cuMemExportToShareableHandle(void* shareableHandle @descriptor, CUmemGenericAllocationHandle handle,
-    CUmemAllocationHandleType handleType, unsigned long long flags);
+    CUmemAllocationHandleType handleType @kind, unsigned long long flags);
 cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, in void* osHandle @descriptor,
     CUmemAllocationHandleType shHandleType);
 
