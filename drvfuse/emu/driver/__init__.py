@@ -30,6 +30,7 @@ from . import (  # noqa: F401
     function,
     graph,
     launch,
+    link,
     managed,
     memory,
     module,

@@ -34,6 +34,7 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
+    "code": outputs.Code,
     "descriptor": outputs.Descriptor,
     "managed": Managed,
     "pinned": outputs.Pinned,

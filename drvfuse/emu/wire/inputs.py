@@ -155,6 +155,9 @@ class StructArray(List):
         return [self.kind.made_of(content[i : i + size]) for i in range(0, len(content), size)]
 
 
+_FILES = ("fname", "fileName", "path")
+
+
 class Text(Input):
     """A C string. The name of a file becomes absolute, as the machine has another working directory."""
 
@@ -162,7 +165,7 @@ class Text(Input):
         return text(value)
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.data(os.path.abspath(value) if self.name == "fname" and value else value)
+        out.data(os.path.abspath(value) if self.name in _FILES and value else value)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         return incoming.data()
@@ -285,8 +288,8 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options, whose types follow from the list of options in front. Numbers travel, and buffers that the
-    call writes; lists do not.
+    """Values of options, whose types follow from the list of options in front. Numbers travel; lists do not, nor do
+    buffers, into which the caller's end writes what the machine says of a call that fails.
     """
 
     def read(self, value: Any) -> Any:
@@ -304,17 +307,11 @@ class Options(List):
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(len(value))
         for option, item in zip(call.value(self._options), value, strict=False):
-            if jit_options.is_buffer(option):
-                buffer = memoryview(item.keep)
-                out.word(buffer.nbytes)
-                call.lent.append(functools.partial(_store, int(item)))
-            else:
-                out.word(int(item) if isinstance(item, int | float) else 0)
+            number = isinstance(item, int | float) and not jit_options.is_buffer(option)
+            out.word(int(item) if number else 0)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
-        values = [incoming.word() for _ in range(incoming.word())]
-        given = zip(run.value(self._options), values, strict=False)
-        return [run.lend(value) if jit_options.is_buffer(option) else value for option, value in given]
+        return [incoming.word() for _ in range(incoming.word())]
 
 
 class Parameters(Input):

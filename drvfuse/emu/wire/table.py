@@ -9,6 +9,7 @@ Words that C has no place for say what a prototype leaves open:
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
     @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
+    @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
     @kind            the type of a result follows from it

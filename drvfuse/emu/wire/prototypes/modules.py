@@ -7,6 +7,7 @@ cuModuleLoadData(CUmodule* module, const void* image @image);
 cuModuleLoadDataEx(CUmodule* module, const void* image @image, unsigned int numOptions,
     in CUjit_option* options[numOptions], in void** optionValues[numOptions] @options);
 cuModuleLoad(CUmodule* module, const char* fname);
+cuModuleLoadFatBinary(CUmodule* module, const void* fatCubin @image);
 cuModuleUnload(CUmodule hmod);
 cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name);
 cuModuleGetFunctionCount(unsigned int* count, CUmodule mod);
@@ -17,6 +18,11 @@ cuLibraryLoadData(CUlibrary* library, const void* code @image, in CUjit_option* 
     in void** jitOptionsValues[numJitOptions] @options, unsigned int numJitOptions,
     in CUlibraryOption* libraryOptions[numLibraryOptions], in void** libraryOptionValues[numLibraryOptions] @options,
     unsigned int numLibraryOptions);
+cuLibraryLoadFromFile(CUlibrary* library, const char* fileName, in CUjit_option* jitOptions[numJitOptions],
+    in void** jitOptionsValues[numJitOptions] @options, unsigned int numJitOptions,
+    in CUlibraryOption* libraryOptions[numLibraryOptions], in void** libraryOptionValues[numLibraryOptions] @options,
+    unsigned int numLibraryOptions);
+cuLibraryGetUnifiedFunction(void** fptr, CUlibrary library, const char* symbol);
 cuLibraryUnload(CUlibrary library);
 cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name);
 cuLibraryGetKernelCount(unsigned int* count, CUlibrary lib);
@@ -26,6 +32,16 @@ cuLibraryGetGlobal(CUdeviceptr* dptr @managed, size_t* bytes, CUlibrary library,
 cuLibraryGetManaged(CUdeviceptr* dptr @managed, size_t* bytes, CUlibrary library, const char* name);
 cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel);
 cuKernelGetName(const char** name, CUkernel hfunc);
+
+// Linking
+cuLinkCreate(unsigned int numOptions, in CUjit_option* options[numOptions], in void** optionValues[numOptions] @options,
+    CUlinkState* stateOut);
+cuLinkAddData(CUlinkState state, CUjitInputType typename, in void* data[size], size_t size, const char* name,
+    unsigned int numOptions, in CUjit_option* options[numOptions], in void** optionValues[numOptions] @options);
+cuLinkAddFile(CUlinkState state, CUjitInputType typename, const char* path, unsigned int numOptions,
+    in CUjit_option* options[numOptions], in void** optionValues[numOptions] @options);
+cuLinkComplete(CUlinkState state, void** cubinOut @code, size_t* sizeOut);
+cuLinkDestroy(CUlinkState state);
 
 // Functions
 cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc);
