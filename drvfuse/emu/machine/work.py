@@ -19,6 +19,7 @@ from .objects import Context, Event, Function, Pool
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .memory import Allocation
 
 Dim = tuple[int, int, int]
 
@@ -198,6 +199,16 @@ class Free(Command):
 
     def run(self, machine: Machine) -> None:
         self.context.process.memory.pool_free(self.pool, self.address)
+
+
+@dataclass(frozen=True, eq=False)
+class Leave(Command):
+    """Use another process's memory no more."""
+
+    view: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.free(self.view)
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,6 +41,7 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
+    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
     "CUDA_MEMCPY2D": Rows,
     "CUDA_MEMCPY3D": Rows,
     "CUDA_MEMCPY3D_PEER": Rows,

@@ -23,7 +23,7 @@ from .message import NONE, Incoming, Outgoing
 from .parameters import KernelParameters, lay_out, pack
 from .scalars import Enumeration, Handle, Scalar, scalar
 from .signatures import Parameter
-from .structs import LaunchConfig, Structure
+from .structs import CUDA_LAUNCH_PARAMS, LaunchConfig, Structure
 from .table import ATTRIBUTES
 
 
@@ -343,6 +343,32 @@ class Parameters(Input):
         address, keep = lay_out(block, [incoming.word() for _ in range(incoming.word())])
         run.keep.append(keep)
         return address
+
+
+class LaunchArray(StructArray):
+    """A list of launches (CUDA_LAUNCH_PARAMS), each with the block of its parameters."""
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(len(value))
+        for item in value:
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(self.kind.bytes_of(item))
+            layout = call.caller.layout(p.function or 0)
+            block = None if layout is None else pack(layout, p.kernelParams or 0, 0)
+            out.data(bytes(p))
+            out.data(block)
+            offsets = [offset for offset, _ in layout.parameters] if layout is not None and block is not None else []
+            for word in (len(offsets), *offsets):
+                out.word(word)
+
+    def take(self, incoming: Incoming, run: Run) -> Any:
+        found = []
+        for _ in range(incoming.word()):
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(incoming.data() or b"")
+            block, offsets = incoming.data(), [incoming.word() for _ in range(incoming.word())]
+            p.kernelParams, keep = (0, None) if block is None else lay_out(block, offsets)
+            run.keep.append(keep)
+            found.append(self.kind.made_of(bytes(p)))
+        return found
 
 
 class Descriptor(HostMemory):

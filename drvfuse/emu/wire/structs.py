@@ -85,13 +85,25 @@ CUmemcpyAttributes = _struct(
     *(("srcAccessOrder", _int), ("srcLocHint", CUmemLocation), ("dstLocHint", CUmemLocation), ("flags", _u32)),
 )
 CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
+CUDA_LAUNCH_PARAMS = _struct(
+    "CUDA_LAUNCH_PARAMS",
+    *(("function", _pointer), *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ"))),
+    *((name, _u32) for name in ("blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")),
+    *(("hStream", _pointer), ("kernelParams", _pointer)),
+)
+_HANDLE = ("reserved", _u8 * 64)
+CUipcMemHandle = _struct("CUipcMemHandle", _HANDLE)
+CUipcEventHandle = _struct("CUipcEventHandle", _HANDLE)
+CUmemPoolPtrExportData = _struct("CUmemPoolPtrExportData", _HANDLE)
+CUstreamAttrValue = _struct("CUstreamAttrValue", ("value", _u8 * 64))
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
         *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUexecAffinityParam, CUctxCreateParams),
         *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D, CUstreamBatchMemOpParams, CUDA_MEMCPY3D),
-        *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes),
+        *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue),
+        *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_LAUNCH_PARAMS),
     )
 }
 

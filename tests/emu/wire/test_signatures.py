@@ -97,7 +97,10 @@ def _same_places(value: Any, place: Any) -> int:
     return checked
 
 
-_MERE_BYTES = {"CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams"}
+_MERE_BYTES = {
+    *("CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams", "CUstreamAttrValue"),
+    *("CUipcMemHandle", "CUipcEventHandle", "CUmemPoolPtrExportData"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - _MERE_BYTES))

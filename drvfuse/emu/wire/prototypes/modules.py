@@ -76,4 +76,15 @@ cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int grid
     CUstream hStream, in void** kernelParams @parameters);
 cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, in void** kernelParams @parameters,
     in void** extra @parameters);
+cuLaunchCooperativeKernelMultiDevice(in CUDA_LAUNCH_PARAMS* launchParamsList[numDevices], unsigned int numDevices,
+    unsigned int flags);
+cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z);
+cuFuncSetSharedSize(CUfunction hfunc, unsigned int numbytes);
+cuParamSetSize(CUfunction hfunc, unsigned int numbytes);
+cuParamSeti(CUfunction hfunc, int offset, unsigned int value);
+cuParamSetf(CUfunction hfunc, int offset, float value);
+cuParamSetv(CUfunction hfunc, int offset, in void* ptr[numbytes], unsigned int numbytes);
+cuLaunch(CUfunction f);
+cuLaunchGrid(CUfunction f, int grid_width, int grid_height);
+cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream);
 """
