@@ -167,6 +167,7 @@ def _copy_2d(proc: Process, p: Any, context: Context) -> Copy2D | None:
 @entry(unsafe=True)
 def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
     context = proc.current()
+    check(pCopy is not None)
     command = _copy_2d(proc, pCopy, context)
     if command is not None:
         _queue(proc, context.legacy, command, True)
@@ -175,6 +176,7 @@ def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
 @entry()
 def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
     stream = proc.stream(hStream)
+    check(pCopy is not None)
     command = _copy_2d(proc, pCopy, stream.context)
     if command is not None:
         _capturable(proc, stream, command.source, command.destination)

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from typing import Any
 
-from ..bindings import R, T
+from ..bindings import FUNCTIONS, R
 from ..findings.reports import Report
 from ..machine.process import Process
 from .error import DRIVER_VERSION
@@ -120,7 +120,7 @@ def results(name: str) -> int:
     """How many results a function of cuda.bindings has behind the CUresult, as its docstring lists them."""
     if name in _RESULTS:
         return _RESULTS[name]
-    _, _, listed = (getattr(T, name).__doc__ or "").partition("Returns\n")
+    _, _, listed = (FUNCTIONS[name].__doc__ or "").partition("Returns\n")
     entries = re.split(r"\n *\n", re.sub(r"^ *-+\n", "", listed))[0].split("\n")
     indent = len(entries[0]) - len(entries[0].lstrip())
     return max(0, sum(bool(line.strip()) and line[indent : indent + 1] != " " for line in entries) - 1)

@@ -165,7 +165,9 @@ class AttachedMachine:
         nothing = (None,) * len(signature.returned)
         try:
             values = coder.read(args, kwargs)
-        except Invalid:
+        except Invalid as invalid:
+            if invalid.args and not self.closed:
+                return self._question("refuse_argument", signature.name, str(invalid))
             values = None
         if self.closed:
             return self._answered_here(signature.name, values, nothing)
@@ -210,8 +212,12 @@ class AttachedMachine:
 
     def refuse(self, name: str) -> tuple[Any, ...]:
         """A call of a function that the emulated driver refuses."""
+        return self._question("refuse", name)
+
+    def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """A call whose result is the answer to a question."""
         try:
-            result, self.refusal = self._ask("refuse", name)
+            result, self.refusal = self._ask(question, name, *arguments)
         except ClosedError:
             from ..driver.refused import results
 

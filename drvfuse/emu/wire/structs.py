@@ -84,7 +84,8 @@ class Structure:
     """A structure of cuda.bindings as bytes."""
 
     def __init__(self, c: str) -> None:
-        self.c, self.size = c, ctypes.sizeof(STRUCTS[c])
+        self.c, self.place = c, STRUCTS[c]
+        self.size = ctypes.sizeof(self.place)
 
     @functools.cached_property
     def kind(self) -> Any:
