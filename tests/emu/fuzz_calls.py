@@ -78,11 +78,11 @@ class State:
         ok(cuda.cuEventDestroy(dead_event))
         ok(cuda.cuMemFree(dead_memory))
         self.memory = [memory, int(memory) + 4000, pinned, dead_memory]
-        self.handles = [
-            *(module, library, stream, event, graph, dead_stream, dead_event, ok(cuda.cuCtxGetCurrent())),
-            *(ok(cuda.cuModuleGetFunction(module, b"kernel")), ok(cuda.cuLibraryGetKernel(library, b"kernel"))),
-            *(ok(cuda.cuDeviceGetDefaultMemPool(0)), ok(cuda.cuGraphInstantiate(graph, 0))),
-        ]
+        alive = [module, library, stream, event, graph, ok(cuda.cuCtxGetCurrent())]
+        alive += [ok(cuda.cuModuleGetFunction(module, b"kernel")), ok(cuda.cuLibraryGetKernel(library, b"kernel"))]
+        alive += [ok(cuda.cuDeviceGetDefaultMemPool(0)), ok(cuda.cuGraphInstantiate(graph, 0)), memory]
+        self.alive = {type(handle).__name__: handle for handle in alive}
+        self.handles = [*alive[:-1], dead_stream, dead_event]
 
 
 def ok(result: tuple[Any, ...]) -> Any:
@@ -102,6 +102,8 @@ class Arguments:
         draw, p = self.draw, item.parameter
         if draw.random() < 0.04:
             return draw.choice(ODD)
+        if p.type in state.alive and not isinstance(item, inputs.List) and draw.random() < 0.6:
+            return state.alive[p.type]
         if isinstance(item, inputs.Function):
             return draw.choice((0, self.code, 7, FAR, *self.host["addresses"]))
         if isinstance(item, inputs.Text):
