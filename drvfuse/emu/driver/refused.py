@@ -15,9 +15,6 @@ from typing import Any
 from ..bindings import FUNCTIONS, R
 from ..findings.reports import Report
 from ..machine.process import Process
-from .error import DRIVER_VERSION
-
-_NEWEST = f"{DRIVER_VERSION // 1000}.{DRIVER_VERSION % 1000 // 10}"
 
 ARRAYS = "arrays, textures and surfaces are not emulated"
 CONDITIONAL = "conditional nodes of graphs are not emulated"
@@ -28,9 +25,9 @@ GRAPHICS = "interoperability with graphics is not emulated"
 EXTERNAL = "external memory and semaphores are not emulated"
 TENSOR_MAPS = "tensor maps are not emulated"
 UNPUBLISHED = "it hands out interfaces of the driver that are not published"
-NEWER = f"it is newer than CUDA {_NEWEST}, which the emulated driver has"
+NEWER = "it is newer than CUDA 12.9 and 13.0, which the emulated driver stands for"
 
-_BY_REASON = {
+BY_REASON = {
     ARRAYS: """
         cuArrayCreate cuArrayDestroy cuArrayGetDescriptor cuArrayGetMemoryRequirements cuArrayGetPlane
         cuArrayGetSparseProperties cuArray3DCreate cuArray3DGetDescriptor cuMipmappedArrayCreate
@@ -92,7 +89,7 @@ _BY_REASON = {
 _RESULTS = {"cuGetExportTable": 1} | dict.fromkeys(("cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"), 1)
 _RESULTS |= dict.fromkeys(("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal"), 0)
 """Of functions whose docstrings do not tell."""
-REFUSED = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
+REFUSED = {name: reason for reason, names in BY_REASON.items() for name in names.split()}
 """Name of a function -> why it is refused. The functions of both major versions of cuda.bindings, 12.9 and 13."""
 
 
