@@ -28,6 +28,7 @@ from . import (  # noqa: F401
     function,
     graph,
     launch,
+    logs,
     memory,
     module,
     multicast,

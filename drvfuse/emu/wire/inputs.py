@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from . import jit_options, mapped
-from .arguments import Address, Invalid, host_address, image_bytes, items, text, type_name
+from .arguments import Address, Invalid, bytes_address, host_address, image_bytes, items, text, type_name
 from .calls import Call, Run
 from .message import NONE, Incoming, Outgoing
 from .parameters import KernelParameters, lay_out, pack
@@ -27,6 +27,7 @@ from .structs import LaunchConfig, Structure
 from .table import ATTRIBUTES
 
 _MOST_WANTED = 1 << 24
+_FILES = ("fname", "pathToFile")
 
 
 class Input:
@@ -88,6 +89,39 @@ class Kind(Member):
         if number not in kind.members:
             raise TypeError(f"Unsupported attribute: {value.name}")
         return kind.members[number]
+
+
+class Moved(Input):
+    """A number in an object of the bindings that the call moves on. It keeps the object; None is 0."""
+
+    def read(self, value: Any) -> int:
+        kind = cast(Handle, self.scalar).kind
+        if value is None:
+            return 0
+        if not isinstance(value, kind):
+            expected = f"cuda.bindings.driver.{self.scalar.c}"
+            raise TypeError(f"Argument {self.name!r} has incorrect type (expected {expected}, got {type_name(value)})")
+        return Address.of(int(value), value)
+
+
+class Buffer(Input):
+    """Memory that the call writes, as bytes of Python, which it keeps."""
+
+    def read(self, value: Any) -> Address:
+        return bytes_address(value)
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(value.keep.nbytes)
+        call.lent.append(functools.partial(_store, int(value)))
+
+    def take(self, incoming: Incoming, run: Run) -> Address:
+        return lent_to(run, incoming.word())
+
+
+def lent_to(run: Run, nbytes: int) -> Address:
+    """Memory of so many bytes that goes back to the caller."""
+    address = run.lend(nbytes)
+    return Address.of(address, memoryview(run.lent[-1])[:nbytes])
 
 
 class List(Input):
@@ -173,7 +207,7 @@ class Text(Input):
         return text(value)
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.data(os.path.abspath(value) if self.name == "fname" and value else value)
+        out.data(os.path.abspath(value) if self.name in _FILES and value else value)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         return incoming.data()
@@ -312,8 +346,7 @@ class Options(List):
         out.word(len(value))
         for option, item in zip(call.value(self._options), value, strict=False):
             if jit_options.is_buffer(option):
-                buffer = memoryview(item.keep)
-                out.word(buffer.nbytes)
+                out.word(item.keep.nbytes)
                 call.lent.append(functools.partial(_store, int(item)))
             else:
                 out.word(int(item) if isinstance(item, int | float) else 0)
@@ -321,7 +354,7 @@ class Options(List):
     def take(self, incoming: Incoming, run: Run) -> Any:
         values = [incoming.word() for _ in range(incoming.word())]
         given = zip(run.value(self._options), values, strict=False)
-        return [run.lend(value) if jit_options.is_buffer(option) else value for option, value in given]
+        return [lent_to(run, value) if jit_options.is_buffer(option) else value for option, value in given]
 
 
 class Parameters(Input):
