@@ -33,6 +33,7 @@ from . import (  # noqa: F401
     launch,
     legacy_launch,
     link,
+    logs,
     managed,
     managed_batch,
     memory,
