@@ -194,6 +194,19 @@ def test_memory_of_a_pool_is_imported_by_the_pool(two: Two, rng: np.random.Gener
     assert len(two.machine.reports) == 2  # of the two calls that were refused
 
 
+def test_imported_memory_may_go_before_a_free_that_is_queued(two: Two) -> None:
+    pool = _pool(two.a)
+    pointer = ok(two.a.cuMemAllocFromPoolAsync(64, pool, 0))
+    descriptor = ok(two.a.cuMemPoolExportToShareableHandle(pool, DESCRIPTOR, 0))
+    imported = ok(two.b.cuMemPoolImportFromShareableHandle(descriptor, DESCRIPTOR, 0))
+    os.close(descriptor)
+    there = ok(two.b.cuMemPoolImportPointer(imported, ok(two.a.cuMemPoolExportPointer(pointer))))
+    ok(two.b.cuMemFreeAsync(there, 0))
+    ok(two.a.cuMemFree(pointer))
+    ok(two.b.cuCtxSynchronize())
+    assert not two.machine.reports
+
+
 def test_what_pools_refuse(two: Two) -> None:
     none, wrong = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE, R.CUDA_ERROR_INVALID_VALUE
     pool, private = _pool(two.a), _pool(two.a, none)
