@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -147,6 +148,24 @@ def test_an_opened_event_has_the_records_of_the_other() -> None:
     ok(a.cuEventSynchronize(event))
     assert code(a.cuEventElapsedTime(event, event)) == R.CUDA_ERROR_INVALID_HANDLE
     machine.close()
+
+
+def test_a_stream_waits_for_what_another_process_writes(two: Two) -> None:
+    """While the one process waits, the other one is outside, so it is no deadlock."""
+    word, result = ok(two.a.cuMemAlloc(4)), []
+    ok(two.a.cuMemsetD32(word, 0, 1))
+    ok(two.a.cuCtxSynchronize())
+    ok(two.b.cuIpcOpenMemHandle(ok(two.a.cuIpcGetMemHandle(word)), LAZY))
+    stream = ok(two.a.cuStreamCreate(1))
+    ok(two.a.cuStreamWaitValue32(stream, word, 7, 1))
+    waiting = threading.Thread(target=lambda: result.append(code(two.a.cuStreamSynchronize(stream))))
+    waiting.start()
+    waiting.join(0.05)
+    assert not result
+    ok(two.b.cuStreamWriteValue32(0, word, 7, 0))
+    ok(two.b.cuCtxSynchronize())
+    waiting.join(10)
+    assert result == [R.CUDA_SUCCESS]
 
 
 def test_events_that_are_not_for_others_have_no_handle(two: Two) -> None:
