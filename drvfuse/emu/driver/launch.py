@@ -24,7 +24,9 @@ _MAX_BLOCK = (1024, 1024, 64)
 
 
 @dataclass
-class _Attributes:
+class Attributes:
+    """What the attributes of a launch say of it."""
+
     cooperative: bool = False
     programmatic: bool = False
     priority: int | None = None
@@ -45,9 +47,9 @@ _HINTS = _by_name(
 _NOT_EMULATED = _by_name("PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT", "DEVICE_UPDATABLE_KERNEL_NODE")
 
 
-def attributes_of(config: Any) -> _Attributes:
+def attributes_of(config: Any) -> Attributes:
     """What the attributes of a launch say; one that is not known is an error, never dropped."""
-    found = _Attributes()
+    found = Attributes()
     attributes = list(config.attrs or [])
     check(config.numAttrs <= len(attributes))
     for attribute in attributes[: config.numAttrs]:
@@ -114,7 +116,7 @@ def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) 
 # Launching ----------------------------------------------------------------------------------------------------------
 
 
-def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: _Attributes) -> Launch:
+def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: Attributes) -> Launch:
     """A checked launch of a function in its own context."""
     assert function.module is not None
     check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
@@ -136,7 +138,7 @@ def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, pa
 
 
 def _launch(
-    proc: Process, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: _Attributes
+    proc: Process, f: Any, grid: Dim, block: Dim, smem: int, hStream: Any, kernelParams: Any, extra: Any, a: Attributes
 ) -> None:
     stream = proc.stream(hStream)
     function = resolve(proc, proc.get(f, Function), stream.context)
@@ -162,7 +164,7 @@ def cuLaunchKernel(
     extra: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, _Attributes())
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, extra, Attributes())
 
 
 @entry()
@@ -180,7 +182,7 @@ def cuLaunchCooperativeKernel(
     kernelParams: Any,
 ) -> None:
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
-    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, None, _Attributes(cooperative=True))
+    _launch(proc, f, grid, block, sharedMemBytes, hStream, kernelParams, None, Attributes(cooperative=True))
 
 
 @entry()

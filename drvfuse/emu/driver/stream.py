@@ -10,7 +10,7 @@ from ..machine.capture import Capture, Node
 from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
-from ..machine.work import HostCall
+from ..machine.work import Callback, HostCall
 from .entry import check, entry, present
 
 _STATUS = T.CUstreamCaptureStatus
@@ -127,17 +127,22 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 
 @entry()
-def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
-    target, source = proc.stream(dst), proc.stream(src)
-    target.priority = source.priority
-
-
-@entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
     stream = proc.stream(hStream)
     check(fn)
     proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))
+
+
+@entry()
+def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
+    """The function runs as that of cuLaunchHostFunc does. It is given the stream and a CUresult, that of the context:
+    after a fault it still runs. Not legal in a capture.
+    """
+    stream = proc.stream(hStream)
+    check(callback and flags == 0)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    proc.enqueue(stream, Callback(stream.context, callback, int(userData), userData, hStream))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pinned and managed memory      every device
 pools                          the owner, and the devices that the pool's access list names
 VMM                            the devices that were given access at that address, the owner not excepted; multicast
                                objects are mapped so too, but their addresses hold no memory and have no owner
@@ -23,7 +24,9 @@ from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
 from .host_files import FilePart
+from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
+from .shared import Export
 
 if TYPE_CHECKING:
     from .process import Process
@@ -40,8 +43,8 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool and handle
-    says its regime. `handle` is that which cuMemMap was given.
+    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
+    pool and handle says its regime. `handle` is that which cuMemMap was given.
     """
 
     base: int
@@ -55,9 +58,19 @@ class Allocation:
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
     descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
     host: int | None = None  # of such addresses: where the host has the memory
+    managed: Advice | None = None  # of managed memory: what the program has said about its use
+    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
+    export: Export | None = None  # by which other processes can open it
+    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
+    opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def exportable(self) -> bool:
+        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
+        return self.device is not None and self.context is not None and self.origin is None
 
     @property
     def mapped(self) -> Mappable | None:
@@ -144,7 +157,7 @@ class ProcessMemory:
                 elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
                     kind = "read_only"
                 if kind:
-                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    name, verb = command.title, "writes" if at.write else "reads"
                     text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
                     device, process = command.context.device.index, self._process.title
                     return Report(kind, text, device=device, address=at.address, process=process)
@@ -163,7 +176,7 @@ class ProcessMemory:
         """How much of each kind there is of what has an address."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
-            "allocations": sum(a.mapped is None and a.host is None for a in self._live.values()),
+            "allocations": sum(a.mapped is None and a.host is None and a.origin is None for a in self._live.values()),
             "mappings": mappings,
             "reservations": len(self._reserved),
         }
@@ -203,8 +216,10 @@ class ProcessMemory:
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
             for a in process.memory._live.values():
-                if a.mapped is None and a.device is device and not a.registered and a.host is None:
+                plain = a.mapped is None and a.host is None and a.origin is None
+                if plain and a.device is device and not a.registered:
                     maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                    maker = "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
             if memory.device is device:
@@ -314,6 +329,12 @@ class ProcessMemory:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
 
+    def managed_alloc(self, context: Context, nbytes: int) -> Allocation:
+        """Managed memory: host memory that every device may access at the same address."""
+        allocation = self.host_alloc(context, nbytes, 0)
+        allocation.host_flags, allocation.managed = None, Advice()
+        return allocation
+
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
         """Memory of the host that is pinned where it is. With its `file`, whose descriptor it takes, devices reach it
         too, by other addresses.
@@ -335,8 +356,48 @@ class ProcessMemory:
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
+    def shared(self, allocation: Allocation) -> Export:
+        """What other processes can open of an allocation of this one."""
+        if allocation.export is None:
+            allocation.export = Export(self, allocation)
+        return allocation.export
+
+    def open(self, export: Export, *, context: Context | None = None, pool: Pool | None = None) -> Allocation:
+        """Open memory of another process, which has the same address here; once more, if it is open."""
+        owned = export.allocation
+        view = self.at(owned.base)
+        if view is None:
+            view = self.add(Allocation(owned.base, owned.nbytes, owned.device, context, pool, origin=export))
+            export.views.append((self, view))
+            if pool is not None:
+                pool.live.add(view.base)
+            self.refresh(view)
+        view.opens += 1
+        return view
+
+    def close(self, view: Allocation) -> None:
+        """Undo one `open`."""
+        view.opens -= 1
+        if view.opens == 0:
+            self._leave(view)
+
+    def _leave(self, view: Allocation) -> None:
+        assert view.origin is not None
+        if self.at(view.base) is not view:  # its owner has freed it since this was queued
+            return
+        view.origin.views.remove((self, view))
+        self.drop(view)
+        if view.pool is not None:
+            view.pool.live.discard(view.base)
+        self._window.set_access(view.base, view.nbytes, 0, 0, self._process.table)
+
     def free(self, allocation: Allocation) -> None:
-        """Drop an allocation and its memory; later accesses fault."""
+        """Drop an allocation and its memory; later accesses fault. Of another process's memory only its use ends."""
+        if allocation.origin is not None:
+            self._leave(allocation)
+            return
+        for memory, view in list(allocation.export.views) if allocation.export is not None else ():
+            memory._leave(view)
         self.drop(allocation)
         if allocation.registered:
             if allocation.alias is not None:

@@ -33,6 +33,9 @@ class Caller(Protocol):
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         """Put pinned memory at its address. The descriptor is closed."""
 
+    def keep_image(self, link: int, content: bytes) -> int:
+        """The address of an image, as a C string, which stays until its link is destroyed."""
+
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """(descriptor, offset) of the file that the range is a shared mapping of; None if it is none."""
 
@@ -42,6 +45,9 @@ class Machine(Protocol):
 
     def pinned(self, address: int) -> int:
         """A descriptor of the pinned memory at an address."""
+
+    def managed(self, address: int) -> tuple[int, int, int] | None:
+        """(address, bytes, descriptor) of the managed memory that an address is in; None if it is in none."""
 
     def call_back(self, function: int, argument: int) -> int:
         """Call `size_t f(int)` of the caller."""

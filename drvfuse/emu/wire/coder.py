@@ -15,13 +15,15 @@ from typing import Any
 
 from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
-from .copy2d import Copy2D
+from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
-from .scalars import Enumeration, scalar
+from .rows import Batch, Rows, RowsArray
+from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
 from .table import ATTRIBUTES
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
+    "batch": Batch,
     "image": inputs.Image,
     "parameters": inputs.Parameters,
     "options": inputs.Options,
@@ -29,16 +31,25 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "descriptor": inputs.Descriptor,
     "host": inputs.Host,
     "registered": inputs.Registered,
+    "text": inputs.Buffer,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
+    "code": outputs.Code,
     "descriptor": outputs.Descriptor,
+    "managed": Managed,
     "pinned": outputs.Pinned,
+    "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
-    "CUDA_MEMCPY2D": Copy2D,
+    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
+    "CUDA_MEMCPY2D": Rows,
+    "CUDA_MEMCPY3D": Rows,
+    "CUDA_MEMCPY3D_PEER": Rows,
+    "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
     "CUasyncCallback": inputs.Function,
+    "CUlogsCallback": inputs.Function,
     "CUhostFn": inputs.Function,
     "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
@@ -58,6 +69,8 @@ def input_of(p: Parameter) -> inputs.Input:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)
     if p.extent:
         return inputs.Array(p)
+    if p.mode == "inout" and isinstance(kind, Handle):
+        return inputs.Moved(p)
     if p.type in ATTRIBUTES or p.role == "kind":
         return inputs.Kind(p)
     return (inputs.Member if isinstance(kind, Enumeration) else inputs.Input)(p)
@@ -69,6 +82,8 @@ def output_of(p: Parameter) -> outputs.Output:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
         return outputs.Text(p)
+    if p.mode == "inout" and isinstance(scalar(p.type), Handle) and not p.extent:
+        return outputs.Moved(p)
     if scalar(p.type) is None and p.type != "void":
         return (outputs.StructArray if p.extent else outputs.Struct)(p)
     return (outputs.Array if p.extent else outputs.Output)(p)
@@ -79,11 +94,12 @@ class Coder:
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self.inputs = [input_of(p) for p in signature.given]
+        wanted = {p.extent for p in signature.returned}
+        self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
         self._readers = [item.read for item in self.inputs]
         self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
-        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind)
+        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
         self._results = self._form(self.outputs, outputs.Output)
 
     @staticmethod
