@@ -9,10 +9,11 @@ from typing import Any
 from ..bindings import R, T
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
-from ..machine.work import Copy, Copy2D, Fill
+from ..machine.work import Copy, Copy3D, End, Fill
 from .entry import check, entry, host_address, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
+END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # no program has memory at this address or above it
 
 
@@ -45,7 +46,7 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
     _queue(proc, stream, Copy(stream.context, dst, source, nbytes, keep), _pageable(proc, dst))
 
 
-def _queue(proc: Process, stream: Stream, command: Copy | Copy2D, wait: bool) -> None:
+def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) -> None:
     """Queue a copy, and wait for it unless it goes into a graph."""
     op = proc.enqueue(stream, command)
     if op is not None and wait:
@@ -143,29 +144,36 @@ def cuMemcpyPeerAsync(
         _copy_async(proc, dst, src, ByteCount, stream)
 
 
-def _copy_2d(proc: Process, p: Any, context: Context) -> Copy2D | None:
-    def end(verb: str, kind: Any, host: Any, device: Any, pitch: int, x: int, y: int) -> tuple[int, int]:
-        kinds = T.CUmemorytype
-        check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
-        base = host_address(host)[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(device)
-        check(pitch == 0 or pitch >= p.WidthInBytes + x)
-        pitch = pitch or p.WidthInBytes + x
-        start = proc.memory.on_device(base + y * pitch + x)
-        nbytes = pitch * (p.Height - 1) + p.WidthInBytes
-        _range(proc, verb, start, nbytes, kind == kinds.CU_MEMORYTYPE_DEVICE, proc.current())
-        return start, pitch
-
-    if p.WidthInBytes == 0 or p.Height == 0:
+def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
+    """What a CUDA_MEMCPY3D or CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a height of 0 is that of
+    rows and layers without gaps.
+    """
+    width, height, depth = p.WidthInBytes, p.Height, getattr(p, "Depth", 1)
+    if 0 in (width, height, depth):
         return None
-    dst, dst_pitch = end("writes", p.dstMemoryType, p.dstHost, p.dstDevice, p.dstPitch, p.dstXInBytes, p.dstY)
-    src, src_pitch = end("reads", p.srcMemoryType, p.srcHost, p.srcDevice, p.srcPitch, p.srcXInBytes, p.srcY)
-    return Copy2D(context, dst, dst_pitch, src, src_pitch, p.WidthInBytes, p.Height, p)
+
+    def end(name: str, verb: str) -> End:
+        given = {key: getattr(p, name + key, 0) for key in END_KEYS}
+        kinds, kind = T.CUmemorytype, given["MemoryType"]
+        check(kind != kinds.CU_MEMORYTYPE_ARRAY, R.CUDA_ERROR_NOT_SUPPORTED)
+        check(kind in list(kinds) and not given["LOD"])
+        pitch = given["Pitch"] or width + given["XInBytes"]
+        rows = given["Height"] or height + given["Y"]
+        check(pitch >= width + given["XInBytes"] and (depth == 1 or rows >= height + given["Y"]))
+        base = host_address(given["Host"])[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(given["Device"])
+        first = base + (given["Z"] * rows + given["Y"]) * pitch + given["XInBytes"]
+        found = End(proc.memory.on_device(first), pitch, rows * pitch, given)
+        device = kind == kinds.CU_MEMORYTYPE_DEVICE
+        _range(proc, verb, found.address, found.span(width, height, depth), device, proc.current())
+        return found
+
+    return Copy3D(context, end("dst", "writes"), end("src", "reads"), width, height, depth, p)
 
 
 @entry(unsafe=True)
 def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
     context = proc.current()
-    command = _copy_2d(proc, pCopy, context)
+    command = copy_3d(proc, pCopy, context)
     if command is not None:
         _queue(proc, context.legacy, command, True)
 
@@ -173,10 +181,11 @@ def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
 @entry()
 def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
     stream = proc.stream(hStream)
-    command = _copy_2d(proc, pCopy, stream.context)
+    command = copy_3d(proc, pCopy, stream.context)
     if command is not None:
-        _capturable(proc, stream, command.source, command.destination)
-        _queue(proc, stream, command, _pageable(proc, command.destination) or _pageable(proc, command.source))
+        ends = command.source.address, command.destination.address
+        _capturable(proc, stream, *ends)
+        _queue(proc, stream, command, any(_pageable(proc, address) for address in ends))
 
 
 # Fills --------------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from typing import Any
 from ..bindings import R, T
 from ..machine.capture import Graph, GraphExec, Node, edges
 from ..machine.process import Process
-from ..machine.work import Copy, Copy2D, Fill, HostCall, Launch, Record
+from ..machine.work import Copy, Copy3D, Fill, HostCall, Launch, Record
 from .entry import check, entry
 
 _N = T.CUgraphNodeType
 _TYPES = {
     Launch: _N.CU_GRAPH_NODE_TYPE_KERNEL,
     Copy: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
-    Copy2D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
+    Copy3D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
     Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
     HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
     Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,

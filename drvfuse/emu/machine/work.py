@@ -8,7 +8,7 @@ knows how many others it still has to wait for, and tells its dependents when it
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,35 +107,54 @@ class Copy(Command):
         return (target,) if isinstance(self.source, bytes) else (target, Access(self.source, self.nbytes, False))
 
 
-@dataclass(frozen=True, eq=False)
-class Copy2D(Command):
-    """`height` rows of `width` bytes."""
+class End(NamedTuple):
+    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said of
+    it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """
 
-    destination: int
-    destination_pitch: int
-    source: int
-    source_pitch: int
+    address: int
+    pitch: int
+    layer: int
+    given: Mapping[str, Any]
+
+    def rows(self, height: int, depth: int) -> Iterator[int]:
+        """Where the rows of so many layers begin."""
+        return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
+
+    def span(self, width: int, height: int, depth: int) -> int:
+        """Bytes from the first to the last one of so many rows."""
+        return (depth - 1) * self.layer + (height - 1) * self.pitch + width
+
+
+@dataclass(frozen=True, eq=False)
+class Copy3D(Command):
+    """`depth` layers of `height` rows of `width` bytes, none of which is 0."""
+
+    destination: End
+    source: End
     width: int
-    height: int
+    height: int = 1
+    depth: int = 1
     keep: Any = None
 
     def run(self, machine: Machine) -> None:
-        for row in range(self.height):
-            machine.window.copy(
-                self.destination + row * self.destination_pitch, self.source + row * self.source_pitch, self.width
-            )
+        for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
+            machine.window.copy(destination, source, self.width)
+
+    def _rows(self, end: End) -> Iterator[int]:
+        return end.rows(self.height, self.depth)
 
     def accesses(self) -> tuple[Access, ...]:
-        rows = self.height - 1
+        shape = self.width, self.height, self.depth
         return (
-            Access(self.destination, rows * self.destination_pitch + self.width, True),
-            Access(self.source, rows * self.source_pitch + self.width, False),
+            Access(self.destination.address, self.destination.span(*shape), True),
+            Access(self.source.address, self.source.span(*shape), False),
         )
 
     def touches(self) -> Iterable[Access]:
-        for row in range(self.height):
-            yield Access(self.destination + row * self.destination_pitch, self.width, True)
-            yield Access(self.source + row * self.source_pitch, self.width, False)
+        for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
+            yield Access(destination, self.width, True)
+            yield Access(source, self.width, False)
 
 
 @dataclass(frozen=True, eq=False)
