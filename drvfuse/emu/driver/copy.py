@@ -145,8 +145,8 @@ def cuMemcpyPeerAsync(
 
 
 def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
-    """What a CUDA_MEMCPY3D or CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a height of 0 is that of
-    rows and layers without gaps.
+    """What a CUDA_MEMCPY3D or CUDA_MEMCPY2D asks for, checked; None where it is empty. A pitch or a height of 0 is that
+    of rows and layers without gaps.
     """
     width, height, depth = p.WidthInBytes, p.Height, getattr(p, "Depth", 1)
     if 0 in (width, height, depth):

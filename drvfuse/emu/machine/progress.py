@@ -21,7 +21,7 @@ from . import interrupts
 from .backlog import Backlog
 from .kernels import Kernels
 from .objects import Context, Stream
-from .work import Command, Free, HostCall, Launch, Op, Record
+from .work import Command, Free, HostCall, Launch, Op
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
@@ -204,15 +204,13 @@ class Progress:
             self._call(command)
             self._finish(op)
         else:
-            if isinstance(command, Record):
-                command.event.op = op
             refusal = command.context.process.memory.refusal(command, op.allocations)
             if refusal is None:
                 if self.detector is not None:
                     self.machine.engine.identify(op)
                     now = self.machine.engine.event_count
                     if isinstance(command, Free):
-                        self.detector.free(op, command.address, command.nbytes, now)
+                        self.detector.free(op, command.allocation.base, command.allocation.nbytes, now)
                     else:
                         self.detector.touch(op, command.touches(), now)
                 command.run(self.machine)

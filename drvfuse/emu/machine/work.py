@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..findings.race import Ordered
-from .objects import Context, Event, Function, Pool
+from .objects import Context, Event, Function
 
 if TYPE_CHECKING:
+    from .graph_memory import GraphMemory
     from .machine import Machine
+    from .memory import Allocation
+    from .process import Process
+    from .user_objects import UserObject
 
 Dim = tuple[int, int, int]
 
@@ -108,8 +112,8 @@ class Copy(Command):
 
 
 class End(NamedTuple):
-    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said of
-    it, by the names of CUDA_MEMCPY3D without "src" or "dst".
+    """One end of a copy of rows: its first byte, and how far apart rows and layers are. `given` is what the call said
+    of it, by the names of CUDA_MEMCPY3D without "src" or "dst".
     """
 
     address: int
@@ -182,20 +186,45 @@ class Fill(Command):
 
 
 @dataclass(frozen=True, eq=False)
-class Free(Command):
-    """Give memory back to its pool."""
+class Allocate(Command):
+    """Put memory of a graph at its address."""
 
-    pool: Pool
-    address: int
-    nbytes: int
+    memory: GraphMemory
 
     def run(self, machine: Machine) -> None:
-        self.context.process.memory.pool_free(self.pool, self.address)
+        self.context.process.graph_memory.occupy(self.memory)
+
+
+@dataclass(frozen=True, eq=False)
+class Free(Command):
+    """Give memory back to its pool, or take that of a graph away until it is allocated again."""
+
+    allocation: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.give_back(self.allocation)
+
+
+@dataclass(frozen=True, eq=False)
+class Release(Command):
+    """Give references to user objects back."""
+
+    objects: Mapping[UserObject, int]
+
+    def run(self, machine: Machine) -> None:
+        release(self.context.process, self.objects)
 
 
 @dataclass(frozen=True, eq=False)
 class Record(Command):
     """An event record inside a graph, of an event that others outside of the graph wait for."""
+
+    event: Event
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(Command):
+    """A wait inside a graph for what an event has recorded when the graph is launched."""
 
     event: Event
 
@@ -212,7 +241,7 @@ class HostCall(Command):
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
     """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it. `cluster`: the
-    shape of its clusters, None where it has none.
+    shape of its clusters, None where it has none. `hints`: attributes that change nothing here, by id.
     """
 
     function: Function
@@ -224,6 +253,7 @@ class Launch(Command):
     programmatic: bool = False
     priority: int | None = None
     cluster: Dim | None = None
+    hints: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -237,6 +267,18 @@ class Launch(Command):
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+
+def retain(objects: Mapping[UserObject, int]) -> None:
+    """Take more references to user objects."""
+    for item, count in objects.items():
+        item.retain(count)
+
+
+def release(process: Process, objects: Mapping[UserObject, int]) -> None:
+    """Give references to user objects back."""
+    for item, count in objects.items():
+        item.release(process, count)
 
 
 def call_host(address: int, argument: int) -> None:
