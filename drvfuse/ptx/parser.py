@@ -216,6 +216,7 @@ class _Parser:
         align = int(m["align"] or element)
         var = Var(m["name"], spaces[0] if spaces else "param", m["type"], element * count, align)
         var.extern = "extern" in mods
+        var.managed = re.match(r"[^=]*\.attribute\s*\(\s*\.managed\b", text) is not None
         var.array = bool(dims)
         var.line = self.line(start)
         if m["init"]:

@@ -41,6 +41,9 @@ class Loopback:
     def pinned(self, address: int) -> int:
         return os.open(os.devnull, os.O_RDONLY)
 
+    def managed(self, address: int) -> None:
+        return None
+
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         os.close(descriptor)
 

@@ -28,6 +28,7 @@ from . import (  # noqa: F401
     function,
     graph,
     launch,
+    managed,
     memory,
     module,
     multicast,
@@ -35,6 +36,8 @@ from . import (  # noqa: F401
     pointer,
     pool,
     stream,
+    user_object,
+    values,
     vmm,
 )
 from .entry import ENTRIES, invoke

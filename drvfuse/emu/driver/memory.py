@@ -42,7 +42,11 @@ def cuMemFree(proc: Process, dptr: Any) -> None:
     if address == 0:
         return
     allocation = proc.memory.at(address)
-    if allocation is None or allocation.device is None or allocation.memory is not None:
+    if (
+        allocation is None
+        or (allocation.device is None and allocation.managed is None)
+        or allocation.memory is not None
+    ):
         raise proc.memory.stray("cuMemFree needs an address that an allocation returned", address)
     if allocation.pool is not None:
         check(not allocation.freed)

@@ -103,7 +103,10 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
     """A module of a context, with its own copy of the variables."""
     module = Module(context, image)
     if image.globals_bytes:
-        allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        if any(variable.managed for variable in image.globals):  # one allocation has all variables of a module
+            allocation = proc.memory.managed_alloc(context, image.globals_bytes)
+        else:
+            allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
         module.globals_address = allocation.base
         for variable in image.globals:
             start = allocation.base + variable.offset
@@ -265,6 +268,15 @@ def cuLibraryGetModule(proc: Process, library: Any) -> Any:
 @entry(2)
 def cuLibraryGetGlobal(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
     return _global(_library_module(proc, proc.get(library, Library), proc.current()), text(name))
+
+
+@entry(2)
+def cuLibraryGetManaged(proc: Process, library: Any, name: bytes) -> tuple[Any, int]:
+    """A `__managed__` variable; of the current context, where CUDA has one for all."""
+    found = proc.get(library, Library)
+    variable = next((v for v in found.image.globals if v.name == text(name)), None)
+    check(variable is not None and variable.managed, R.CUDA_ERROR_NOT_FOUND)
+    return _global(_library_module(proc, found, proc.current()), text(name))
 
 
 @entry(1)

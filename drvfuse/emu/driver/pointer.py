@@ -16,7 +16,7 @@ _P = T.CUpointer_attribute
 
 def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> Any:
     """The value of a pointer attribute, in the type that cuda.bindings gives it."""
-    host = a.device is None and a.multicast is None
+    host = a.device is None and a.multicast is None and a.managed is None
     owner = a.multicast.devices[0] if a.multicast else a.device or (a.context.device if a.context else None)
     index = owner.index if owner else -1
     if attribute == _P.CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -27,7 +27,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         check(not a.registered or a.alias is not None)
         return T.CUdeviceptr(proc.memory.on_device(address))
     if attribute == _P.CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        check(host)
+        check(host or a.managed is not None)
         return address if a.host is None else a.host + address - a.base
     if attribute == _P.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         return T.CUmemoryPool(a.pool.handle if a.pool else 0)
@@ -38,9 +38,9 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
     plain = {
         _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: index,
         _P.CU_POINTER_ATTRIBUTE_BUFFER_ID: a.number,
-        _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: False,
-        _P.CU_POINTER_ATTRIBUTE_IS_MANAGED: False,
-        _P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: False,
+        _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: a.synchronous,
+        _P.CU_POINTER_ATTRIBUTE_IS_MANAGED: a.managed is not None,
+        _P.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: a.exportable,
         _P.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: 0,
         _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
@@ -63,6 +63,16 @@ def _access_flags(proc: Process, a: Allocation) -> int:
 def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
     is_enum(attribute, _P, "attribute")
     return _attribute(proc, present(proc.memory.find(number(ptr))), attribute, number(ptr))
+
+
+@entry()
+def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -> None:
+    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set. It is told again; copies to and from pageable memory and those
+    without a stream wait in any case.
+    """
+    is_enum(attribute, _P, "attribute")
+    check(attribute == _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    present(proc.memory.find(number(ptr))).synchronous = bool(value)
 
 
 @entry(1)

@@ -10,7 +10,7 @@ from ..machine.capture import Capture, Node
 from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
-from ..machine.work import HostCall
+from ..machine.work import Callback, HostCall
 from .entry import check, entry, host_address, is_enum, number, present
 
 _STATUS = T.CUstreamCaptureStatus
@@ -136,6 +136,19 @@ def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> Non
     check(address)
     argument, keep = host_address(userData)
     proc.enqueue(stream, HostCall(stream.context, address, argument, (keep, fn)))
+
+
+@entry()
+def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
+    """The function runs as that of cuLaunchHostFunc does. It is given the stream and a CUresult, that of the context:
+    after a fault it still runs. Not legal in a capture.
+    """
+    stream = proc.stream(hStream)
+    address = number(callback)
+    check(address and flags == 0)
+    stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    argument, keep = host_address(userData)
+    proc.enqueue(stream, Callback(stream.context, address, argument, (keep, callback), number(hStream)))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's three regimes.
+"""Memory of one process: who owns an allocation, and which devices may reach it under which of CUDA's regimes.
 
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+pinned and managed memory      every device
 pools                          the owner, and the devices that the pool's access list names
 allocation nodes of graphs     the owner, and the devices that the node's access list names
 VMM                            the devices that were given access at that address, the owner not excepted; multicast
@@ -23,6 +24,7 @@ from ..findings.reports import Report
 from ..space.window import WindowError
 from .failure import Failure
 from .host_files import FilePart
+from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ _WRONG = {
 
 @dataclass(eq=False)
 class Allocation:
-    """A live range. `device` is None for host memory and multicast addresses; exactly one of context, pool, handle and
-    graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at times only.
+    """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
+    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
+    times only.
     """
 
     base: int
@@ -56,9 +59,16 @@ class Allocation:
     registered: bool = False
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
     host: int | None = None  # of such addresses: where the host has the memory
+    managed: Advice | None = None  # of managed memory: what the program has said about its use
+    synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
+
+    @property
+    def exportable(self) -> bool:
+        """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
+        return self.device is not None and self.context is not None
 
     @property
     def mapped(self) -> Mappable | None:
@@ -145,7 +155,7 @@ class ProcessMemory:
                 elif at.write and not self._permits(at.address, at.nbytes, READ_WRITE):
                     kind = "read_only"
                 if kind:
-                    name, verb = type(command).__name__.lower(), "writes" if at.write else "reads"
+                    name, verb = command.title, "writes" if at.write else "reads"
                     text = f"a queued {name} {verb} {at.nbytes} bytes at 0x{at.address:x}, {_WRONG[kind]}"
                     device, process = command.context.device.index, self._process.title
                     return Report(kind, text, device=device, address=at.address, process=process)
@@ -214,6 +224,7 @@ class ProcessMemory:
                 if a.mapped is None and a.device is device and not absent:
                     maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
                     maker = maker if a.host_flags is None else "cuMemHostAlloc"
+                    maker = "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
             if memory.device is device:
@@ -326,6 +337,12 @@ class ProcessMemory:
         except WindowError as error:
             raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
+
+    def managed_alloc(self, context: Context, nbytes: int) -> Allocation:
+        """Managed memory: host memory that every device may access at the same address."""
+        allocation = self.host_alloc(context, nbytes, 0)
+        allocation.host_flags, allocation.managed = None, Advice()
+        return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
         """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""

@@ -47,7 +47,7 @@ class Process:
 
     Two functions do what depends on where the process really is, which is this process of the operating system unless
     they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`, and
-    `call_host(function, argument)`, which is called without the machine's lock, calls one of its host functions.
+    `call_host(function, *arguments)`, which is called without the machine's lock, calls one of its host functions.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -64,7 +64,7 @@ class Process:
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.call_host: Callable[[int, int], None] = call_host
+        self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return
         self._tenancies: list[Tenancy] = []

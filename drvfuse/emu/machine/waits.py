@@ -103,7 +103,7 @@ class Waits:
         """`_step`, unless another thread has found just now that nothing can move."""
         lock = self._machine.lock
         if self._machine.several:
-            resting = self._rest == lock.changes and time.monotonic() < self._rest_until
+            resting = self._rest == lock.changes and time.monotonic() < self._rest_until and not self._progress.wakes()
             if lock.choose("rest", resting):
                 return False
         return self._step()

@@ -35,6 +35,7 @@ class Op(Ordered):
 
     __slots__ = (
         "allocations",
+        "at",
         "command",
         "dependents",
         "launch",
@@ -58,6 +59,7 @@ class Op(Ordered):
         self.launch: Any = None
         self.room = 0
         self.time = 0
+        self.at = 0  # how many of its values were written or found
 
     def __lt__(self, other: Op) -> bool:
         return self.order < other.order
@@ -76,6 +78,11 @@ class Command:
     """Does nothing by itself: a marker or a join. `context` decides whether it still runs after a fault."""
 
     context: Context
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return type(self).__name__.lower()
 
     def run(self, machine: Machine) -> None:
         """Do it; everything but a kernel and a host function is done at once."""
@@ -237,6 +244,19 @@ class HostCall(Command):
     argument: int
     keep: Any = None
 
+    def arguments(self) -> tuple[int, ...]:
+        return (self.argument,)
+
+
+@dataclass(frozen=True, eq=False)
+class Callback(HostCall):
+    """A host function that is told the stream, and what went wrong before it: it runs after a fault too."""
+
+    stream: int = 0
+
+    def arguments(self) -> tuple[int, ...]:
+        return self.stream, int(self.context.error or 0), self.argument
+
 
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
@@ -281,6 +301,6 @@ def release(process: Process, objects: Mapping[UserObject, int]) -> None:
         item.release(process, count)
 
 
-def call_host(address: int, argument: int) -> None:
-    """Call the C function `void (*)(void*)` at an address of this process of the operating system."""
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument)
+def call_host(address: int, *arguments: int) -> None:
+    """Call a C function of this process of the operating system, which takes words and returns nothing."""
+    ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(arguments))(address)(*arguments)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
 from ..machine import interrupts
+from ..machine.work import call_host
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..findings.reports import Report
 
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
+_HOST_FUNCTIONS = {"cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"}
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
 
@@ -168,7 +170,7 @@ class AttachedMachine:
             return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
         if self._local.in_host_function:
             return (R.CUDA_ERROR_NOT_PERMITTED, *nothing)
-        if signature.name == "cuLaunchHostFunc":
+        if signature.name in _HOST_FUNCTIONS:
             self._serve_host_functions()
         out = Outgoing()
         try:
@@ -339,8 +341,8 @@ def _run_host_functions(
     try:
         while True:
             _, incoming = receive(connection)
-            function, argument = incoming.word(), incoming.word()
-            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(argument)
+            function, count = incoming.word(), incoming.word()
+            call_host(function, *(incoming.word() for _ in range(count)))
             send(connection, Tag.RESULT, Outgoing())
     except (Ended, OSError):
         pass  # the machine is gone, or this process has left it

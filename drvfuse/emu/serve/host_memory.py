@@ -109,8 +109,8 @@ class HostMemory:
 
     def after(self, name: str, values: Sequence[Any]) -> None:
         """A call has succeeded."""
-        if name == "cuMemFreeHost":
-            address = host_address(values[0])[0]
+        if name in ("cuMemFreeHost", "cuMemFree"):  # the latter frees managed memory too
+            address = int(values[0] or 0) if name == "cuMemFree" else host_address(values[0])[0]
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:
                 pages.keep_free_again(address, span)

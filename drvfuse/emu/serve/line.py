@@ -112,6 +112,13 @@ class Line:
     def pinned(self, address: int) -> int:
         return self.session.process.machine.window.host_file(address)
 
+    def managed(self, address: int) -> tuple[int, int, int] | None:
+        process = self.session.process
+        found = process.memory.find(address)
+        if found is None or found.managed is None:
+            return None
+        return found.base, found.nbytes, process.machine.window.host_file(found.base)
+
     def call_back(self, function: int, argument: int) -> int:
         out = Outgoing()
         out.word(function)

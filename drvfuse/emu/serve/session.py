@@ -96,14 +96,14 @@ class Session:
                 self._host = connection
             return not self.ended
 
-    def call_host(self, address: int, argument: int) -> None:
+    def call_host(self, address: int, *arguments: int) -> None:
         """Run a host function in the client, and wait for its end. The machine's lock is not held."""
         with self._host_turn:
             if self._host is None or self.ended:
                 return
             out = Outgoing()
-            out.word(address)
-            out.word(argument)
+            for word in (address, len(arguments), *arguments):
+                out.word(word)
             try:
                 send(self._host, Tag.CALLBACK, out)
                 receive(self._host)

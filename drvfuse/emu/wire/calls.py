@@ -43,6 +43,9 @@ class Machine(Protocol):
     def pinned(self, address: int) -> int:
         """A descriptor of the pinned memory at an address."""
 
+    def managed(self, address: int) -> tuple[int, int, int] | None:
+        """(address, bytes, descriptor) of the managed memory that an address is in; None if it is in none."""
+
     def call_back(self, function: int, argument: int) -> int:
         """Call `size_t f(int)` of the caller."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
 from .copy2d import Copy2D
+from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
 from .scalars import scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
@@ -32,7 +33,9 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
     "descriptor": outputs.Descriptor,
+    "managed": Managed,
     "pinned": outputs.Pinned,
+    "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
     "CUDA_MEMCPY2D": Copy2D,

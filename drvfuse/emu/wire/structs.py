@@ -64,12 +64,13 @@ CUDA_MEMCPY2D = _struct(
     *((end + name, kind) for end in ("src", "dst") for name, kind in _END),
     *(("WidthInBytes", _size), ("Height", _size)),
 )
+CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
         *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUexecAffinityParam, CUctxCreateParams),
-        *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D),
+        *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D, CUstreamBatchMemOpParams),
     )
 }
 

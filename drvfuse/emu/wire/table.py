@@ -14,6 +14,8 @@ Words that C has no place for say what a prototype leaves open:
     @descriptor      a file descriptor, as the handle type says
     @host            an address, perhaps of host memory, which is neither read nor written by the call
     @registered      the same, of memory that the devices may use from now on
+    @managed         an address, perhaps of managed memory, which the caller then reaches too
+    @range           what is told of a range of managed memory
     @pinned          the address of new host memory that the devices may use
 
 "12:" and "13:" are functions, or forms of them, that only these major versions of cuda.bindings have. The names of

@@ -16,6 +16,21 @@ cuMemHostGetFlags(unsigned int* pFlags, in void* p @host);
 cuMemHostRegister(in void* p[bytesize] @registered, size_t bytesize, unsigned int Flags);
 cuMemHostUnregister(in void* p @host);
 
+// Managed memory
+cuMemAllocManaged(CUdeviceptr* dptr @managed, size_t bytesize, unsigned int flags);
+12: cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device);
+13: cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location);
+12: cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location);
+12: cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream);
+13: cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream);
+12: cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
+    CUstream hStream);
+cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+    size_t count);
+cuMemRangeGetAttributes(void** data[numAttributes] @range, in size_t* dataSizes[numAttributes],
+    in CUmem_range_attribute* attributes[numAttributes], size_t numAttributes, CUdeviceptr devPtr, size_t count);
+cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags);
+
 // Copies and fills
 cuMemcpy(out CUdeviceptr dst[ByteCount], in CUdeviceptr src[ByteCount], size_t ByteCount);
 cuMemcpyAsync(out CUdeviceptr dst[ByteCount], in CUdeviceptr src[ByteCount], size_t ByteCount, CUstream hStream);
@@ -42,6 +57,8 @@ cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStr
 cuPointerGetAttribute(void* data @attribute, CUpointer_attribute attribute, CUdeviceptr ptr @host);
 cuPointerGetAttributes(unsigned int numAttributes, in CUpointer_attribute* attributes[numAttributes],
     void** data[numAttributes] @attribute, CUdeviceptr ptr @host);
+
+cuPointerSetAttribute(const void* value @attribute, CUpointer_attribute attribute, CUdeviceptr ptr @host);
 
 // Pools
 cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps);

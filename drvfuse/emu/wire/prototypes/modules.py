@@ -11,7 +11,7 @@ cuModuleUnload(CUmodule hmod);
 cuModuleGetFunction(CUfunction* hfunc, CUmodule hmod, const char* name);
 cuModuleGetFunctionCount(unsigned int* count, CUmodule mod);
 cuModuleEnumerateFunctions(CUfunction* functions[numFunctions], unsigned int numFunctions, CUmodule mod);
-cuModuleGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUmodule hmod, const char* name);
+cuModuleGetGlobal(CUdeviceptr* dptr @managed, size_t* bytes, CUmodule hmod, const char* name);
 cuModuleGetLoadingMode(CUmoduleLoadingMode* mode);
 cuLibraryLoadData(CUlibrary* library, const void* code @image, in CUjit_option* jitOptions[numJitOptions],
     in void** jitOptionsValues[numJitOptions] @options, unsigned int numJitOptions,
@@ -22,7 +22,8 @@ cuLibraryGetKernel(CUkernel* pKernel, CUlibrary library, const char* name);
 cuLibraryGetKernelCount(unsigned int* count, CUlibrary lib);
 cuLibraryEnumerateKernels(CUkernel* kernels[numKernels], unsigned int numKernels, CUlibrary lib);
 cuLibraryGetModule(CUmodule* pMod, CUlibrary library);
-cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name);
+cuLibraryGetGlobal(CUdeviceptr* dptr @managed, size_t* bytes, CUlibrary library, const char* name);
+cuLibraryGetManaged(CUdeviceptr* dptr @managed, size_t* bytes, CUlibrary library, const char* name);
 cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel);
 cuKernelGetName(const char** name, CUkernel hfunc);
 

@@ -26,6 +26,7 @@ cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
 cuStreamGetDevice(CUstream hStream, CUdevice* device);
 cuStreamCopyAttributes(CUstream dst, CUstream src);
 cuLaunchHostFunc(CUstream hStream, CUhostFn fn, in void* userData @host);
+cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, in void* userData @host, unsigned int flags);
 cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode);
 cuStreamEndCapture(CUstream hStream, CUgraph* phGraph);
 cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus);
@@ -44,4 +45,18 @@ cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus);
 13: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
     const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies, unsigned int flags);
 cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode* mode);
+
+// Values in memory
+cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
+cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags);
+cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags);
+cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags);
+cuStreamBatchMemOp(CUstream stream, unsigned int count, in CUstreamBatchMemOpParams* paramArray[count],
+    unsigned int flags);
+
+// User objects
+cuUserObjectCreate(CUuserObject* object_out, in void* ptr @host, CUhostFn destroy, unsigned int initialRefcount,
+    unsigned int flags);
+cuUserObjectRetain(CUuserObject object, unsigned int count);
+cuUserObjectRelease(CUuserObject object, unsigned int count);
 """
