@@ -34,15 +34,19 @@ def _pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Failure, and the capture is spoilt, for a copy of pageable memory: the graph could not do what the call does."""
-    if stream.capture is not None and any(_pageable(proc, address) for address in addresses):
+    """Failure, and the capture is spoilt, for a copy of pageable memory of another process of the operating system: it
+    is here for the time of the call only.
+    """
+    if stream.capture is not None and proc.remote and any(_pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
 
 def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
+    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver; that of a graph,
+    when its node runs.
+    """
     _capturable(proc, stream, src, dst)
-    source = ctypes.string_at(src, nbytes) if _pageable(proc, src) else src
+    source = ctypes.string_at(src, nbytes) if stream.capture is None and _pageable(proc, src) else src
     _queue(proc, stream, Copy(stream.context, dst, source, nbytes, keep), _pageable(proc, dst))
 
 

@@ -54,8 +54,8 @@ class Attributes:
         return cls(launch.cooperative, launch.programmatic, launch.priority, launch.cluster, dict(launch.hints))
 
     def set(self, kind: Any, value: Any) -> None:
-        """Take an attribute by its CUlaunchAttributeID and its CUlaunchAttributeValue. One that is not known is an error,
-        never dropped.
+        """Take an attribute by its CUlaunchAttributeID and its CUlaunchAttributeValue. One that is not known is an
+        error, never dropped.
         """
         if kind == _ID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
             self.cooperative = bool(value.cooperative)

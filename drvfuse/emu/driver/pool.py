@@ -10,7 +10,7 @@ from ..machine.failure import Failure
 from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.process import Process
-from ..machine.work import Free
+from ..machine.work import Allocate, Free
 from .entry import check, entry, is_enum, number
 
 _A = T.CUmemPool_attribute
@@ -135,9 +135,15 @@ def cuMemAllocFromPoolAsync(proc: Process, bytesize: int, pool: Any, hStream: An
 
 
 def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
-    """The address is given at once; its use before the stream gets here is not noticed."""
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)  # memory nodes of graphs are not emulated
+    """The address is given at once; its use before the stream gets here is not noticed. In a capture it is the address
+    of memory of the graph, to which those have access who have it to the pool now.
+    """
     check(nbytes > 0)
+    if stream.capture is not None:
+        stream.capture.valid()
+        memory = proc.graph_memory.create(stream.capture.graph, pool.device, nbytes, dict(pool.access))
+        stream.capture.record(stream, Allocate(stream.context, memory))
+        return T.CUdeviceptr(memory.allocation.base)
     try:
         allocation = proc.memory.pool_alloc(pool, nbytes)
     except Failure:
@@ -148,11 +154,21 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
 
 @entry()
 def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
-    """The memory goes when the stream gets here; accesses after that fault."""
+    """The memory goes when the stream gets here; accesses after that fault. A capture takes memory of graphs alone."""
     stream = proc.stream(hStream)
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     allocation = proc.memory.at(number(dptr))
-    if allocation is None or allocation.pool is None or allocation.freed:
+    if allocation is None or (allocation.pool is None and allocation.graph is None) or allocation.freed:
         raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", number(dptr))
-    proc.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
-    allocation.freed = True
+    graph = allocation.graph
+    if stream.capture is not None:
+        if graph is None or not graph.freeable_in(stream.capture.graph):
+            stream.refuse_captured(R.CUDA_ERROR_INVALID_VALUE)
+        else:
+            graph.freed_in.add(stream.capture.graph)
+    else:
+        check(graph is None or graph.freeable_by_call)
+    op = proc.enqueue(stream, Free(stream.context, allocation))
+    if graph is None:
+        allocation.freed = True
+    elif op is not None:
+        graph.live, graph.last = False, op

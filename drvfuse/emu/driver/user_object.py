@@ -20,7 +20,8 @@ def user_object(proc: Process, value: Any) -> UserObject:
 
 @entry(1)
 def cuUserObjectCreate(proc: Process, ptr: Any, destroy: Any, initialRefcount: int, flags: int) -> Any:
-    """`destroy` is called with `ptr` by the call that gives the last reference back, and may call nothing of the driver.
+    """`destroy` is called with `ptr` by the call that gives the last reference back, and may call nothing of the
+    driver.
 
     `flags` has to be CU_USER_OBJECT_NO_DESTRUCTOR_SYNC.
     """

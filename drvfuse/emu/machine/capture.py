@@ -13,7 +13,7 @@ from ..bindings import R
 from .failure import Failure
 from .graph import COMPLETE, TRIGGERED, Edge, Graph, Node
 from .objects import Stream
-from .work import Command, Launch
+from .work import Command, Launch, retain
 
 if TYPE_CHECKING:
     from .executable import GraphExec
@@ -77,6 +77,7 @@ class Capture:
         """Add what an executable graph does now, as a child graph."""
         node = Node(self._ready())
         node.child = executable.plan.graph(node)
+        retain(node.child.all_objects())
         for item in node.child.everything():
             self.process.add(item)
         return self._behind(stream, node, stream.capture_tail)
@@ -103,6 +104,10 @@ class Capture:
         for member in self.streams:
             member.capture, member.capture_tail = None, {}
             member.last = None
+        if self.given is None and (self.invalid or unjoined):
+            for node in self.graph.everything():
+                self.process.remove(node)
+            self.process.graph_memory.abandon(self.graph)
         self.valid()
         if unjoined:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED)

@@ -2,16 +2,18 @@
 """Executable graphs: snapshots of graphs, which can be launched any number of times.
 
 A `Plan` is taken from a graph when it is instantiated: one step for each node, in an order in which each stands behind
-its dependencies, with the command that the node had. Steps name the nodes they were made from, because calls that change
-a step name it by its node; nothing else of the graph is looked at again. A child graph is a plan inside of its step.
+its dependencies, with the command that the node had. Steps name the nodes they were made from, because calls that
+change a step name it by its node; nothing else of the graph is looked at again. A child graph is a plan inside of its
+step.
 
 A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered behind the
-one before it, as it is behind the work of its stream. An operation keeps its command, and a change of a step puts another
-command in place of it, so launches that are queued already are not affected.
+one before it, as it is behind the work of its stream. An operation keeps its command, and a change of a step puts
+another command in place of it, so launches that are queued already are not affected.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,13 +29,14 @@ if TYPE_CHECKING:
     from .process import Process
     from .user_objects import UserObject
 
+_ids = itertools.count(1)
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 
 
 @dataclass(eq=False)
 class Step:
-    """What an executable does for one node. `after` are the steps that it waits for; `inner` is the plan of a child graph.
-    A step that is not `enabled` does nothing, in its place.
+    """What an executable does for one node. `after` are the steps that it waits for; `inner` is the plan of a child
+    graph. A step that is not `enabled` does nothing, in its place.
     """
 
     node: Node
@@ -99,6 +102,7 @@ class GraphExec(Object):
     process: Process
     graph: Graph
     flags: int = 0
+    ident: int = field(default_factory=_ids.__next__, init=False)
     plan: Plan = field(init=False)
     last: Op | None = field(default=None, init=False)
 
@@ -189,9 +193,7 @@ class _Launch:
         if isinstance(command, Wait) and command.event.op is not None:
             waits = [*waits, command.event.op]
         behind = dict.fromkeys(op for op in waits if op is not primary)
-        op = self._progress.submit(
-            command, behind, chain=step.chain, primary=primary, priority=self._stream.priority
-        )
+        op = self._progress.submit(command, behind, chain=step.chain, primary=primary, priority=self._stream.priority)
         if isinstance(command, Record):
             command.event.op, command.event.captured = op, None
         return op

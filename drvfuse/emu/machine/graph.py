@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs: nodes, and edges between them, as programs build and change them.
 
-A graph keeps its nodes in the order in which they were added, and every edge at both of its ends. An edge makes one node
-wait for another; nothing else orders the nodes, so an edge may lead to a node that was added earlier, and the order of
-addition says nothing about the order of execution. Edges are made and removed at any time, one by one. A cycle is
-therefore no error while a graph is built: `order`, which instantiation asks for, finds it, as the driver's documentation
-has it. Between nodes that may run in either order, the one that was added first comes first, which makes the order of a
-graph that was captured, or built from its roots on, the order of addition.
+A graph keeps its nodes in the order in which they were added, and every edge at both of its ends. An edge makes one
+node wait for another; nothing else orders the nodes, so an edge may lead to a node that was added earlier, and the
+order of addition says nothing about the order of execution. Edges are made and removed at any time, one by one. A cycle
+is therefore no error while a graph is built: `order`, which instantiation asks for, finds it, as the driver's
+documentation has it. Between nodes that may run in either order, the one that was added first comes first, which makes
+the order of a graph that was captured, or built from its roots on, the order of addition.
 
 A graph never runs. `executable.GraphExec` takes copies of the commands and edges, and what happens to the graph later
 does not change it.
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..bindings import T
 from .objects import Object
-from .work import Allocate, Command, Copy, Copy3D, Fill, Free, HostCall, Launch, Record, Wait
+from .values import ValueOps
+from .work import Allocate, Callback, Command, Copy, Copy3D, Fill, Free, HostCall, Launch, Record, Wait
 
 if TYPE_CHECKING:
     from .executable import GraphExec
@@ -37,10 +38,12 @@ _KINDS = {
     Copy3D: _N.CU_GRAPH_NODE_TYPE_MEMCPY,
     Fill: _N.CU_GRAPH_NODE_TYPE_MEMSET,
     HostCall: _N.CU_GRAPH_NODE_TYPE_HOST,
+    Callback: _N.CU_GRAPH_NODE_TYPE_HOST,
     Record: _N.CU_GRAPH_NODE_TYPE_EVENT_RECORD,
     Wait: _N.CU_GRAPH_NODE_TYPE_WAIT_EVENT,
     Allocate: _N.CU_GRAPH_NODE_TYPE_MEM_ALLOC,
     Free: _N.CU_GRAPH_NODE_TYPE_MEM_FREE,
+    ValueOps: _N.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
 }
 
 
@@ -77,12 +80,16 @@ class Node(Object):
     command     what it does; None for an empty node and for a child graph
     child       the graph that it executes, which belongs to it
     origin      the node that this one is a clone of
+    given       of memory operations: the CUstreamBatchMemOpParams that they were made of, as bytes
+    lent        the memory of parameters that a call has asked for
     """
 
     graph: Graph
     command: Command | None = None
     child: Graph | None = None
     origin: Node | None = None
+    given: tuple[bytes, ...] = ()
+    lent: Any = None
     dependencies: dict[Node, Edge] = field(default_factory=dict, init=False)
     dependents: dict[Node, Edge] = field(default_factory=dict, init=False)
     number: int = field(init=False)
@@ -185,7 +192,7 @@ class Graph(Object):
         graph.user_objects.update(self.user_objects)
         copies: dict[Node, Node] = {}
         for node in self.nodes:
-            copy = copies[node] = Node(graph, node.command, origin=node)
+            copy = copies[node] = Node(graph, node.command, origin=node, given=node.given)
             if node.child is not None:
                 copy.child = node.child.clone(copy)
         for before, node, edge in self.edges():

@@ -8,8 +8,9 @@ Three things happen to it at different times:
 - It is `live` from the call that launches its graph to the call that frees it or launches a free node for it: what
   later calls may do with it. The addresses hold memory from the allocation node's turn to that of the free; an access
   before or after is found as a use after free.
-- Device memory is counted for it, `backed`, from the first launch or upload on until its executable is destroyed. What is
-  not in use then stays reserved for other graphs of the device until it is trimmed. Two graphs never share memory here.
+- Device memory is counted for it, `backed`, from the first launch or upload on until its executable is destroyed. What
+  is not in use then stays reserved for other graphs of the device until it is trimmed. Two graphs never share memory
+  here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..bindings import R
 from ..space.window import WindowError
 from .failure import Failure
 from .memory import Allocation
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 @dataclass(eq=False)
 class GraphMemory:
     """The memory of one allocation node of the graph `owner`. `access` maps a device to the CUmemAccess_flags it has
-    beside the memory's own. `freed_in` are the graphs with a free node for it; `last` is the last operation that may use it.
+    beside the memory's own. `freed_in` are the graphs with a free node for it; `last` is the last operation that may
+    use it; `abandoned`: its graph is gone.
     """
 
     owner: Graph
@@ -42,16 +43,28 @@ class GraphMemory:
     freed_in: set[Graph] = field(default_factory=set)
     live: bool = False
     backed: bool = False
+    abandoned: bool = False
     last: Op | None = None
 
     @property
     def in_use(self) -> bool:
         return self.live or (self.last is not None and not self.last.done)
 
+    @property
+    def freeable_by_call(self) -> bool:
+        """True if cuMemFree or cuMemFreeAsync may free it now: it is allocated, and its own graph does not free it."""
+        return self.live and self.owner not in self.freed_in
+
+    def freeable_in(self, graph: Graph) -> bool:
+        """True if a graph may have a free node for it: one, and either its own graph or others."""
+        if graph in self.freed_in:
+            return False
+        return not self.freed_in if graph is self.owner else self.owner not in self.freed_in
+
 
 @dataclass
 class Reserve:
-    """Bytes of one device for the graphs of a process: `used` of those that are backed, and all that were not given back."""
+    """Bytes of one device for the graphs of a process: of memory that is backed, and all that were not given back."""
 
     used: int = 0
     used_high: int = 0
@@ -139,11 +152,17 @@ class GraphMemories:
         memory.live = False
         self._process.memory.give_back(memory.allocation)
 
+    def abandon(self, owner: Graph) -> None:
+        """A graph goes, and its nodes."""
+        for memory in self._memories:
+            memory.abandoned = memory.abandoned or memory.owner is owner
+            memory.freed_in.discard(owner)
+        self.sweep()
+
     def sweep(self) -> None:
         """Forget what neither a graph nor an executable has, and nothing uses."""
         for memory in list(self._memories):
-            gone = memory.owner.handle not in self._process.handles and memory.owner.root.executable is None
-            if gone and not memory.in_use:
+            if memory.abandoned and memory.owner.root.executable is None and not memory.in_use:
                 self.unback(memory)
                 self._process.memory.free(memory.allocation)
                 del self._memories[memory]
@@ -153,16 +172,3 @@ class GraphMemories:
         for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
             device.used -= reserve.reserved
             reserve.reserved = reserve.used = 0
-
-    def freeable(self, memory: GraphMemory, graph: Graph) -> bool:
-        """True if a free node of `graph` may free it: once in a graph, and in its own one or in others."""
-        if graph in memory.freed_in:
-            return False
-        return not memory.freed_in if graph is memory.owner else memory.owner not in memory.freed_in
-
-
-def of(allocation: Allocation | None) -> GraphMemory:
-    """The graph memory of an allocation. Failure if it is something else."""
-    if allocation is None or allocation.graph is None:
-        raise Failure(R.CUDA_ERROR_INVALID_VALUE)
-    return allocation.graph

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of executable graphs by graphs of the same shape.
 
-Nodes are paired as the driver's documentation says: those that no other waits for by the order in which they were added,
-and then, from each pair on, their dependencies by the order in which those edges were made. Only when all nodes are
-paired, and no pair differs in what cannot change, does the executable take over the commands: an update that fails has
-changed nothing.
+Nodes are paired as the driver's documentation says: those that no other waits for by the order in which they were
+added, and then, from each pair on, their dependencies by the order in which those edges were made. Only when all nodes
+are paired, and no pair differs in what cannot change, does the executable take over the commands: an update that fails
+has changed nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _fits(executable: GraphExec, step: Step, node: Node) -> None:
 
 
 def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> tuple[Any, str] | None:
-    """Why a command of an executable cannot be replaced by another of its kind: a CUgraphExecUpdateResult, and words."""
+    """Why a command of an executable cannot be replaced by another of its kind: a CUgraphExecUpdateResult, in words."""
     memory = executable.process.memory
     if isinstance(was, Launch) and isinstance(now, Launch):
         if was.context is not now.context:

@@ -36,6 +36,7 @@ class Session:
         self._host_turn = threading.Lock()
         self.ended = False
         self._local = threading.local()
+        process.remote = True
         process.call_host = self.call_host
         process.file_behind = self._file_behind
 

@@ -323,7 +323,10 @@ class Window:
         self.give_back(address, self.vacate(address))
 
     def vacate(self, address: int) -> int:
-        """As `free`, but nothing else gets the address: `occupy` may put memory there again. How many bytes there were."""
+        """As `free`, but nothing else gets the address: `occupy` may put memory there again.
+
+        How many bytes there were.
+        """
         allocation = self._live.pop(address, None)
         if allocation is None:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")
