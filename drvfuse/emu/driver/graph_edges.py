@@ -87,11 +87,7 @@ def edges_of(data: Sequence[Any] | None, count: int) -> list[Edge]:
     """The edges that CUgraphEdgeData describe; all of them plain ones without."""
     if not data:
         return [COMPLETE] * count
-    found = []
-    for item in data[:count]:
-        check(not any(item.reserved))
-        found.append(Edge(int(item.from_port), int(item.to_port), int(item.type)))
-    return found
+    return [Edge(int(item.from_port), int(item.to_port), int(item.type)) for item in data[:count]]
 
 
 def require_edge(before: Node, after: Any, edge: Edge) -> None:
