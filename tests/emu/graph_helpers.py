@@ -52,8 +52,17 @@ class Graphs:
         p = T.CUDA_KERNEL_NODE_PARAMS()
         p.func, p.blockDimX = function, WORDS
         p.gridDimX = p.gridDimY = p.gridDimZ = p.blockDimY = p.blockDimZ = 1
-        p.kernelParams = ((int(self.words if words is None else words), value), (ctypes.c_void_p, ctypes.c_uint32))
+        p.kernelParams = self.arguments(value, words)
         return p
+
+    def arguments(self, value: int, words: Any = None) -> Any:
+        return (int(self.words if words is None else words), value), (ctypes.c_void_p, ctypes.c_uint32)
+
+    def queue(self, function: Any, value: int, stream: Any = None, words: Any = None) -> None:
+        """Launch a kernel on a stream."""
+        where = self.stream if stream is None else stream
+        shape = 1, 1, 1, WORDS, 1, 1, 0
+        ok(self.cuda.cuLaunchKernel(function, *shape, where, self.arguments(value, words), 0))
 
     def launch(self, function: Any, value: int, *after: Any, graph: Any = None, words: Any = None) -> Any:
         """A kernel node."""

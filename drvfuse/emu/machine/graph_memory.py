@@ -130,6 +130,7 @@ class GraphMemories:
 
     def trim(self, device: Device) -> None:
         """Give back all that is not in use."""
+        self.sweep()
         for memory in self._memories:
             if memory.allocation.device is device and not memory.in_use:
                 self.unback(memory)
@@ -151,6 +152,7 @@ class GraphMemories:
         """It is freed by a call that has waited for all that uses it."""
         memory.live = False
         self._process.memory.give_back(memory.allocation)
+        self.sweep()
 
     def abandon(self, owner: Graph) -> None:
         """A graph goes, and its nodes."""

@@ -199,13 +199,11 @@ def test_events_order_a_graph_and_streams(cuda: Any) -> None:
     assert int(ok(cuda.cuGraphEventWaitNodeGetEvent(wait))) == int(before)
     assert int(ok(cuda.cuGraphEventRecordNodeGetEvent(record))) == int(after)
     other = ok(cuda.cuStreamCreate(1))
-    p = g.kernel(g.add, 1)
-    launch = (1, 1, 1, WORDS, 1, 1, 0)
-    ok(cuda.cuLaunchKernel(g.add, *launch, other, p.kernelParams, 0))
+    g.queue(g.add, 1, other)
     ok(cuda.cuEventRecord(before, other))
     ok(cuda.cuGraphLaunch(g.instantiate(), g.stream))
     ok(cuda.cuStreamWaitEvent(other, after, 0))  # recorded by the call that launched the graph
-    ok(cuda.cuLaunchKernel(g.add, *launch, other, p.kernelParams, 0))
+    g.queue(g.add, 1, other)
     ok(cuda.cuStreamSynchronize(other))
     assert g.read() == (1 + 1) * 10 + 1
     ok(cuda.cuGraphEventWaitNodeSetEvent(wait, unused))
