@@ -20,11 +20,13 @@ from ..bindings import T, other
 from ..machine.machine import default_machine
 from ..machine.process import Process
 from . import (  # noqa: F401
+    batch,
     context,
     copy,
     device,
     error,
     event,
+    fill,
     function,
     graph,
     graph_any_node,
@@ -47,6 +49,7 @@ from . import (  # noqa: F401
     vmm,
 )
 from .entry import ENTRIES, invoke
+from .entry import perform as perform
 
 
 class EmulatedDriver:

@@ -9,7 +9,7 @@ from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.objects import Context
 from ..machine.process import Process
-from .entry import check, entry, is_enum, number, present
+from .entry import check, entry, present
 from .error import DRIVER_VERSION
 
 _LIMITS = {
@@ -23,7 +23,7 @@ _LIMITS = {
 
 def _context(proc: Process, ctx: Any) -> Context:
     """A context argument, or the current one for 0."""
-    if number(ctx) == 0:
+    if ctx == 0:
         return proc.current()
     return proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
 
@@ -81,7 +81,7 @@ def cuCtxDestroy(proc: Process, ctx: Any) -> None:
 @entry()
 def cuCtxSetCurrent(proc: Process, ctx: Any) -> None:
     """Replaces the top of the thread's stack; None pops it."""
-    top = [proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if number(ctx) else []
+    top = [proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if ctx else []
     proc.threads.contexts[-1:] = top
 
 
@@ -143,7 +143,6 @@ def cuCtxGetStreamPriorityRange(proc: Process) -> tuple[int, int]:
 
 @entry(1)
 def cuCtxGetLimit(proc: Process, limit: Any) -> int:
-    is_enum(limit, T.CUlimit, "limit")
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
     return proc.current().limits.get(int(limit), _LIMITS[limit])
 
@@ -151,7 +150,6 @@ def cuCtxGetLimit(proc: Process, limit: Any) -> int:
 @entry()
 def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
     """Kept and given back; nothing emulated depends on a limit."""
-    is_enum(limit, T.CUlimit, "limit")
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
     proc.current().limits[int(limit)] = value
 

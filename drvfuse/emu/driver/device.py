@@ -11,7 +11,7 @@ from ..machine import multicast
 from ..machine.objects import Context, Pool
 from ..machine.process import Process
 from . import context as contexts
-from .entry import check, entry, is_enum, number, present, text
+from .entry import check, entry, present, text
 
 _A = T.CUdevice_attribute
 _PREFIX = "CU_DEVICE_ATTRIBUTE_"
@@ -99,7 +99,6 @@ def cuDeviceGetUuid(proc: Process, dev: Any) -> Any:
 @entry(1)
 def cuDeviceGetAttribute(proc: Process, attrib: Any, dev: Any) -> int:
     """Every attribute of the enum has a value; what the emulated device does not have is 0."""
-    is_enum(attrib, _A, "attrib")
     index = proc.device(dev).index
     name = attrib.name.removeprefix(_PREFIX)
     check(name != "MAX")
@@ -124,7 +123,6 @@ def cuDeviceCanAccessPeer(proc: Process, dev: Any, peerDev: Any) -> int:
 
 @entry(1)
 def cuDeviceGetP2PAttribute(proc: Process, attrib: Any, srcDevice: Any, dstDevice: Any) -> int:
-    is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
     source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     kind = T.CUdevice_P2PAttribute
@@ -210,5 +208,5 @@ def cuDevicePrimaryCtxGetState(proc: Process, dev: Any) -> tuple[int, int]:
 @entry()
 def cuDevicePrimaryCtxSetFlags(proc: Process, dev: Any, flags: int) -> None:
     had = proc.tenancy(proc.device(dev))
-    check(0 <= number(flags) < 0x100)
-    had.primary_flags = number(flags)
+    check(0 <= flags < 0x100)
+    had.primary_flags = flags

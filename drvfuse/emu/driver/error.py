@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import MAJOR, R
+from ..bindings import MAJOR
 from ..machine.process import Process
-from .entry import check, entry, is_enum
+from .entry import check, entry
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
 NEWEST_PTX = (8, 8) if MAJOR == 12 else (9, 99)
@@ -73,14 +73,12 @@ def cuDriverGetVersion(proc: Process) -> int:
 
 @entry(1, without_machine=True)
 def cuGetErrorName(proc: Process, error: Any) -> bytes:
-    is_enum(error, R, "error")
     name: str = error.name
     return name.encode()
 
 
 @entry(1, without_machine=True)
 def cuGetErrorString(proc: Process, error: Any) -> bytes:
-    is_enum(error, R, "error")
     fallback = error.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
     return TEXTS.get(error.name, fallback).encode()
 

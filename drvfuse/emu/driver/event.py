@@ -18,10 +18,9 @@ _RECORD_EXTERNAL = 1
 
 @entry(1)
 def cuEventCreate(proc: Process, Flags: int) -> Any:
-    flags = int(Flags)
-    check(0 <= flags < 8)
-    check(not flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
-    event = proc.add(Event(proc.current(), flags))
+    check(0 <= Flags < 8)
+    check(not Flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
+    event = proc.add(Event(proc.current(), Flags))
     event.context.events.add(event)
     return T.CUevent(event.handle)
 
@@ -40,7 +39,6 @@ def cuEventRecord(proc: Process, hEvent: Any, hStream: Any) -> None:
 
 @entry()
 def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int) -> None:
-    flags = int(flags)
     event = proc.get(hEvent, Event)
     stream = proc.stream(hStream)
     check(flags in (0, _RECORD_EXTERNAL))

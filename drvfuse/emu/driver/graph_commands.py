@@ -16,6 +16,8 @@ from ..machine.objects import Context, Event, Function
 from ..machine.process import Process
 from ..machine.values import ValueOps, WaitValue, WriteValue
 from ..machine.work import Command, Copy, Copy3D, Fill, HostCall, Launch, Record, Wait
+from ..wire import mapped
+from ..wire.node_params import elements
 from ..wire.parameters import lay_out, pack
 from ..wire.structs import Structure
 from .copy import END_KEYS, copy_3d
@@ -24,6 +26,7 @@ from .launch import Attributes, layout_of, make
 from .module import resolve
 from .values import value_operations
 
+_BATCH = Structure("CUDA_BATCH_MEM_OP_NODE_PARAMS")
 _OPERATION = Structure("CUstreamBatchMemOpParams")
 _KINDS = T.CUmemorytype
 
@@ -132,7 +135,7 @@ def describe_fill(node: Node, p: Any) -> None:
 
 def host(proc: Process, p: Any) -> HostCall:
     """The call that CUDA_HOST_NODE_PARAMS describe."""
-    check(p is not None and number(p.fn) != 0)
+    check(p is not None and number(p.fn) != 0 and (proc.foreign is not None or mapped.executable(number(p.fn))))
     argument, keep = host_address(p.userData)
     return HostCall(proc.current(), number(p.fn), argument, (keep, p))
 
@@ -171,12 +174,17 @@ def batch(proc: Process, p: Any) -> ValueOps:
     """The operations that CUDA_BATCH_MEM_OP_NODE_PARAMS describe."""
     check(p is not None and p.flags == 0)
     context = context_of(proc, p.ctx)
-    return ValueOps(context, value_operations(proc, context, p.paramArray, p.count))
+    return ValueOps(context, value_operations(proc, context, _operations(p), p.count))
 
 
 def given_batch(p: Any) -> tuple[bytes, ...]:
     """The CUstreamBatchMemOpParams themselves."""
-    return tuple(_OPERATION.bytes_of(item, "paramArray") for item in p.paramArray[: p.count])
+    return tuple(_OPERATION.bytes_of(item) for item in _operations(p))
+
+
+def _operations(p: Any) -> list[Any]:
+    raw = _BATCH.plain(p)
+    return present(elements(_OPERATION.c, raw.paramArray, raw.count))
 
 
 def describe_batch(node: Node, p: Any) -> None:

@@ -11,7 +11,9 @@ from ..machine.graph import Edge, Graph, Node
 from ..machine.graph_memory import GraphMemory, Reserve
 from ..machine.process import Process
 from ..machine.work import Allocate, Free
-from .entry import check, entry
+from ..wire.node_params import elements
+from ..wire.structs import Structure
+from .entry import check, entry, present
 from .graph_nodes import handle, insert, of_kind, place
 from .pool import access_list, located_device
 
@@ -23,6 +25,7 @@ _ATTRIBUTES = {
     _A.CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: "reserved",
     _A.CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH: "reserved_high",
 }
+_PARAMS = Structure("CUDA_MEM_ALLOC_NODE_PARAMS")
 Where = tuple[Graph, Mapping[Node, Edge]]
 
 
@@ -35,11 +38,12 @@ def add_allocation(proc: Process, where: Where, p: Any) -> Node:
     check(props.handleTypes == none, R.CUDA_ERROR_NOT_SUPPORTED)
     device = located_device(proc, props.location)
     check(p.accessDescCount <= len(proc.machine.devices))
-    access = access_list(proc, p.accessDescs, p.accessDescCount)
+    raw = _PARAMS.plain(p)
+    granted = present(elements("CUmemAccessDesc", raw.accessDescs, raw.accessDescCount))
+    access = access_list(proc, granted, len(granted))
     check(all(other is device or proc.machine.can_reach(other, device) for other, _ in access))
-    granted = {other.index: flags for other, flags in access}
     context = proc.current()
-    memory = proc.graph_memory.create(where[0], device, p.bytesize, granted)
+    memory = proc.graph_memory.create(where[0], device, p.bytesize, {other.index: flags for other, flags in access})
     node = insert(proc, where, Allocate(context, memory))
     p.dptr = T.CUdeviceptr(memory.allocation.base)
     return node
@@ -102,7 +106,7 @@ def cuGraphMemAllocNodeGetParams(proc: Process, hNode: Any) -> Any:
 
 @entry(1)
 def cuGraphAddMemFreeNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, dptr: Any) -> Any:
-    return handle(add_free(proc, place(proc, hGraph, dependencies, numDependencies), int(dptr or 0)))
+    return handle(add_free(proc, place(proc, hGraph, dependencies, numDependencies), dptr))
 
 
 @entry(1)

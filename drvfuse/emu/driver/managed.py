@@ -14,7 +14,7 @@ from ..bindings import R, T
 from ..machine.managed import Advice, Piecewise, Place
 from ..machine.process import Process
 from ..machine.work import Command
-from .entry import check, entry, is_enum, number, present
+from .entry import check, entry, present
 
 _ADVICE = T.CUmem_advise
 _RANGE = T.CUmem_range_attribute
@@ -33,17 +33,16 @@ _KINDS = (
 def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
     """`flags` is CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST, which only cuStreamAttachMemAsync would tell apart."""
     context = proc.current()
-    check(bytesize > 0 and int(flags) in (_GLOBAL, _HOST))
+    check(bytesize > 0 and flags in (_GLOBAL, _HOST))
     allocation = proc.memory.managed_alloc(context, bytesize)
-    present(allocation.managed).attach = int(flags)
+    present(allocation.managed).attach = flags
     return T.CUdeviceptr(allocation.base)
 
 
-def _range(proc: Process, address: Any, count: int) -> list[tuple[Advice, int, int]]:
+def _range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
     """The advice of the allocations in a range, each with the bytes of it that the range has. Failure unless all of it
     is managed memory.
     """
-    start = number(address)
     check(count > 0)
     found = proc.memory.within(start, count)
     if proc.memory.uncovered(start, count) is not None or any(a.managed is None for a in found):
@@ -65,7 +64,7 @@ def _place(proc: Process, location: Any) -> Place:
 
 def _device_place(proc: Process, device: Any) -> Place:
     """A device, or CU_DEVICE_CPU."""
-    if number(device) == _CPU:
+    if device == _CPU:
         return Place(int(_KIND.CU_MEM_LOCATION_TYPE_HOST), 0)
     return Place(int(_KIND.CU_MEM_LOCATION_TYPE_DEVICE), proc.device(device).index)
 
@@ -83,7 +82,6 @@ def _advise_at(proc: Process, devPtr: Any, count: int, advice: Any, location: An
 
 
 def _advise(proc: Process, address: Any, count: int, advice: Any, place: Any) -> None:
-    is_enum(advice, _ADVICE, "advice")
     proc.current()
     parts = _range(proc, address, count)
     if advice in (_ADVICE.CU_MEM_ADVISE_SET_READ_MOSTLY, _ADVICE.CU_MEM_ADVISE_UNSET_READ_MOSTLY):
@@ -136,7 +134,6 @@ def _common(pieces: list[tuple[Piecewise[Any], int, int]]) -> Any:
 
 
 def _told(proc: Process, size: int, attribute: Any, address: Any, count: int) -> Any:
-    is_enum(attribute, _RANGE, "attribute")
     parts = _range(proc, address, count)
     if attribute == _RANGE.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
         check(size > 0 and size % 4 == 0)
@@ -180,9 +177,6 @@ def cuMemRangeGetAttribute(proc: Process, dataSize: int, attribute: Any, devPtr:
 def cuMemRangeGetAttributes(
     proc: Process, dataSizes: Any, attributes: Any, numAttributes: int, devPtr: Any, count: int
 ) -> list[Any]:
-    for given in (dataSizes, attributes):
-        if numAttributes > len(given or []):
-            raise RuntimeError(f"List is too small: {len(given or [])} < {numAttributes}")
     pairs = list(zip(dataSizes, attributes, strict=False))[:numAttributes]
     check(pairs)
     return [_told(proc, size, attribute, devPtr, count) for size, attribute in pairs]
@@ -195,11 +189,11 @@ def cuStreamAttachMemAsync(proc: Process, hStream: Any, dptr: Any, length: int, 
     CU_MEM_ATTACH_SINGLE needs a stream that is not the default one. Not legal in a capture.
     """
     stream = proc.stream(hStream)
-    allocation = proc.memory.at(number(dptr))
+    allocation = proc.memory.at(dptr)
     if allocation is None or allocation.managed is None:
-        raise proc.memory.stray("cuStreamAttachMemAsync needs the address of managed memory", number(dptr))
-    check(length in (0, allocation.nbytes) and int(flags) in (_GLOBAL, _HOST, _SINGLE))
-    check(int(flags) != _SINGLE or not stream.is_legacy)
+        raise proc.memory.stray("cuStreamAttachMemAsync needs the address of managed memory", dptr)
+    check(length in (0, allocation.nbytes) and flags in (_GLOBAL, _HOST, _SINGLE))
+    check(flags != _SINGLE or not stream.is_legacy)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-    allocation.managed.attach = int(flags)
+    allocation.managed.attach = flags
     proc.enqueue(stream, Command(stream.context))

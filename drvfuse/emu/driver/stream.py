@@ -11,7 +11,7 @@ from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
 from ..machine.work import Callback, HostCall, Wait
-from .entry import check, entry, host_address, is_enum, number, present
+from .entry import check, entry, present
 from .graph import graph_of
 from .graph_edges import data_of, dependencies_of, lossless
 
@@ -27,7 +27,6 @@ def cuStreamCreate(proc: Process, Flags: int) -> Any:
 @entry(1)
 def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
     context = proc.current()
-    flags = int(flags)
     check(flags in (0, 1))
     gone = [s for s in context.streams if s.destroyed and all(op.done for op in s.tail)]
     context.streams.difference_update(gone)
@@ -80,8 +79,7 @@ def cuStreamQuery(proc: Process, hStream: Any) -> None:
 def cuStreamWaitEvent(proc: Process, hStream: Any, hEvent: Any, Flags: int) -> None:
     stream = proc.stream(hStream)
     event = proc.get(hEvent, Event)
-    flags = int(Flags)
-    check(flags in (0, 1))
+    check(Flags in (0, 1))
     if event.captured is not None:
         capture, nodes = event.captured
         check(capture in proc.captures, R.CUDA_ERROR_CAPTURED_EVENT)
@@ -94,7 +92,7 @@ def cuStreamWaitEvent(proc: Process, hStream: Any, hEvent: Any, Flags: int) -> N
         return
     if stream.capture is not None:
         stream.capture.valid()
-        if flags == _WAIT_EXTERNAL:
+        if Flags == _WAIT_EXTERNAL:
             proc.enqueue(stream, Wait(stream.context, event))
             return
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_ISOLATION)
@@ -138,10 +136,8 @@ def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
     stream = proc.stream(hStream)
-    address = number(fn)
-    check(address)
-    argument, keep = host_address(userData)
-    proc.enqueue(stream, HostCall(stream.context, address, argument, (keep, fn)))
+    check(fn)
+    proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))
 
 
 @entry()
@@ -150,11 +146,9 @@ def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: An
     after a fault it still runs. Not legal in a capture.
     """
     stream = proc.stream(hStream)
-    address = number(callback)
-    check(address and flags == 0)
+    check(callback and flags == 0)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-    argument, keep = host_address(userData)
-    proc.enqueue(stream, Callback(stream.context, address, argument, (keep, callback), number(hStream)))
+    proc.enqueue(stream, Callback(stream.context, callback, int(userData), userData, hStream))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------
@@ -162,7 +156,6 @@ def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: An
 
 @entry()
 def cuStreamBeginCapture(proc: Process, hStream: Any, mode: Any) -> None:
-    is_enum(mode, T.CUstreamCaptureMode, "mode")
     stream = proc.stream(hStream)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
@@ -180,7 +173,6 @@ def cuStreamBeginCaptureToGraph(
     mode: Any,
 ) -> None:
     """What is captured is added to a graph; the first of it waits for these nodes."""
-    is_enum(mode, T.CUstreamCaptureMode, "mode")
     stream, graph = proc.stream(hStream), graph_of(proc, hGraph)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     after = dependencies_of(proc, graph, dependencies, dependencyData, numDependencies)
@@ -255,7 +247,6 @@ def cuStreamUpdateCaptureDependencies(
 
 @entry(1)
 def cuThreadExchangeStreamCaptureMode(proc: Process, mode: Any) -> Any:
-    is_enum(mode, T.CUstreamCaptureMode, "mode")
     previous = T.CUstreamCaptureMode(proc.threads.capture_mode)
     proc.threads.capture_mode = int(mode)
     return previous

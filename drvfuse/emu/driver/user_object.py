@@ -8,7 +8,7 @@ from typing import Any
 from ..bindings import R, T
 from ..machine.process import Process
 from ..machine.user_objects import UserObject
-from .entry import check, entry, host_address, number
+from .entry import check, entry
 
 _NO_DESTRUCTOR_SYNC = 1
 _MOST = 2**31 - 1
@@ -20,14 +20,12 @@ def user_object(proc: Process, value: Any) -> UserObject:
 
 @entry(1)
 def cuUserObjectCreate(proc: Process, ptr: Any, destroy: Any, initialRefcount: int, flags: int) -> Any:
-    """`destroy` is called with `ptr` by the call that gives the last reference back, and may call nothing of the
-    driver.
+    """The call that gives the last reference back calls `destroy` with `ptr`, which may call nothing of the driver.
 
     `flags` has to be CU_USER_OBJECT_NO_DESTRUCTOR_SYNC.
     """
-    function, (pointer, keep) = number(destroy), host_address(ptr)
-    check(function and 0 < initialRefcount <= _MOST and flags == _NO_DESTRUCTOR_SYNC)
-    made = proc.add(UserObject(pointer, function, initialRefcount, (keep, destroy)))
+    check(destroy and 0 < initialRefcount <= _MOST and flags == _NO_DESTRUCTOR_SYNC)
+    made = proc.add(UserObject(int(ptr), destroy, initialRefcount, ptr))
     return T.CUuserObject(made.handle)
 
 

@@ -11,7 +11,7 @@ from ..machine.objects import Context
 from ..machine.process import Process
 from ..machine.values import NOR, ValueOps, WaitValue, WriteValue
 from ..wire.structs import Structure
-from .entry import check, entry, number
+from .entry import check, entry
 
 _OP = T.CUstreamBatchMemOpType
 _SIZES = {
@@ -28,45 +28,35 @@ _FLUSH = 1 << 30
 _MOST = 256
 
 
-def _write(proc: Process, context: Context, address: Any, value: int, size: int, flags: int) -> WriteValue:
+def _write(proc: Process, context: Context, address: int, value: int, size: int, flags: int) -> WriteValue:
     check(flags in (0, _NO_MEMORY_BARRIER))
     at = _word(proc, context, "a stream write writes", address, size)
     return WriteValue(at, value, size, barrier=not flags)
 
 
-def _wait(proc: Process, context: Context, address: Any, value: int, size: int, flags: int) -> WaitValue:
+def _wait(proc: Process, context: Context, address: int, value: int, size: int, flags: int) -> WaitValue:
     """No emulated device can flush remote writes, as CAN_FLUSH_REMOTE_WRITES says."""
     check(not flags & _FLUSH, R.CUDA_ERROR_NOT_SUPPORTED)
     check(0 <= flags <= NOR)
     return WaitValue(_word(proc, context, "a stream wait reads", address, size), value, size, flags)
 
 
-def _word(proc: Process, context: Context, what: str, address: Any, size: int) -> int:
+def _word(proc: Process, context: Context, what: str, address: int, size: int) -> int:
     """The address of a word. Failure unless it is aligned, and memory that the device of the context has access to."""
-    at = proc.memory.on_device(number(address))
+    at = proc.memory.on_device(address)
     check(at % size == 0)
     proc.memory.require(what, at, size, context, direct=True)
     return at
-
-
-def _value(value: Any, size: int) -> int:
-    found = number(value)
-    if not 0 <= found < 1 << 8 * size:
-        raise OverflowError(f"value {found} does not fit into {size} bytes")
-    return found
 
 
 def value_operations(proc: Process, context: Context, params: Any, count: int) -> tuple[WriteValue | WaitValue, ...]:
     """The operations of an array of CUstreamBatchMemOpParams, checked and not queued. A memory barrier is none: what is
     behind it knows what is in front of it anyway.
     """
-    given = list(params or [])
-    if count > len(given):
-        raise RuntimeError(f"List is too small: {len(given)} < {count}")
     check(0 < count <= _MOST)
     found: list[WriteValue | WaitValue] = []
-    for p in given[:count]:
-        kind, low, address, value, flags = _PARAMS.unpack(_LAYOUT.bytes_of(p, "paramArray")[: _PARAMS.size])
+    for p in params[:count]:
+        kind, low, address, value, flags = _PARAMS.unpack(_LAYOUT.bytes_of(p)[: _PARAMS.size])
         check(kind != _OP.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, R.CUDA_ERROR_NOT_SUPPORTED)
         if kind == _OP.CU_STREAM_MEM_OP_BARRIER:
             check(low in (0, 1))  # its flags
@@ -86,34 +76,34 @@ def cuStreamBatchMemOp(proc: Process, stream: Any, count: int, paramArray: Any, 
 
 
 @entry()
-def cuStreamWriteValue32(proc: Process, stream: Any, addr: Any, value: Any, flags: int) -> None:
+def cuStreamWriteValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
     """Write a word behind all that is in front of it in the stream. With the flag NO_MEMORY_BARRIER who finds the value
     knows nothing of that.
     """
     queue = proc.stream(stream)
-    write = _write(proc, queue.context, addr, _value(value, 4), 4, flags)
+    write = _write(proc, queue.context, addr, value, 4, flags)
     proc.enqueue(queue, ValueOps(queue.context, (write,)))
 
 
 @entry()
-def cuStreamWriteValue64(proc: Process, stream: Any, addr: Any, value: Any, flags: int) -> None:
+def cuStreamWriteValue64(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
     queue = proc.stream(stream)
-    write = _write(proc, queue.context, addr, _value(value, 8), 8, flags)
+    write = _write(proc, queue.context, addr, value, 8, flags)
     proc.enqueue(queue, ValueOps(queue.context, (write,)))
 
 
 @entry()
-def cuStreamWaitValue32(proc: Process, stream: Any, addr: Any, value: Any, flags: int) -> None:
+def cuStreamWaitValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
     """What follows in the stream waits until the word fulfils the condition. If nothing can write it any more, whoever
     waits for the stream gets CUDA_ERROR_LAUNCH_TIMEOUT and a report of the kind "deadlock", where CUDA hangs.
     """
     queue = proc.stream(stream)
-    wait = _wait(proc, queue.context, addr, _value(value, 4), 4, flags)
+    wait = _wait(proc, queue.context, addr, value, 4, flags)
     proc.enqueue(queue, ValueOps(queue.context, (wait,)))
 
 
 @entry()
-def cuStreamWaitValue64(proc: Process, stream: Any, addr: Any, value: Any, flags: int) -> None:
+def cuStreamWaitValue64(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
     queue = proc.stream(stream)
-    wait = _wait(proc, queue.context, addr, _value(value, 8), 8, flags)
+    wait = _wait(proc, queue.context, addr, value, 8, flags)
     proc.enqueue(queue, ValueOps(queue.context, (wait,)))

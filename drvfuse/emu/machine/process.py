@@ -23,6 +23,7 @@ from ..space.access import AccessTable
 from . import api, host_files, interrupts
 from .capture import Capture
 from .failure import Failure, Injected
+from .foreign import Foreign
 from .graph_memory import GraphMemories
 from .host_files import FilePart
 from .memory import ProcessMemory
@@ -64,7 +65,7 @@ class Process:
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.remote = False  # it is another process of the operating system
+        self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return

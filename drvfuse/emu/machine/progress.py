@@ -9,8 +9,9 @@ each time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from ..findings import reports, timeline
 from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
+from .failure import Failure
 from .kernels import Kernels
-from .objects import Context, Stream
+from .objects import Context, Stream, new_chain
 from .values import ValueOps, WaitValue
 from .work import Callback, Command, Free, HostCall, Launch, Op
 
@@ -85,6 +87,15 @@ class Progress:
             stream.tail = [op]
         stream.last = op
         return op
+
+    def enqueue_together(self, stream: Stream, commands: Iterable[Command]) -> list[Op]:
+        """Queue commands behind what a stream has to wait for, which are not ordered among themselves; what follows in
+        the stream waits for all.
+        """
+        start = self.enqueue(stream, Command(stream.context))
+        ops = [self.submit(command, [start], chain=new_chain(), priority=stream.priority) for command in commands]
+        stream.tail, stream.last = [start, *ops], None
+        return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
         """Those of some operations that matter to one behind them: for the race detector, also what has ended."""
@@ -240,7 +251,10 @@ class Progress:
             if isinstance(command, ValueOps) and not self._proceed(op, command):
                 self._awaiting.append(op)
                 return False
-            command.run(self.machine)
+            try:
+                command.run(self.machine)
+            except Failure as failure:
+                refusal = failure.report
         self._finish(op)
         if refusal is not None:
             self.machine.report(refusal)
@@ -312,11 +326,17 @@ class Progress:
 
     def call_host(self, process: Process, function: int, *arguments: int) -> None:
         """Call a host function of a process, which may call nothing of the driver. The machine's lock is not held."""
+        with self.outside(process):
+            process.call_host(function, *arguments)
+
+    @contextlib.contextmanager
+    def outside(self, process: Process) -> Iterator[None]:
+        """This thread does something in the host's part of a process, without the machine's lock."""
         machine = self.machine
         self.in_host_function += 1
         try:
             with process.threads.host_function(), machine.lock.released():
-                process.call_host(function, *arguments)
+                yield
         finally:
             self.in_host_function -= 1
             machine.lock.changed()

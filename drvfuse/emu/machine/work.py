@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..findings.race import Ordered
+from . import foreign
 from .objects import Context, Event, Function
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Copy(Command):
             if machine.window.contains(self.destination, self.nbytes):
                 machine.window.mark_initialised(self.destination, self.nbytes)
         else:
-            machine.window.copy(self.destination, self.source, self.nbytes)
+            foreign.copy(machine.window, self.context.process.foreign, self.destination, self.source, self.nbytes)
 
     def accesses(self) -> tuple[Access, ...]:
         target = Access(self.destination, self.nbytes, True)
@@ -150,7 +151,7 @@ class Copy3D(Command):
 
     def run(self, machine: Machine) -> None:
         for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
-            machine.window.copy(destination, source, self.width)
+            foreign.copy(machine.window, self.context.process.foreign, destination, source, self.width)
 
     def _rows(self, end: End) -> Iterator[int]:
         return end.rows(self.height, self.depth)

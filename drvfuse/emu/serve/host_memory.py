@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..machine import host_files
+from ..machine.foreign import FOREIGN
 from ..space import pages
-from ..wire.arguments import host_address
 from ..wire.parameters import Layout
 
 _REGISTERED = 1 << 56
@@ -68,11 +68,15 @@ class HostMemory:
         found = self._registration_of(address)
         return address + _REGISTERED if found is not None and found.file else None
 
+    def lasting(self, address: int) -> int:
+        known = self.shared(address)
+        return address + FOREIGN if known is None else known
+
     def known(self, address: int) -> int:
         return address if self._registration_of(address) is None else address + _REGISTERED
 
     def back(self, address: int) -> int:
-        return address - _REGISTERED if address >= _REGISTERED else address
+        return address - FOREIGN if address >= FOREIGN else address - _REGISTERED if address >= _REGISTERED else address
 
     def register(self, address: int) -> int:
         return address + _REGISTERED if address else 0
@@ -110,11 +114,11 @@ class HostMemory:
     def after(self, name: str, values: Sequence[Any]) -> None:
         """A call has succeeded."""
         if name in ("cuMemFreeHost", "cuMemFree"):  # the latter frees managed memory too
-            address = int(values[0] or 0) if name == "cuMemFree" else host_address(values[0])[0]
+            address = values[0]
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:
                 pages.keep_free_again(address, span)
         elif name == "cuMemHostRegister":
-            self._registered[host_address(values[0])[0]] = _Registration(int(values[1]), self._local.found)
+            self._registered[values[0]] = _Registration(values[1], self._local.found)
         elif name == "cuMemHostUnregister":
-            self._registered.pop(host_address(values[0])[0], None)
+            self._registered.pop(values[0], None)

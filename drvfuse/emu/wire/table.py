@@ -7,9 +7,14 @@ Words that C has no place for say what a prototype leaves open:
                      other pointer is written, and a parameter that is no pointer is read
     name[count]      the pointer is to so many elements (bytes, for void and CUdeviceptr) as the parameter `count`
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
+    @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
+    @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
+    @told            the same, or parameters of an instantiation, in which the call writes some fields
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
-    @options         values of options, of which only the number counts: they steer an assembler that does not run
+    @options         values of options, whose types follow from the options (`jit_options`)
+    @kind            the type of a result follows from it
+    @uncounted       a list whose length cuda.bindings do not compare with the count
     @attribute       the type follows from the attribute (`ATTRIBUTES`)
     @descriptor      a file descriptor, as the handle type says
     @host            an address, perhaps of host memory, which is neither read nor written by the call
@@ -49,6 +54,12 @@ ATTRIBUTES = {
         "MAPPING_SIZE": "size_t",
         "MAPPING_BASE_ADDR": "CUdeviceptr",
         "MEMORY_BLOCK_ID": "unsigned long long",
+    },
+    "CUgraphMem_attribute": {
+        "USED_MEM_CURRENT": "cuuint64_t",
+        "USED_MEM_HIGH": "cuuint64_t",
+        "RESERVED_MEM_CURRENT": "cuuint64_t",
+        "RESERVED_MEM_HIGH": "cuuint64_t",
     },
     "CUmemPool_attribute": {
         "REUSE_FOLLOW_EVENT_DEPENDENCIES": "int",

@@ -62,7 +62,7 @@ def _words(address: Any, count: int) -> np.ndarray:
 
 def _location(kind: str, number: int = 0) -> Any:
     location = types.CUmemLocation()
-    location.type = types.CUmemLocationType[f"CU_MEM_LOCATION_TYPE_{kind}"]
+    location.type = getattr(types.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{kind}")
     location.id = number
     return location
 

@@ -13,8 +13,8 @@ cuProfilerStop();
 // Contexts
 12: cuCtxCreate(CUcontext* pctx, unsigned int flags, CUdevice dev);
 13: cuCtxCreate(CUcontext* pctx, in CUctxCreateParams* ctxCreateParams, unsigned int flags, CUdevice dev);
-12: cuCtxCreate_v3(CUcontext* pctx, in CUexecAffinityParam* paramsArray[numParams], int numParams, unsigned int flags,
-    CUdevice dev);
+12: cuCtxCreate_v3(CUcontext* pctx, in CUexecAffinityParam* paramsArray[numParams] @uncounted, int numParams,
+    unsigned int flags, CUdevice dev);
 12: cuCtxCreate_v4(CUcontext* pctx, in CUctxCreateParams* ctxCreateParams, unsigned int flags, CUdevice dev);
 cuCtxDestroy(CUcontext ctx);
 cuCtxSetCurrent(CUcontext ctx);

@@ -25,7 +25,7 @@ cuMemAllocManaged(CUdeviceptr* dptr @managed, size_t bytesize, unsigned int flag
 13: cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream);
 12: cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
     CUstream hStream);
-cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute attribute @kind, CUdeviceptr devPtr,
     size_t count);
 cuMemRangeGetAttributes(void** data[numAttributes] @range, in size_t* dataSizes[numAttributes],
     in CUmem_range_attribute* attributes[numAttributes], size_t numAttributes, CUdeviceptr devPtr, size_t count);
@@ -46,6 +46,30 @@ cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDe
     size_t ByteCount, CUstream hStream);
 cuMemcpy2D(const CUDA_MEMCPY2D* pCopy);
 cuMemcpy2DAsync(const CUDA_MEMCPY2D* pCopy, CUstream hStream);
+cuMemcpy2DUnaligned(const CUDA_MEMCPY2D* pCopy);
+cuMemcpy3D(const CUDA_MEMCPY3D* pCopy);
+cuMemcpy3DAsync(const CUDA_MEMCPY3D* pCopy, CUstream hStream);
+cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* pCopy);
+cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* pCopy, CUstream hStream);
+12: cuMemcpyBatchAsync(in CUdeviceptr* dsts[count] @batch, in CUdeviceptr* srcs[count] @batch, in size_t* sizes[count],
+    size_t count, in CUmemcpyAttributes* attrs[numAttrs], in size_t* attrsIdxs[numAttrs], size_t numAttrs,
+    size_t* failIdx, CUstream hStream);
+13: cuMemcpyBatchAsync(in CUdeviceptr* dsts[count] @batch, in CUdeviceptr* srcs[count] @batch, in size_t* sizes[count],
+    size_t count, in CUmemcpyAttributes* attrs[numAttrs], in size_t* attrsIdxs[numAttrs], size_t numAttrs,
+    CUstream hStream);
+12: cuMemcpy3DBatchAsync(size_t numOps, in CUDA_MEMCPY3D_BATCH_OP* opList[numOps], size_t* failIdx,
+    unsigned long long flags, CUstream hStream);
+13: cuMemcpy3DBatchAsync(size_t numOps, in CUDA_MEMCPY3D_BATCH_OP* opList[numOps], unsigned long long flags,
+    CUstream hStream);
+cuMemsetD2D8(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height);
+cuMemsetD2D16(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height);
+cuMemsetD2D32(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height);
+cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,
+    CUstream hStream);
+cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height,
+    CUstream hStream);
+cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
+    CUstream hStream);
 cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N);
 cuMemsetD16(CUdeviceptr dstDevice, unsigned short us, size_t N);
 cuMemsetD32(CUdeviceptr dstDevice, unsigned int ui, size_t N);
@@ -87,7 +111,7 @@ cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdevic
 cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, in void* addr @host);
 cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
 cuMemExportToShareableHandle(void* shareableHandle @descriptor, CUmemGenericAllocationHandle handle,
-    CUmemAllocationHandleType handleType, unsigned long long flags);
+    CUmemAllocationHandleType handleType @kind, unsigned long long flags);
 cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, in void* osHandle @descriptor,
     CUmemAllocationHandleType shHandleType);
 
