@@ -10,6 +10,8 @@ from cuda.bindings import driver as T
 from driver_helpers import R, code, ok
 from graph_helpers import BYTES, WORDS, Graphs, N
 
+AS_MESSAGES = True
+
 MODE = T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 EXTERNAL = 1
 

@@ -15,6 +15,8 @@ from graph_helpers import BYTES, DEVICE, HOST, WORDS, Graphs, copy, fill
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
 
+AS_MESSAGES = True
+
 FAILED = R.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
 
 

@@ -14,6 +14,8 @@ from graph_helpers import BYTES, DEVICE, WORDS, Graphs, N, allocation, copy, fil
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
 
+AS_MESSAGES = True
+
 ATTRIBUTE = T.CUgraphMem_attribute
 USED, USED_HIGH, RESERVED, RESERVED_HIGH = (
     getattr(ATTRIBUTE, f"CU_GRAPH_MEM_ATTR_{name}")

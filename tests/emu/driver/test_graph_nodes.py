@@ -15,6 +15,8 @@ from graph_helpers import BYTES, DEVICE, HOST, WORDS, Graphs, N, copy, fill
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
 
+AS_MESSAGES = True
+
 
 def _any(cuda: Any, graph: Any, p: Any, *after: Any) -> Any:
     """cuGraphAddNode without edge data."""

@@ -14,6 +14,8 @@ from graph_helpers import Graphs
 
 from drvfuse.emu.bindings import MAJOR
 
+AS_MESSAGES = True
+
 
 def _edge(from_port: int = 0, to_port: int = 0, kind: int = 0) -> Any:
     data = T.CUgraphEdgeData()

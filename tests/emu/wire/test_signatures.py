@@ -119,8 +119,10 @@ def test_parameters_of_nodes_lie_as_those_of_the_bindings() -> None:
     assert plain.of.memcpy.copyParams.Depth == 5
     value.alloc.bytesize, value.alloc.dptr = 6, real.CUdeviceptr(7)
     assert (plain.of.alloc.bytesize, plain.of.alloc.dptr) == (6, 7)
-    value.memOp.count, value.host.userData = 8, 9
-    assert (plain.of.memOp.count, plain.of.host.userData) == (8, 9)
+    value.memOp.count = 8
+    assert plain.of.memOp.count == 8
+    value.host.userData = 9  # in the same place
+    assert plain.of.host.userData == 9
     info = real.CUgraphExecUpdateResultInfo()
     info.errorNode, info.errorFromNode = real.CUgraphNode(10), real.CUgraphNode(11)
     found = structs.CUgraphExecUpdateResultInfo.from_address(int(info.getPtr()))
