@@ -22,7 +22,7 @@ def _any(cuda: Any, graph: Any, p: Any, *after: Any) -> Any:
     """cuGraphAddNode without edge data."""
     if MAJOR == 12:
         return cuda.cuGraphAddNode(graph, list(after), len(after), p)
-    return cuda.cuGraphAddNode(graph, list(after), None, len(after), p)
+    return cuda.cuGraphAddNode(graph, list(after), [T.CUgraphEdgeData() for _ in after], len(after), p)
 
 
 def test_a_kernel_node_gives_its_parameters_back(cuda: Any) -> None:

@@ -119,8 +119,9 @@ cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, 
 cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count);
 12: cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
     size_t numDependencies, in CUgraphNodeParams* nodeParams @told);
-13: cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
-    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies,
+13: cuGraphAddNode(CUgraphNode* phGraphNode, CUgraph hGraph,
+    const CUgraphNode* dependencies[numDependencies] @uncounted,
+    const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies,
     in CUgraphNodeParams* nodeParams @told);
 12: cuGraphAddNode_v2(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
     const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies,
@@ -133,8 +134,9 @@ cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, in CUgraphNo
 13: cuGraphGetId(CUgraph hGraph, unsigned int* graphId);
 13: cuGraphExecGetId(CUgraphExec hGraphExec, unsigned int* graphId);
 13: cuGraphNodeGetParams(CUgraphNode hNode, CUgraphNodeParams* nodeParams @node);
-13: cuGraphAddNode_v3(CUgraphNode* phGraphNode, CUgraph hGraph, const CUgraphNode* dependencies[numDependencies],
-    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies,
+13: cuGraphAddNode_v3(CUgraphNode* phGraphNode, CUgraph hGraph,
+    const CUgraphNode* dependencies[numDependencies] @uncounted,
+    const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies,
     in CUgraphNodeParams* nodeParams @told);
 13: cuGraphNodeSetParams_v2(CUgraphNode hNode, in CUgraphNodeParams* nodeParams @node);
 """
