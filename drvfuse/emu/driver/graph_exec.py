@@ -12,7 +12,6 @@ from ..machine.failure import Failure
 from ..machine.graph import Cycle, Graph
 from ..machine.process import Process
 from ..machine.update import Unfit, refusal, update
-from ..machine.values import ValueOps
 from ..machine.work import Command, Copy, Copy3D, Fill, Launch
 from . import graph_commands as commands
 from .entry import check, entry
@@ -176,17 +175,11 @@ def _put(executable: GraphExec, step: Step, command: Command) -> None:
         raise _refused(why[1])
     if isinstance(was, Copy | Copy3D) and not (_one_row(was) and _one_row(command)):
         raise _refused("a memcpy node of an executable can be changed from one row to one row only")
-    if isinstance(was, ValueOps) and isinstance(command, ValueOps) and _steps(was) != _steps(command):
-        raise _refused("the context, the number or the kinds of the operations of a batch have changed")
     step.command = command
 
 
 def _one_row(command: Command) -> bool:
     return isinstance(command, Copy) or (isinstance(command, Copy3D) and command.height == command.depth == 1)
-
-
-def _steps(command: ValueOps) -> tuple[Any, ...]:
-    return command.context, *((type(operation), operation.size) for operation in command.operations)
 
 
 @entry()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..bindings import R
@@ -65,7 +65,9 @@ class Capture:
             stream.capture_tail.setdefault(node, edge)
 
     def record(self, stream: Stream, command: Command) -> Node:
-        """Add a command behind what the stream has to wait for."""
+        """Add a command behind what the stream has to wait for. A kernel gets the priority of the stream."""
+        if isinstance(command, Launch) and command.priority is None and stream.priority:
+            command = replace(command, priority=stream.priority)
         node = Node(self._ready(), command)
         tail = stream.capture_tail
         only = next(iter(tail)) if len(tail) == 1 else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ..bindings import R
@@ -147,6 +147,8 @@ class GraphExec(Object):
         """Queue every step; the stream's next operation waits for all of them. Failure before anything is queued."""
         process, progress = self.process, self.process.machine.progress
         process.refuse_implicit(stream)
+        for context in {step.command.context for step in self.plan.everything() if step.command is not None}:
+            process.healthy(context)
         unfreed = [memory for memory in self.allocates if memory.live]
         if unfreed and not self.flags & AUTO_FREE or any(not m.live for m in self.frees if m not in self.allocates):
             raise Failure(R.CUDA_ERROR_INVALID_VALUE)
@@ -186,14 +188,18 @@ class _Launch:
 
     def _submit(self, step: Step, ends: dict[Step, list[Op]], waits: list[Op]) -> Op:
         command = step.command if step.enabled and step.command is not None else Command(self._stream.context)
-        primary = None
+        primary, priority = None, self._stream.priority
         if isinstance(command, Launch):
+            if self._executable.flags & NODE_PRIORITY:
+                priority = command.priority or 0
+            elif command.priority is not None:
+                command = replace(command, priority=None)  # that of the stream counts
             overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:
             waits = [*waits, command.event.op]
         behind = dict.fromkeys(op for op in waits if op is not primary)
-        op = self._progress.submit(command, behind, chain=step.chain, primary=primary, priority=self._stream.priority)
+        op = self._progress.submit(command, behind, chain=step.chain, primary=primary, priority=priority)
         if isinstance(command, Record):
             command.event.op, command.event.captured = op, None
         return op

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..bindings import T
 from .executable import NODE_PRIORITY, GraphExec, Plan, Step
 from .graph import Graph, Node
+from .values import ValueOps
 from .work import Allocate, Command, Copy, Copy3D, Fill, Free, Launch
 
 if TYPE_CHECKING:
@@ -108,12 +109,14 @@ def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> 
     elif isinstance(was, Fill) and isinstance(now, Fill):
         if (was.rows > 1 or now.rows > 1) and _shape(was) != _shape(now):
             return PARAMETERS, "more than the address and the value of a memset of several rows has changed"
-        if _home(memory, was.destination) != _home(memory, now.destination):
+        if not _alike(memory, was.destination, now.destination):
             return PARAMETERS, "a memset node writes other memory: of another context, or device"
     elif isinstance(was, Copy | Copy3D) and isinstance(now, Copy | Copy3D):
         ends = zip(was.accesses(), now.accesses(), strict=True)
-        if any(_home(memory, a.address) != _home(memory, b.address) for a, b in ends):
+        if not all(_alike(memory, a.address, b.address) for a, b in ends):
             return PARAMETERS, "a memcpy node reads or writes other memory: of another context, or device"
+    elif isinstance(was, ValueOps) and isinstance(now, ValueOps) and _kinds(was) != _kinds(now):
+        return PARAMETERS, "the context, the number or the kinds of the operations of a batch have changed"
     return None
 
 
@@ -121,7 +124,14 @@ def _shape(fill: Fill) -> tuple[int, ...]:
     return fill.size, fill.count, fill.rows, fill.pitch
 
 
-def _home(memory: ProcessMemory, address: int) -> object:
-    """Where memory was allocated, as far as an update must not change it: a context, or a device, or the host."""
-    found = memory.find(address)
-    return None if found is None else (found.context, found.device)
+def _kinds(command: ValueOps) -> tuple[Any, ...]:
+    return command.context, *((type(operation), operation.size) for operation in command.operations)
+
+
+def _alike(memory: ProcessMemory, one: int, other: int) -> bool:
+    """True if memory is of one device, or of the host both times, and not of two contexts."""
+    homes = [
+        (None, None) if a is None or a.device is None else (a.device, a.context) for a in map(memory.find, (one, other))
+    ]
+    (device, context), (device_now, context_now) = homes
+    return device is device_now and (context is context_now or context is None or context_now is None)

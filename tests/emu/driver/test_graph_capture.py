@@ -67,6 +67,21 @@ def test_a_graph_that_is_launched_in_a_capture_becomes_a_child_graph(cuda: Any) 
     assert g.read() == (1 + 10 + 1) * 3 + 100
 
 
+def test_stream_memory_operations_become_nodes(cuda: Any) -> None:
+    g = Graphs(cuda)
+    ok(cuda.cuStreamBeginCapture(g.stream, MODE))
+    ok(cuda.cuStreamWriteValue32(g.stream, g.words, 9, 0))
+    ok(cuda.cuStreamWaitValue32(g.stream, g.words, 9, 1))
+    graph = ok(cuda.cuStreamEndCapture(g.stream))
+    write, wait = (ok(cuda.cuGraphBatchMemOpNodeGetParams(T.CUgraphNode(n))) for n in g.nodes(graph))
+    assert int(write.paramArray[0].writeValue.value) == int(wait.paramArray[0].waitValue.value) == 9
+    assert wait.paramArray[0].waitValue.flags == 1 and int(write.paramArray[0].writeValue.address) == int(g.words)
+    g.run(g.instantiate(graph))
+    out = np.zeros(1, np.uint32)
+    ok(cuda.cuMemcpyDtoH(out, g.words, 4))
+    assert out[0] == 9
+
+
 def test_external_events_become_nodes(cuda: Any) -> None:
     g = Graphs(cuda, start=1)
     before, after = ok(cuda.cuEventCreate(0)), ok(cuda.cuEventCreate(0))

@@ -209,6 +209,37 @@ def test_a_child_graph_of_an_executable_is_updated_alone(cuda: Any) -> None:
     assert g.read() == 62
 
 
+def test_a_graph_of_a_lost_context_is_not_launched(cuda: Any) -> None:
+    g, far = Graphs(cuda), Graphs(cuda, device=1)
+    primary(cuda, 0)
+    ok(cuda.cuGraphAddKernelNode(g.graph, None, 0, far.kernel(far.add, 1)))
+    executable = g.instantiate()
+    ok(cuda.cuDevicePrimaryCtxReset(1))
+    assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    ok(cuda.cuStreamSynchronize(g.stream))
+
+
+def test_priorities_are_those_of_the_nodes_only_where_the_flag_asks_for_them(cuda: Any) -> None:
+    g = Graphs(cuda)
+    urgent = ok(cuda.cuStreamCreateWithPriority(1, -5))
+    ok(cuda.cuStreamBeginCapture(urgent, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    g.queue(g.add, 1, urgent)
+    graph = ok(cuda.cuStreamEndCapture(urgent))
+    node = T.CUgraphNode(g.nodes(graph)[0])
+    attribute = T.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+    assert ok(cuda.cuGraphKernelNodeGetAttribute(node, attribute)).priority == -5
+    executable = ok(cuda.cuGraphInstantiate(graph, 8))
+    other = ok(cuda.cuGraphClone(graph))
+    value = T.CUkernelNodeAttrValue()
+    value.priority = -1
+    ok(cuda.cuGraphKernelNodeSetAttribute(T.CUgraphNode(g.nodes(other)[0]), attribute, value))
+    assert code(cuda.cuGraphExecUpdate(executable, other)) == FAILED and "priority" in _why(cuda)
+    ok(cuda.cuGraphExecUpdate(ok(cuda.cuGraphInstantiate(graph, 0)), other))
+    for e in (executable, ok(cuda.cuGraphInstantiate(graph, 0))):
+        g.run(e)
+    assert g.read() == 2
+
+
 def test_flags_of_instantiation(cuda: Any) -> None:
     g = Graphs(cuda)
     g.launch(g.add, 1)

@@ -230,6 +230,20 @@ def test_nothing_of_a_graph_is_left_behind() -> None:
         assert machine.held() == before
 
 
+def test_a_free_that_nothing_orders_behind_a_use_is_found() -> None:
+    with Machine(devices=1, race=True) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        g = Graphs(cuda)
+        node, address = _alloc(g)
+        filled = ok(cuda.cuGraphAddMemsetNode(g.graph, [node], 1, fill(address, 5, WORDS), g.context))
+        g.launch(g.add, 1, filled, words=address)
+        ok(cuda.cuGraphAddMemFreeNode(g.graph, [filled], 1, address))
+        ok(cuda.cuGraphLaunch(g.instantiate(), g.stream))
+        cuda.cuStreamSynchronize(g.stream)
+        assert {report.kind for report in machine.reports} & {"race", "use_after_free"}
+
+
 def test_memory_of_stream_captures(cuda: Any) -> None:
     g = Graphs(cuda)
     ok(cuda.cuStreamBeginCapture(g.stream, T.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
