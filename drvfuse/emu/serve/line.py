@@ -122,7 +122,7 @@ class Line:
         return found.base, found.nbytes, process.machine.window.host_file(found.base)
 
     def layout(self, function: int) -> Layout | None:
-        return QUESTIONS["layout"](self.session.process, function)  # type: ignore[no-any-return]
+        return QUESTIONS["layout"](self.session.process, function)
 
     def call_back(self, function: int, argument: int) -> int:
         out = Outgoing()
