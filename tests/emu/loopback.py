@@ -56,6 +56,10 @@ class Loopback:
     def pinned(self, address: int) -> int:
         return os.open(os.devnull, os.O_RDONLY)
 
+    def keep_image(self, link: int, content: bytes) -> int:
+        self._image = ctypes.create_string_buffer(content)
+        return ctypes.addressof(self._image)
+
     def managed(self, address: int) -> None:
         return None
 

@@ -164,7 +164,7 @@ def cuDeviceGetMemPool(proc: Process, dev: Any) -> Any:
 def cuDeviceSetMemPool(proc: Process, dev: Any, pool: Any) -> None:
     device = proc.device(dev)
     found = proc.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
-    check(found.device is device)
+    check(found.device is device and not found.imported)
     proc.tenancy(device).pool = found
 
 

@@ -35,6 +35,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         return T.CUdeviceptr(a.base)
     if attribute == _P.CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         return _access_flags(proc, a)
+    exported = a.mapped or a.pool
     plain = {
         _P.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: index,
         _P.CU_POINTER_ATTRIBUTE_BUFFER_ID: a.number,
@@ -45,7 +46,7 @@ def _attribute(proc: Process, a: Allocation, attribute: Any, address: int) -> An
         _P.CU_POINTER_ATTRIBUTE_RANGE_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPING_SIZE: a.nbytes,
         _P.CU_POINTER_ATTRIBUTE_MAPPED: True,
-        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: a.mapped.handle_types if a.mapped else 0,
+        _P.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: exported.handle_types if exported else 0,
         _P.CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: a.number,
     }
     check(attribute in plain, R.CUDA_ERROR_NOT_SUPPORTED)

@@ -127,12 +127,6 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 
 @entry()
-def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
-    target, source = proc.stream(dst), proc.stream(src)
-    target.priority = source.priority
-
-
-@entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
     stream = proc.stream(hStream)

@@ -26,6 +26,7 @@ from .failure import Failure
 from .host_files import FilePart
 from .managed import Advice
 from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
+from .shared import Export
 
 if TYPE_CHECKING:
     from .graph_memory import GraphMemory
@@ -62,13 +63,16 @@ class Allocation:
     managed: Advice | None = None  # of managed memory: what the program has said about its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
+    export: Export | None = None  # by which other processes can open it
+    origin: Export | None = None  # of memory that belongs to another process, which was opened `opens` times
+    opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # VMM: device -> flags
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def exportable(self) -> bool:
         """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
-        return self.device is not None and self.context is not None
+        return self.device is not None and self.context is not None and self.origin is None
 
     @property
     def mapped(self) -> Mappable | None:
@@ -180,7 +184,7 @@ class ProcessMemory:
         """How much of each kind there is of what has an address."""
         mappings = sum(a.mapped is not None for a in self._live.values())
         return {
-            "allocations": sum(a.mapped is None and a.host is None for a in self._live.values()),
+            "allocations": sum(a.mapped is None and a.host is None and a.origin is None for a in self._live.values()),
             "mappings": mappings,
             "reservations": len(self._reserved),
         }
@@ -220,7 +224,8 @@ class ProcessMemory:
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
             for a in process.memory._live.values():
-                absent = a.registered or a.host is not None or (a.graph is not None and not a.graph.backed)
+                absent = a.registered or a.host is not None or a.origin is not None
+                absent = absent or (a.graph is not None and not a.graph.backed)
                 if a.mapped is None and a.device is device and not absent:
                     maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
                     maker = maker if a.host_flags is None else "cuMemHostAlloc"
@@ -361,8 +366,46 @@ class ProcessMemory:
         found = self.find(address)
         return address if found is None or found.alias is None else found.alias.base + address - found.base
 
+    def shared(self, allocation: Allocation) -> Export:
+        """What other processes can open of an allocation of this one."""
+        if allocation.export is None:
+            allocation.export = Export(self, allocation)
+        return allocation.export
+
+    def open(self, export: Export, *, context: Context | None = None, pool: Pool | None = None) -> Allocation:
+        """Open memory of another process, which has the same address here; once more, if it is open."""
+        owned = export.allocation
+        view = self.at(owned.base)
+        if view is None:
+            view = self.add(Allocation(owned.base, owned.nbytes, owned.device, context, pool, origin=export))
+            export.views.append((self, view))
+            if pool is not None:
+                pool.live.add(view.base)
+            self.refresh(view)
+        view.opens += 1
+        return view
+
+    def close(self, view: Allocation) -> None:
+        """Undo one `open`."""
+        view.opens -= 1
+        if view.opens == 0:
+            self._leave(view)
+
+    def _leave(self, view: Allocation) -> None:
+        assert view.origin is not None
+        view.origin.views.remove((self, view))
+        self.drop(view)
+        if view.pool is not None:
+            view.pool.live.discard(view.base)
+        self._window.set_access(view.base, view.nbytes, 0, 0, self._process.table)
+
     def free(self, allocation: Allocation) -> None:
-        """Drop an allocation and its memory; later accesses fault."""
+        """Drop an allocation and its memory; later accesses fault. Of another process's memory only its use ends."""
+        if allocation.origin is not None:
+            self._leave(allocation)
+            return
+        for memory, view in list(allocation.export.views) if allocation.export is not None else ():
+            memory._leave(view)
         self.drop(allocation)
         if allocation.registered:
             if allocation.alias is not None:

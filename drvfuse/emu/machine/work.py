@@ -224,6 +224,16 @@ class Release(Command):
 
 
 @dataclass(frozen=True, eq=False)
+class Leave(Command):
+    """Use another process's memory no more."""
+
+    view: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.free(self.view)
+
+
+@dataclass(frozen=True, eq=False)
 class Record(Command):
     """An event record inside a graph, of an event that others outside of the graph wait for."""
 

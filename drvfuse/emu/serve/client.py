@@ -27,6 +27,7 @@ from . import address as addresses
 from .channel import Ended, Tag, close_rest, packed, receive, send, unpacked
 from .hello import greeting
 from .host_memory import HostMemory
+from .logs import ErrorLogs
 
 if TYPE_CHECKING:
     from ..findings.counters import Summary
@@ -74,6 +75,7 @@ class AttachedMachine:
         self._argument = argument
         self._local = _Local()
         self._layouts: dict[int, Layout] = {}
+        self._logs = ErrorLogs()
         self._lock = threading.Lock()
         self._host_line: socket.socket | None = None
         self._known: list[Report] = []
@@ -205,12 +207,14 @@ class AttachedMachine:
                 refusal = incoming.data()
                 self.refusal = None if refusal is None else pickle.loads(refusal)
                 coder.read_told(incoming, call)
+                self._logs.failed(call, self.refusal)
                 return (code, *nothing)
             results = coder.read_result(incoming, call)
         finally:
             close_rest(incoming)
         self.refusal = None
         self._memory.after(signature.name, call.values)
+        self._logs.succeeded(call, results)
         if signature.name in _END_CONTEXTS and self._memory.registers:
             self._memory.keep_registered(self._ask("registered"))
         return (code, *results)

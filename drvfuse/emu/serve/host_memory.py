@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import threading
@@ -48,6 +49,7 @@ class HostMemory:
         self._layout = weakref.WeakMethod(layout)  # of a machine, which has this
         self._registered: dict[int, _Registration] = {}  # by address
         self._pinned: dict[int, int] = {}  # address -> bytes
+        self._images: dict[int, Any] = {}  # link -> what it gave
         self._local = _Local()
         self._release = weakref.finalize(self, pages.give_up, base, nbytes)
         self._release.atexit = False
@@ -106,6 +108,10 @@ class HostMemory:
             os.close(descriptor)
         self._pinned[address] = span
 
+    def keep_image(self, link: int, content: bytes) -> int:
+        self._images[link] = image = ctypes.create_string_buffer(content)
+        return ctypes.addressof(image)
+
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
         found = host_files.behind(address, nbytes)
         self._local.found = found is not None
@@ -118,6 +124,8 @@ class HostMemory:
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:
                 pages.keep_free_again(address, span)
+        elif name == "cuLinkDestroy":
+            self._images.pop(values[0], None)
         elif name == "cuMemHostRegister":
             self._registered[values[0]] = _Registration(values[1], self._local.found)
         elif name == "cuMemHostUnregister":

@@ -122,7 +122,10 @@ def image_bytes(image: Any) -> bytes | None:
     """
     address = host_address(image)
     if isinstance(address, Address):
-        return ctypes.string_at(address, address.keep.nbytes)
+        content = ctypes.string_at(address, address.keep.nbytes)
+        inner = int.from_bytes(content[8:16], "little")
+        if content[:4] != _WRAPPER or mapped.copied(inner, 16) is None:
+            return content
     if address == 0:
         return None
     kind = _read(address, 4)

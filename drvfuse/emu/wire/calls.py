@@ -36,6 +36,9 @@ class Caller(Protocol):
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         """Put pinned memory at its address. The descriptor is closed."""
 
+    def keep_image(self, link: int, content: bytes) -> int:
+        """The address of an image, as a C string, which stays until its link is destroyed."""
+
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """(descriptor, offset) of the file that the range is a shared mapping of; None if it is none."""
 

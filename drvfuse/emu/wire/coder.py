@@ -37,6 +37,7 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
+    "code": outputs.Code,
     "descriptor": outputs.Descriptor,
     "managed": Managed,
     "node": NodeResult,
@@ -44,6 +45,7 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
+    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
     "CUDA_MEMCPY2D": Rows,
     "CUDA_MEMCPY3D": Rows,
     "CUDA_MEMCPY3D_PEER": Rows,

@@ -23,7 +23,7 @@ from .message import NONE, Incoming, Outgoing
 from .parameters import KernelParameters, lay_out, pack
 from .scalars import Enumeration, Handle, Scalar, scalar
 from .signatures import Parameter
-from .structs import LaunchConfig, Structure
+from .structs import CUDA_LAUNCH_PARAMS, LaunchConfig, Structure
 from .table import ATTRIBUTES
 
 
@@ -157,6 +157,9 @@ class StructArray(List):
         return [self.kind.made_of(content[i : i + size]) for i in range(0, len(content), size)]
 
 
+_FILES = ("fname", "fileName", "path")
+
+
 class Text(Input):
     """A C string. The name of a file becomes absolute, as the machine has another working directory."""
 
@@ -164,7 +167,7 @@ class Text(Input):
         return text(value)
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
-        out.data(os.path.abspath(value) if self.name == "fname" and value else value)
+        out.data(os.path.abspath(value) if self.name in _FILES and value else value)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         return incoming.data()
@@ -298,8 +301,8 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options, whose types follow from the list of options in front. Numbers travel, and buffers that the
-    call writes; lists do not.
+    """Values of options, whose types follow from the list of options in front. Numbers travel; lists do not, nor do
+    buffers, into which the caller's end writes what the machine says of a call that fails.
     """
 
     def read(self, value: Any) -> Any:
@@ -317,17 +320,11 @@ class Options(List):
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(len(value))
         for option, item in zip(call.value(self._options), value, strict=False):
-            if jit_options.is_buffer(option):
-                buffer = memoryview(item.keep)
-                out.word(buffer.nbytes)
-                call.lent.append(functools.partial(_store, int(item)))
-            else:
-                out.word(int(item) if isinstance(item, int | float) else 0)
+            number = isinstance(item, int | float) and not jit_options.is_buffer(option)
+            out.word(int(item) if number else 0)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
-        values = [incoming.word() for _ in range(incoming.word())]
-        given = zip(run.value(self._options), values, strict=False)
-        return [run.lend(value) if jit_options.is_buffer(option) else value for option, value in given]
+        return [incoming.word() for _ in range(incoming.word())]
 
 
 class Parameters(Input):
@@ -359,6 +356,32 @@ class Parameters(Input):
         address, keep = lay_out(block, [incoming.word() for _ in range(incoming.word())])
         run.keep.append(keep)
         return address
+
+
+class LaunchArray(StructArray):
+    """A list of launches (CUDA_LAUNCH_PARAMS), each with the block of its parameters."""
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(len(value))
+        for item in value:
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(self.kind.bytes_of(item))
+            layout = call.caller.layout(p.function or 0)
+            block = None if layout is None else pack(layout, p.kernelParams or 0, 0)
+            out.data(bytes(p))
+            out.data(block)
+            offsets = [offset for offset, _ in layout.parameters] if layout is not None and block is not None else []
+            for word in (len(offsets), *offsets):
+                out.word(word)
+
+    def take(self, incoming: Incoming, run: Run) -> Any:
+        found = []
+        for _ in range(incoming.word()):
+            p = CUDA_LAUNCH_PARAMS.from_buffer_copy(incoming.data() or b"")
+            block, offsets = incoming.data(), [incoming.word() for _ in range(incoming.word())]
+            p.kernelParams, keep = (0, None) if block is None else lay_out(block, offsets)
+            run.keep.append(keep)
+            found.append(self.kind.made_of(bytes(p)))
+        return found
 
 
 class Descriptor(HostMemory):

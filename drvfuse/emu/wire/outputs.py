@@ -112,6 +112,16 @@ class Pinned(Output):
         return address
 
 
+class Code(Output):
+    """The address of an image that the link of the call keeps."""
+
+    def put(self, out: Outgoing, value: Any, run: Run) -> None:
+        out.data(value.keep)
+
+    def take(self, incoming: Incoming, call: Call) -> Any:
+        return call.caller.keep_image(call.value("state"), incoming.data() or b"")
+
+
 class Attribute(Output):
     """The values of one attribute, or of a list of them."""
 

@@ -125,6 +125,17 @@ CUgraphExecUpdateResultInfo = _struct(
     "CUgraphExecUpdateResultInfo", ("result", _int), ("errorNode", _pointer), ("errorFromNode", _pointer)
 )
 CUkernelNodeAttrValue = _struct("CUkernelNodeAttrValue", ("words", _u64 * 8))
+CUDA_LAUNCH_PARAMS = _struct(
+    "CUDA_LAUNCH_PARAMS",
+    *(("function", _pointer), *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ"))),
+    *((name, _u32) for name in ("blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")),
+    *(("hStream", _pointer), ("kernelParams", _pointer)),
+)
+_HANDLE = ("reserved", _u8 * 64)
+CUipcMemHandle = _struct("CUipcMemHandle", _HANDLE)
+CUipcEventHandle = _struct("CUipcEventHandle", _HANDLE)
+CUmemPoolPtrExportData = _struct("CUmemPoolPtrExportData", _HANDLE)
+CUstreamAttrValue = _struct("CUstreamAttrValue", ("value", _u8 * 64))
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
@@ -134,6 +145,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
         *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_KERNEL_NODE_PARAMS),
         *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
         *(CUgraphNodeParams, CUgraphExecUpdateResultInfo, CUkernelNodeAttrValue),
+        *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue, CUDA_LAUNCH_PARAMS),
     )
 }
 

@@ -11,6 +11,7 @@ Words that C has no place for say what a prototype leaves open:
     @image           PTX, a cubin or a fat binary, whose size it says itself
     @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
     @told            the same, or parameters of an instantiation, in which the call writes some fields
+    @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
     @kind            the type of a result follows from it

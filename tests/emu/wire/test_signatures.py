@@ -100,6 +100,7 @@ def _same_places(value: Any, place: Any) -> int:
 _MERE_BYTES = {
     *("CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams", "CUkernelNodeAttrValue"),
     *("CUgraphNodeParams", "CUDA_HOST_NODE_PARAMS", "CUgraphExecUpdateResultInfo"),  # of pointers: the test below
+    *("CUstreamAttrValue", "CUipcMemHandle", "CUipcEventHandle", "CUmemPoolPtrExportData"),
 }
 
 

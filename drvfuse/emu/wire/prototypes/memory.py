@@ -84,6 +84,13 @@ cuPointerGetAttributes(unsigned int numAttributes, in CUpointer_attribute* attri
 
 cuPointerSetAttribute(const void* value @attribute, CUpointer_attribute attribute, CUdeviceptr ptr @host);
 
+// Memory of other processes
+cuIpcGetMemHandle(CUipcMemHandle* pHandle, CUdeviceptr dptr);
+cuIpcOpenMemHandle(CUdeviceptr* pdptr, CUipcMemHandle handle, unsigned int Flags);
+cuIpcCloseMemHandle(CUdeviceptr dptr);
+cuMemGetHandleForAddressRange(void* handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
+    unsigned long long flags);
+
 // Pools
 cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* poolProps);
 cuMemPoolDestroy(CUmemoryPool pool);
@@ -92,6 +99,12 @@ cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool memPool, in CUmemLocat
 cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, in void* value @attribute);
 cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void* value @attribute);
 cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep);
+cuMemPoolExportToShareableHandle(void* handle_out @descriptor, CUmemoryPool pool,
+    CUmemAllocationHandleType handleType @kind, unsigned long long flags);
+cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, in void* handle @descriptor,
+    CUmemAllocationHandleType handleType, unsigned long long flags);
+cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CUdeviceptr ptr);
+cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, in CUmemPoolPtrExportData* shareData);
 cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream);
 cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream);
 cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);

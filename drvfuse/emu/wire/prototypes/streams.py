@@ -11,6 +11,8 @@ cuEventQuery(CUevent hEvent);
 cuEventSynchronize(CUevent hEvent);
 cuEventElapsedTime(float* pMilliseconds, CUevent hStart, CUevent hEnd);
 12: cuEventElapsedTime_v2(float* pMilliseconds, CUevent hStart, CUevent hEnd);
+cuIpcGetEventHandle(CUipcEventHandle* pHandle, CUevent event);
+cuIpcOpenEventHandle(CUevent* phEvent, CUipcEventHandle handle);
 
 // Streams and captures
 cuStreamCreate(CUstream* phStream, unsigned int Flags);
@@ -25,6 +27,8 @@ cuStreamGetId(CUstream hStream, unsigned long long* streamId);
 cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
 cuStreamGetDevice(CUstream hStream, CUdevice* device);
 cuStreamCopyAttributes(CUstream dst, CUstream src);
+cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value_out);
+cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue* value);
 cuLaunchHostFunc(CUstream hStream, CUhostFn fn, in void* userData @host);
 cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, in void* userData @host, unsigned int flags);
 cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode);
