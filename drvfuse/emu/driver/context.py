@@ -78,6 +78,25 @@ def cuCtxDestroy(proc: Process, ctx: Any) -> None:
         stack.pop()
 
 
+@entry(1)
+def cuCtxAttach(proc: Process, flags: int) -> Any:
+    """One use more of the current context, which `cuCtxDetach` takes back."""
+    check(flags == 0)
+    context = proc.current()
+    context.uses += 1
+    return T.CUcontext(context.handle)
+
+
+@entry()
+def cuCtxDetach(proc: Process, ctx: Any) -> None:
+    """One use less: the last one destroys it."""
+    context = proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
+    if context.uses == 1:
+        cuCtxDestroy(proc, ctx)
+    else:
+        context.uses -= 1
+
+
 @entry()
 def cuCtxSetCurrent(proc: Process, ctx: Any) -> None:
     """Replaces the top of the thread's stack; None pops it."""
@@ -128,10 +147,23 @@ def cuCtxGetApiVersion(proc: Process, ctx: Any) -> int:
 
 @entry(unsafe=True)
 def cuCtxSynchronize(proc: Process) -> None:
-    context = proc.current()
+    _synchronise(proc, proc.current())
+
+
+def _synchronise(proc: Process, context: Context) -> None:
     for stream in context.streams:
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     proc.synchronise(context)
+
+
+@entry(1, bindings=13)
+def cuCtxGetDevice_v2(proc: Process, ctx: Any) -> Any:
+    return T.CUdevice(_context(proc, ctx).device.index)
+
+
+@entry(bindings=13, unsafe=True)
+def cuCtxSynchronize_v2(proc: Process, ctx: Any) -> None:
+    _synchronise(proc, _context(proc, ctx))
 
 
 @entry(2)
@@ -175,8 +207,3 @@ def cuCtxDisablePeerAccess(proc: Process, peerContext: Any) -> None:
     proc.synchronise(context)
     context.peers.discard(peer)
     proc.memory.refresh_context(peer)
-
-
-@entry()
-def cuCtxSetCacheConfig(proc: Process, config: Any) -> None:
-    proc.current()

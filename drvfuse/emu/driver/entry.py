@@ -14,12 +14,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..bindings import MAJOR, R, T
+from ..findings.reports import Report
 from ..machine import interrupts
 from ..machine.failure import Failure
 from ..machine.objects import Handle, Memory
@@ -53,6 +55,8 @@ class Entry:
         return (code, *(None,) * self.outputs)
 
 
+_NO_MEMBER = re.compile(r"is not a valid CU\w+$")
+
 ENTRIES: dict[str, Entry] = {}
 
 
@@ -85,13 +89,13 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
     try:
         values = e.coder.read(args, kwargs)
-    except Invalid:
-        values = None
+    except Invalid as invalid:
+        return perform(process, e, invalid)
     return perform(process, e, values)
 
 
-def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[Any, ...]:
-    """`invoke` with arguments that were read already; None if they were refused."""
+def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:
+    """`invoke` with arguments that were read already, or refused."""
     machine = process.machine
     process.refusal = None
     if process.closed and not e.without_machine:
@@ -100,7 +104,10 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[A
         return e.failure(R.CUDA_ERROR_NOT_INITIALIZED)
     if process.threads.in_host_function:
         return e.failure(R.CUDA_ERROR_NOT_PERMITTED)
-    if values is None:
+    if isinstance(values, Invalid):
+        if values.args:
+            process.refusal = Report("out_of_bounds", f"{e.name}: {values}", process=process.title)
+            machine.report(process.refusal)
         return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     with interrupts.held(), machine.lock:
         machine.lock.called(process, e.name)
@@ -120,6 +127,10 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[A
                 machine.report(report)
             process.refusal = report
             return e.failure(failure.code)
+        except ValueError as error:  # a field of a structure holds a number that its enum does not have
+            if not _NO_MEMBER.search(str(error)):
+                raise
+            return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)

@@ -84,14 +84,9 @@ def cuFuncSetAttribute(proc: Process, hfunc: Any, attrib: Any, value: int) -> No
     _set_attribute(proc, function, attrib, value, function.attributes)
 
 
-@entry()
-def cuFuncSetCacheConfig(proc: Process, hfunc: Any, config: Any) -> None:
-    """A hint without effect here."""
-    function_of(proc, hfunc)
-
-
 @entry(1)
 def cuFuncGetName(proc: Process, hfunc: Any) -> bytes:
+    check(hfunc)
     return function_of(proc, hfunc).name.encode()
 
 

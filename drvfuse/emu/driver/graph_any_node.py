@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..bindings import R, T
+from ..findings.reports import Report
 from ..machine.failure import Failure
 from ..machine.process import Process
 from ..machine.work import Command
@@ -15,14 +16,15 @@ from .entry import check, entry, number
 from .graph import graph_of, node_of
 from .graph_memory import add_allocation, add_free, describe_allocation, freed_address
 from .graph_nodes import add_child, assign, child_handle, event_handle, handle, insert, of_kind, place
+from .refused import CONDITIONAL, EXTERNAL
 
 _N = T.CUgraphNodeType
-_REFUSED = (
-    _N.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL,
-    _N.CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT,
-    _N.CU_GRAPH_NODE_TYPE_CONDITIONAL,
-)
-"""Kinds of nodes that are not emulated."""
+_REFUSED = {
+    _N.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL: EXTERNAL,
+    _N.CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT: EXTERNAL,
+    _N.CU_GRAPH_NODE_TYPE_CONDITIONAL: CONDITIONAL,
+}
+"""Kinds of nodes that are not emulated, and why."""
 
 
 def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> Command | None:
@@ -39,7 +41,10 @@ def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> C
     }
     if kind == _N.CU_GRAPH_NODE_TYPE_EMPTY:
         return None
-    check(kind not in _REFUSED, R.CUDA_ERROR_NOT_SUPPORTED)
+    if kind in _REFUSED:
+        report = Report("unsupported", f"a node of the kind {kind.name} is refused: {_REFUSED[kind]}")
+        told = any(known.message == report.message for known in proc.machine.reports)
+        raise Failure(R.CUDA_ERROR_NOT_SUPPORTED, None if told else report)
     check(kind in makers)
     return makers[kind]()
 

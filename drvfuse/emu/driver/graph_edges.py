@@ -111,8 +111,9 @@ def dependencies_of(
 
 
 def _pairs(proc: Process, graph: Graph, first: Any, second: Any, count: int) -> list[tuple[Node, Node]]:
+    check(len(first) >= count and len(second) >= count)
     found = [(node_of(proc, a), node_of(proc, b)) for a, b in zip(first[:count], second[:count], strict=True)]
-    check(len(found) == count and all(node.graph is graph for pair in found for node in pair))
+    check(all(node.graph is graph for pair in found for node in pair))
     return found
 
 

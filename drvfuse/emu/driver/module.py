@@ -263,7 +263,14 @@ def cuKernelGetFunction(proc: Process, kernel: Any) -> Any:
 
 
 @entry(1)
+def cuKernelGetLibrary(proc: Process, kernel: Any) -> Any:
+    library = proc.get(kernel, Function).library
+    return T.CUlibrary(present(library, R.CUDA_ERROR_INVALID_HANDLE).handle)
+
+
+@entry(1)
 def cuKernelGetName(proc: Process, hfunc: Any) -> bytes:
+    check(hfunc)
     return proc.get(hfunc, Function).name.encode()
 
 

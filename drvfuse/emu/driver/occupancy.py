@@ -38,6 +38,16 @@ def cuOccupancyMaxPotentialBlockSize(
     proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
 ) -> tuple[int, int]:
     """The block size with the most resident threads; the larger one of equals, as the driver chooses."""
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(
+        proc, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0
+    )
+
+
+@entry(2)
+def cuOccupancyMaxPotentialBlockSizeWithFlags(
+    proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int, flags: int
+) -> tuple[int, int]:
+    check(flags in (0, 1))
     function = function_of(proc, func)
     limit = residency.max_threads(function)
     if blockSizeLimit > 0:

@@ -121,6 +121,12 @@ def cuStreamGetCtx(proc: Process, hStream: Any) -> Any:
     return T.CUcontext(proc.stream(hStream).context.handle)
 
 
+@entry(2)
+def cuStreamGetCtx_v2(proc: Process, hStream: Any) -> tuple[Any, Any]:
+    """(its context, no green context)."""
+    return cuStreamGetCtx(proc, hStream), T.CUgreenCtx(0)
+
+
 @entry(1)
 def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
     return T.CUdevice(proc.stream(hStream).context.device.index)

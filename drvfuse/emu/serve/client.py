@@ -173,7 +173,9 @@ class AttachedMachine:
         nothing = (None,) * len(signature.returned)
         try:
             values = coder.read(args, kwargs)
-        except Invalid:
+        except Invalid as invalid:
+            if invalid.args and not self.closed:
+                return self._question("refuse_argument", signature.name, str(invalid))
             values = None
         if self.closed:
             return self._answered_here(signature.name, values, nothing)
@@ -218,6 +220,20 @@ class AttachedMachine:
         if signature.name in _END_CONTEXTS and self._memory.registers:
             self._memory.keep_registered(self._ask("registered"))
         return (code, *results)
+
+    def refuse(self, name: str) -> tuple[Any, ...]:
+        """A call of a function that the emulated driver refuses."""
+        return self._question("refuse", name)
+
+    def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """A call whose result is the answer to a question."""
+        try:
+            result, self.refusal = self._ask(question, name, *arguments)
+        except ClosedError:
+            from ..driver.refused import results
+
+            return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * results(name))
+        return tuple(result)
 
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
         """What works on a machine that was closed too."""

@@ -25,7 +25,9 @@ _WRAPPER = b"\xb1\x43\x62\x46"  # what nvcc puts around a fat binary
 
 
 class Invalid(Exception):
-    """An argument that the bindings take and the driver refuses, or would crash on: CUDA_ERROR_INVALID_VALUE."""
+    """An argument that the bindings take and the driver refuses, or would crash on: CUDA_ERROR_INVALID_VALUE. Words, if
+    there are any, say what a program could not know from that.
+    """
 
 
 class Address(int):

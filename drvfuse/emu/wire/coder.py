@@ -51,6 +51,7 @@ _INPUT_TYPES: dict[str, type[inputs.Input]] = {
     "CUDA_MEMCPY3D_PEER": Rows,
     "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
+    "CUasyncCallback": inputs.Function,
     "CUhostFn": inputs.Function,
     "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
@@ -91,11 +92,12 @@ class Coder:
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self.inputs = [input_of(p) for p in signature.given]
+        wanted = {p.extent for p in signature.returned}
+        self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
         self._readers = [item.read for item in self.inputs]
         self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
-        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind)
+        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
         self._results = self._form(self.outputs, outputs.Output)
 
     @staticmethod

@@ -26,6 +26,8 @@ from .signatures import Parameter
 from .structs import CUDA_LAUNCH_PARAMS, LaunchConfig, Structure
 from .table import ATTRIBUTES
 
+_MOST_WANTED = 1 << 24
+
 
 class Input:
     """An argument. This one is a number."""
@@ -54,6 +56,16 @@ class Input:
         if self.scalar.code == "q" and word >> 63:
             word -= 1 << 64
         return self.scalar.given(word)
+
+
+class Wanted(Input):
+    """How many elements of a result are wanted, for which the bindings allocate memory."""
+
+    def read(self, value: Any) -> int:
+        count: int = self.scalar.read(value)
+        if count > _MOST_WANTED:
+            raise MemoryError(f"Failed to allocate length x size memory: {count}x8")
+        return count
 
 
 class Member(Input):
@@ -180,7 +192,19 @@ class HostMemory(Input):
         return host_address(value) if self.parameter.type == "void" else self.scalar.read(value)
 
 
-class Source(HostMemory):
+class Lent(HostMemory):
+    """Memory of so many bytes as another argument says, which a buffer has to have."""
+
+    dependent = True
+
+    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
+        nbytes = others[self.parameter.extent or ""]
+        if type(value) is Address and nbytes > value.keep.nbytes:
+            raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call is about {nbytes}")
+        return value
+
+
+class Source(Lent):
     """Memory that the call reads: an address that the machine knows, or the bytes."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -191,7 +215,7 @@ class Source(HostMemory):
         return take_bytes(incoming, run)
 
 
-class Target(HostMemory):
+class Target(Lent):
     """Memory that the call writes before it returns, unless the machine knows it."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -386,6 +410,10 @@ class LaunchArray(StructArray):
 
 class Descriptor(HostMemory):
     """A file descriptor, which the caller keeps."""
+
+    def read(self, value: Any) -> int:
+        number = host_address(value)
+        return number if number < 1 << 31 else -1
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         try:

@@ -16,14 +16,27 @@ from .arguments import Invalid, real, whole
 _INTEGERS = {
     "int": (-(2**31), 2**31 - 1),
     "unsigned int": (0, 2**32 - 1),
+    "unsigned": (0, 2**32 - 1),
     "unsigned char": (0, 2**8 - 1),
     "unsigned short": (0, 2**16 - 1),
     "size_t": (0, 2**64 - 1),
     "unsigned long long": (0, 2**64 - 1),
     "void*": (0, 2**64 - 1),
 }
-_WORDS = {"unsigned long long": "unsigned PY_LONG_LONG", "void*": "unsigned PY_LONG_LONG"}
+_WORDS = {
+    "unsigned": "unsigned int",
+    "unsigned long long": "unsigned PY_LONG_LONG",
+    "void*": "unsigned PY_LONG_LONG",
+}
 """How Cython calls a type in its messages, where that is not its name."""
+
+_HANDLES = {
+    "CUdevice": ("int", "int"),
+    "CUlogIterator": ("unsigned int", "unsigned int"),
+    "cuuint32_t": ("unsigned int", "uint32_t"),
+    "cuuint64_t": ("size_t", "uint64_t"),
+}
+"""(range, name in messages) of classes of the bindings that are no pointers."""
 
 
 class Scalar:
@@ -105,16 +118,13 @@ class Enumeration(Scalar):
     result = given
 
 
-_TYPEDEFS = {"CUdevice": "int", "cuuint32_t": "uint32_t", "cuuint64_t": "uint64_t"}
-
-
 class Handle(Scalar):
     """What cuda.bindings wrap into a class: handles, device pointers, devices. None is 0."""
 
     def __init__(self, c: str) -> None:
         self.c, self.kind = c, getattr(T, c)
-        self.least, self.most = _INTEGERS[{"CUdevice": "int", "cuuint32_t": "unsigned int"}.get(c, "size_t")]
-        self._words = _TYPEDEFS.get(c, "unsigned PY_LONG_LONG")
+        plain, self._words = _HANDLES.get(c, ("size_t", "unsigned PY_LONG_LONG"))
+        self.least, self.most = _INTEGERS[plain]
         self.code = "q" if self.least else "Q"
 
     def read(self, value: Any) -> int:

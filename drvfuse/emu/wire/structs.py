@@ -45,6 +45,12 @@ CUDA_GRAPH_INSTANTIATE_PARAMS = _struct(
 )
 CUgraphEdgeData = _struct("CUgraphEdgeData", ("from_port", _u8), ("to_port", _u8), ("type", _u8), ("reserved", _u8 * 5))
 CUuuid = _struct("CUuuid", ("bytes", _u8 * 16))
+CUdevprop = _struct(
+    "CUdevprop",
+    *(("maxThreadsPerBlock", _int), ("maxThreadsDim", _int * 3), ("maxGridSize", _int * 3)),
+    *((name, _int) for name in ("sharedMemPerBlock", "totalConstantMemory", "SIMDWidth", "memPitch")),
+    *((name, _int) for name in ("regsPerBlock", "clockRate", "textureAlign")),
+)
 CUexecAffinityParam = _struct("CUexecAffinityParam", ("type", _int), ("param", _u32))
 CUctxCreateParams = _struct(
     "CUctxCreateParams", ("execAffinityParams", _pointer), ("numExecAffinityParams", _int), ("cigParams", _pointer)
@@ -140,7 +146,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
-        *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUexecAffinityParam, CUctxCreateParams),
+        *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUdevprop, CUexecAffinityParam, CUctxCreateParams),
         *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D, CUstreamBatchMemOpParams, CUDA_MEMCPY3D),
         *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_KERNEL_NODE_PARAMS),
         *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
@@ -154,7 +160,8 @@ class Structure:
     """A structure of cuda.bindings as bytes."""
 
     def __init__(self, c: str) -> None:
-        self.c, self.size = c, ctypes.sizeof(STRUCTS[c])
+        self.c, self.place = c, STRUCTS[c]
+        self.size = ctypes.sizeof(self.place)
 
     @functools.cached_property
     def kind(self) -> Any:

@@ -80,6 +80,7 @@ def test_attributes_are_the_bindings_own() -> None:
             assert sum(name.endswith(f"_{attribute}") for name in known) == 1, attribute
 
 
+_PLAIN = [field for field, kind in structs.CUdevprop._fields_ if kind is ctypes.c_int]
 _NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t)
 
 
@@ -89,7 +90,7 @@ def _same_places(value: Any, place: Any) -> int:
     for field, kind in place._fields_:
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
             checked += _same_places(getattr(value, field), getattr(place, field))
-        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams"):
+        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams", *_PLAIN):
             number = 7 + checked
             setattr(value, field, number)
             assert int(getattr(place, field)) == number, field

@@ -25,6 +25,7 @@ cuStreamGetPriority(CUstream hStream, int* priority);
 cuStreamGetFlags(CUstream hStream, unsigned int* flags);
 cuStreamGetId(CUstream hStream, unsigned long long* streamId);
 cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
+cuStreamGetCtx_v2(CUstream hStream, CUcontext* pCtx, CUgreenCtx* pGreenCtx);
 cuStreamGetDevice(CUstream hStream, CUdevice* device);
 cuStreamCopyAttributes(CUstream dst, CUstream src);
 cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue* value_out);
