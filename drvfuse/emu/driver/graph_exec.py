@@ -9,10 +9,12 @@ from ..bindings import R, T
 from ..findings.reports import Report
 from ..machine.executable import AUTO_FREE, DEVICE_LAUNCH, NODE_PRIORITY, UPLOAD, GraphExec, Step
 from ..machine.failure import Failure
+from ..machine.foreign import FOREIGN
 from ..machine.graph import Cycle, Graph
 from ..machine.process import Process
 from ..machine.update import Unfit, refusal, update
 from ..machine.work import Command, Copy, Copy3D, Fill, Launch
+from ..wire import mapped
 from . import graph_commands as commands
 from .entry import check, entry
 from .graph import graph_of, node_of
@@ -103,11 +105,25 @@ def cuGraphLaunch(proc: Process, hGraphExec: Any, hStream: Any) -> None:
     """Queues all nodes with the parameters that they have now. In a capture it becomes a child graph node."""
     found, stream = exec_of(proc, hGraphExec), proc.stream(hStream)
     if stream.capture is None:
+        _require_host_memory(proc, found)
         found.launch(stream)
         return
     if found.allocates or found.frees:
         stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     stream.capture.record_graph(stream, found)
+
+
+def _require_host_memory(proc: Process, executable: GraphExec) -> None:
+    """Failure if pageable memory that a node copies is not mapped any more: the copy would crash the process."""
+    for step in executable.plan.everything():
+        for at in step.command.accesses() if isinstance(step.command, Copy | Copy3D) and step.enabled else ():
+            local = at.address < FOREIGN and not proc.machine.window.contains(at.address)
+            if local and not (mapped.writable if at.write else mapped.readable)(at.address, at.nbytes):
+                verb = "writes" if at.write else "reads"
+                raise _refused(
+                    f"node {step.node.number} (0x{step.node.handle:x}) {verb} {at.nbytes} bytes of host memory at "
+                    f"0x{at.address:x}, which are not mapped any more"
+                )
 
 
 @entry()

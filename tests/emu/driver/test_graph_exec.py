@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,20 @@ def test_a_child_graph_of_an_executable_is_updated_alone(cuda: Any) -> None:
     ok(cuda.cuGraphExecKernelNodeSetParams(executable, T.CUgraphNode(inner), g.kernel(g.scale, 2)))
     g.run(executable)
     assert g.read() == 62
+
+
+def test_host_memory_that_is_gone_is_found_before_a_launch(cuda: Any) -> None:
+    g = Graphs(cuda)
+    memory = mmap.mmap(-1, 1 << 16)
+    words = np.frombuffer(memory, np.uint32)[:WORDS]
+    ok(cuda.cuGraphAddMemcpyNode(g.graph, None, 0, copy(words.ctypes.data, HOST, g.words, DEVICE, BYTES), g.context))
+    executable = g.instantiate()
+    g.run(executable)
+    del words
+    memory.close()
+    if type(cuda).__name__ == "EmulatedDriver":  # a client's memory is asked for when the node runs
+        assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE
+        assert "not mapped any more" in _why(cuda)
 
 
 def test_a_graph_of_a_lost_context_is_not_launched(cuda: Any) -> None:

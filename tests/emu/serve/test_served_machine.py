@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -305,11 +306,19 @@ def run_a_graph(rank: int, size: int) -> Any:
         for executable in executables:
             g.run(executable)
         same.append(bool((result == source + np.array([[7], [9]], np.uint32)).all()))
-    return same, seen == [os.getpid()] * 2
+    gone = mmap.mmap(-1, 1 << 16)
+    there = ctypes.addressof(ctypes.c_char.from_buffer(gone))
+    graph = ok(cuda.cuGraphCreate(0))
+    ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, copy(there, HOST, g.words, DEVICE, BYTES), g.context))
+    gc.collect()  # the object that had the address
+    gone.close()
+    ok(cuda.cuGraphLaunch(g.instantiate(graph), g.stream))
+    return same, seen == [os.getpid()] * 2, int(code(cuda.cuStreamSynchronize(g.stream)))
 
 
 def test_graphs_copy_the_memory_of_their_process_when_they_run(pool):
-    assert pool.run(2, run_a_graph) == [([True, True], True)] * 2
+    lost = int(R.CUDA_ERROR_ILLEGAL_ADDRESS)
+    assert pool.run(2, run_a_graph) == [([True, True], True, lost)] * 2
 
 
 def ask_for_a_block_size(rank: int, size: int) -> Any:
