@@ -117,6 +117,10 @@ class Arguments:
             return draw.choice((0, self.code, 7, FAR, *self.host["addresses"]))
         if isinstance(item, inputs.Text):
             return draw.choice((b"", b"kernel", b"variable", b"\xff\xfe", b"/no/such/file", b"a" * 70000))
+        if isinstance(item, inputs.Buffer):
+            return draw.choice((bytearray(64), bytearray(1), b""))
+        if isinstance(item, inputs.Moved):
+            return draw.choice((None, item.scalar.kind(0), item.scalar.kind(2**32 - 1)))
         if isinstance(item, inputs.Image):
             return draw.choice((PTX, b"", b"\x7fELF", b"\x50\xed\x55\xba" + bytes(12), *self.host["addresses"], 0, 5))
         if isinstance(item, inputs.Parameters):
@@ -200,6 +204,7 @@ def shown(value: Any) -> str:
 
 def main(mode: str, seed: int, rounds: int, log: str) -> int:
     faulthandler.enable()
+    os.chdir(os.path.dirname(log))  # some calls write files
     draw = random.Random(seed)
     arguments = Arguments(draw, host_memory())
     calls = raised = failed = 0

@@ -24,7 +24,7 @@ _FLAGS = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 _NONE = (1 << 64) - 1  # of the copies of a batch that is refused as a whole, and of one that succeeds
 
 
-def _stream(proc: Process, hStream: Any) -> Stream:
+def batch_stream(proc: Process, hStream: Any) -> Stream:
     """A stream that is not the legacy one, and not captured."""
     stream = proc.stream(hStream)
     check(not stream.is_legacy)
@@ -54,7 +54,7 @@ def _batch(
     """Attribute i is that of the copies from `attrsIdxs[i]` on. Pageable memory, and the source of a copy whose order
     is DURING_API_CALL, is read before the call returns.
     """
-    stream = _stream(proc, hStream)
+    stream = batch_stream(proc, hStream)
     targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
     attributes, starts = attrs[:numAttrs], attrsIdxs[:numAttrs]
     check(count > 0 and 0 < numAttrs <= count and starts[0] == 0)
@@ -105,7 +105,7 @@ def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any)
     """Layers of rows of linear memory. Pageable sources, and those whose order is DURING_API_CALL, are read, and
     pageable targets written, before the call returns.
     """
-    stream = _stream(proc, hStream)
+    stream = batch_stream(proc, hStream)
     check(numOps > 0 and flags == 0)
     copies, waits = [], []
     for p in opList[:numOps]:

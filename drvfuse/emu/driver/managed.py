@@ -39,7 +39,7 @@ def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
     return T.CUdeviceptr(allocation.base)
 
 
-def _range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
+def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
     """The advice of the allocations in a range, each with the bytes of it that the range has. Failure unless all of it
     is managed memory.
     """
@@ -52,7 +52,7 @@ def _range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int
     ]
 
 
-def _place(proc: Process, location: Any) -> Place:
+def place_of(proc: Process, location: Any) -> Place:
     """A CUmemLocation. Failure for one that is none, or of a device that there is not."""
     check(location is not None and location.type in _KINDS, R.CUDA_ERROR_INVALID_DEVICE)
     if location.type == _KIND.CU_MEM_LOCATION_TYPE_DEVICE:
@@ -78,12 +78,12 @@ def cuMemAdvise(proc: Process, devPtr: Any, count: int, advice: Any, device: Any
 @entry(bindings=12, name="cuMemAdvise_v2")
 @entry(bindings=13, name="cuMemAdvise")
 def _advise_at(proc: Process, devPtr: Any, count: int, advice: Any, location: Any) -> None:
-    _advise(proc, devPtr, count, advice, lambda: _place(proc, location))
+    _advise(proc, devPtr, count, advice, lambda: place_of(proc, location))
 
 
 def _advise(proc: Process, address: Any, count: int, advice: Any, place: Any) -> None:
     proc.current()
-    parts = _range(proc, address, count)
+    parts = managed_range(proc, address, count)
     if advice in (_ADVICE.CU_MEM_ADVISE_SET_READ_MOSTLY, _ADVICE.CU_MEM_ADVISE_UNSET_READ_MOSTLY):
         for kept, start, end in parts:
             kept.read_mostly.set(start, end, advice == _ADVICE.CU_MEM_ADVISE_SET_READ_MOSTLY)
@@ -112,12 +112,12 @@ def cuMemPrefetchAsync(proc: Process, devPtr: Any, count: int, dstDevice: Any, h
 @entry(bindings=13, name="cuMemPrefetchAsync")
 def _prefetch_to(proc: Process, devPtr: Any, count: int, location: Any, flags: int, hStream: Any) -> None:
     check(flags == 0)
-    _prefetch(proc, devPtr, count, _place(proc, location), hStream)
+    _prefetch(proc, devPtr, count, place_of(proc, location), hStream)
 
 
 def _prefetch(proc: Process, address: Any, count: int, place: Place, hStream: Any) -> None:
     stream = proc.stream(hStream)
-    parts = _range(proc, address, count)
+    parts = managed_range(proc, address, count)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     for kept, start, end in parts:
         kept.prefetched.set(start, end, place)
@@ -134,7 +134,7 @@ def _common(pieces: list[tuple[Piecewise[Any], int, int]]) -> Any:
 
 
 def _told(proc: Process, size: int, attribute: Any, address: Any, count: int) -> Any:
-    parts = _range(proc, address, count)
+    parts = managed_range(proc, address, count)
     if attribute == _RANGE.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
         check(size > 0 and size % 4 == 0)
         return _accessed_by(parts, size // 4)

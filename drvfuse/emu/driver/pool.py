@@ -181,3 +181,29 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
         allocation.freed = True
     elif op is not None:
         graph.live, graph.last = False, op
+
+
+# Of a place, from CUDA 13 on ----------------------------------------------------------------------------------------
+
+
+def _device_of(proc: Process, location: Any, kind: Any) -> Device:
+    """The device whose pools are meant. There are pools of device memory alone."""
+    check(kind == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, R.CUDA_ERROR_NOT_SUPPORTED)
+    return located_device(proc, location)
+
+
+@entry(1, bindings=13)
+def cuMemGetDefaultMemPool(proc: Process, location: Any, typename: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(_device_of(proc, location, typename)).default_pool.handle)
+
+
+@entry(1, bindings=13)
+def cuMemGetMemPool(proc: Process, location: Any, typename: Any) -> Any:
+    return T.CUmemoryPool(proc.tenancy(_device_of(proc, location, typename)).pool.handle)
+
+
+@entry(bindings=13)
+def cuMemSetMemPool(proc: Process, location: Any, typename: Any, pool: Any) -> None:
+    device, found = _device_of(proc, location, typename), pool_of(proc, pool)
+    check(found.device is device and not found.imported)
+    proc.tenancy(device).pool = found

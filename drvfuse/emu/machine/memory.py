@@ -393,6 +393,8 @@ class ProcessMemory:
 
     def _leave(self, view: Allocation) -> None:
         assert view.origin is not None
+        if self.at(view.base) is not view:  # its owner has freed it since this was queued
+            return
         view.origin.views.remove((self, view))
         self.drop(view)
         if view.pool is not None:

@@ -8,6 +8,7 @@ another machine, is an invalid handle and never somebody else's object.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,13 @@ def new_chain() -> int:
 @dataclass(eq=False)
 class Object:
     handle: int = field(default_factory=_handles.__next__, init=False)
+
+
+@dataclass(eq=False)
+class Listener(Object):
+    """Who is told of each call that failed, with what is reported of it."""
+
+    tell: Callable[[bytes], None]
 
 
 @dataclass(eq=False)

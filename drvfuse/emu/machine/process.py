@@ -27,7 +27,7 @@ from .foreign import Foreign
 from .graph_memory import GraphMemories
 from .host_files import FilePart
 from .memory import ProcessMemory
-from .objects import Context, Device, Event, Function, Handle, Mappable, Object, Pool, Stream, Tenancy
+from .objects import Context, Device, Event, Function, Handle, Listener, Mappable, Object, Pool, Stream, Tenancy
 from .threads import Threads
 from .work import Command, Op, call_host
 
@@ -268,6 +268,10 @@ class Process:
     def contexts(self) -> list[Context]:
         """Those that were not destroyed, in the order in which they were made."""
         return [item for item in self.handles.values() if isinstance(item, Context)]
+
+    def listeners(self) -> list[Listener]:
+        """Who is told of calls that failed."""
+        return [item for item in list(self.handles.values()) if isinstance(item, Listener)]
 
     def current(self) -> Context:
         """The calling thread's context. Failure with the error that sticks to it, if one does."""

@@ -84,6 +84,13 @@ def text(value: Any) -> bytes:
     return bytes(value).split(b"\0", 1)[0]
 
 
+def bytes_address(value: Any) -> Address:
+    """The address of the content of bytes, which is written; it keeps them."""
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"expected bytes, {type_name(value)} found")
+    return buffer_address(value)
+
+
 def host_address(value: Any) -> int:
     """The address of a host pointer: an integer, None, or any contiguous buffer, which it keeps then."""
     if type(value) is int and 0 <= value < _WORD or type(value) is Address:

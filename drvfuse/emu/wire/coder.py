@@ -19,7 +19,7 @@ from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
 from .node_params import NodeParams, NodeResult, ToldParams
 from .rows import Batch, Rows, RowsArray
-from .scalars import Enumeration, scalar
+from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
 from .table import ATTRIBUTES
 
@@ -34,6 +34,7 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "descriptor": inputs.Descriptor,
     "host": inputs.Host,
     "registered": inputs.Registered,
+    "text": inputs.Buffer,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
@@ -52,6 +53,7 @@ _INPUT_TYPES: dict[str, type[inputs.Input]] = {
     "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
     "CUasyncCallback": inputs.Function,
+    "CUlogsCallback": inputs.Function,
     "CUhostFn": inputs.Function,
     "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
@@ -71,6 +73,8 @@ def input_of(p: Parameter) -> inputs.Input:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)
     if p.extent:
         return inputs.Array(p)
+    if p.mode == "inout" and isinstance(kind, Handle):
+        return inputs.Moved(p)
     if p.type in ATTRIBUTES or p.role == "kind":
         return inputs.Kind(p)
     return (inputs.Member if isinstance(kind, Enumeration) else inputs.Input)(p)
@@ -82,6 +86,8 @@ def output_of(p: Parameter) -> outputs.Output:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
         return outputs.Text(p)
+    if p.mode == "inout" and isinstance(scalar(p.type), Handle) and not p.extent:
+        return outputs.Moved(p)
     if scalar(p.type) is None and p.type != "void":
         return (outputs.StructArray if p.extent else outputs.Struct)(p)
     return (outputs.Array if p.extent else outputs.Output)(p)

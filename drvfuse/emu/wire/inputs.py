@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from . import jit_options, mapped
-from .arguments import Address, Invalid, host_address, image_bytes, items, text, type_name
+from .arguments import Address, Invalid, bytes_address, host_address, image_bytes, items, text, type_name
 from .calls import Call, Run
 from .message import NONE, Incoming, Outgoing
 from .parameters import KernelParameters, lay_out, pack
@@ -27,6 +27,7 @@ from .structs import CUDA_LAUNCH_PARAMS, LaunchConfig, Structure
 from .table import ATTRIBUTES
 
 _MOST_WANTED = 1 << 24
+_FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
@@ -88,6 +89,39 @@ class Kind(Member):
         if number not in kind.members:
             raise TypeError(f"Unsupported attribute: {value.name}")
         return kind.members[number]
+
+
+class Moved(Input):
+    """A number in an object of the bindings that the call moves on. It keeps the object; None is 0."""
+
+    def read(self, value: Any) -> int:
+        kind = cast(Handle, self.scalar).kind
+        if value is None:
+            return 0
+        if not isinstance(value, kind):
+            expected = f"cuda.bindings.driver.{self.scalar.c}"
+            raise TypeError(f"Argument {self.name!r} has incorrect type (expected {expected}, got {type_name(value)})")
+        return Address.of(int(value), value)
+
+
+class Buffer(Input):
+    """Memory that the call writes, as bytes of Python, which it keeps."""
+
+    def read(self, value: Any) -> Address:
+        return bytes_address(value)
+
+    def put(self, out: Outgoing, value: Any, call: Call) -> None:
+        out.word(value.keep.nbytes)
+        call.lent.append(functools.partial(_store, int(value)))
+
+    def take(self, incoming: Incoming, run: Run) -> Address:
+        return lent_to(run, incoming.word())
+
+
+def lent_to(run: Run, nbytes: int) -> Address:
+    """Memory of so many bytes that goes back to the caller."""
+    address = run.lend(nbytes)
+    return Address.of(address, memoryview(run.lent[-1])[:nbytes])
 
 
 class List(Input):
@@ -167,9 +201,6 @@ class StructArray(List):
     def take(self, incoming: Incoming, run: Run) -> Any:
         content, size = incoming.data() or b"", self.kind.size
         return [self.kind.made_of(content[i : i + size]) for i in range(0, len(content), size)]
-
-
-_FILES = ("fname", "fileName", "path")
 
 
 class Text(Input):

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from .arguments import Address, buffer_address, integer, real, text, type_name
+from .arguments import Address, bytes_address, integer, real, text
 from .scalars import Scalar
 
 _UNSIGNED = {
@@ -35,9 +35,7 @@ def read(option: Any, value: Any) -> Any:
     if name in _SIGNED:
         return Scalar("int").read(value)
     if name in _BUFFERS:
-        if not isinstance(value, bytes | bytearray):
-            raise TypeError(f"expected bytes, {type_name(value)} found")
-        return buffer_address(value)
+        return bytes_address(value)
     if name in _ENUMS:
         return integer(value.value)
     if name in _NAMES:

@@ -14,6 +14,7 @@ Words that C has no place for say what a prototype leaves open:
     @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
+    @text            memory of the caller, bytes of Python, that the call writes
     @kind            the type of a result follows from it
     @uncounted       a list whose length cuda.bindings do not compare with the count
     @attribute       the type follows from the attribute (`ATTRIBUTES`)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "fuzz_calls.py"
-ROUNDS, LEAST = 15, 2500
+ROUNDS, LEAST = 8, 1500
 
 
 @pytest.mark.parametrize("mode", ["here", "served"])

@@ -217,3 +217,37 @@ def test_managed_variables_are_seen_by_the_host(cuda: Any) -> None:
     ok(cuda.cuCtxSynchronize())
     assert counter[0] == 110
     ok(cuda.cuLibraryUnload(library))
+
+
+@pytest.mark.skipif(MAJOR < 13, reason="functions of CUDA 13")
+def test_ranges_are_prefetched_and_discarded_by_one_call(cuda: Any) -> None:
+    pointer, stream = ok(cuda.cuMemAllocManaged(3 * PAGE, GLOBAL)), ok(cuda.cuStreamCreate(1))
+    words = _words(pointer, 3 * PAGE // 4)
+    words[:] = 7
+    ranges = [types.CUdeviceptr(int(pointer) + i * PAGE) for i in range(3)]
+    places = [_location("DEVICE", 1), _location("HOST")]
+    ok(cuda.cuMemPrefetchBatchAsync(ranges, [PAGE] * 3, 3, places, [0, 2], 2, 0, stream))
+    last = G.CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION
+    assert [_told(cuda, r, PAGE, last) for r in ranges] == [1, 1, -1]
+    ok(cuda.cuMemDiscardBatchAsync(ranges[1:2], [PAGE], 1, 0, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    assert {int(w) for w in words[PAGE // 4 : PAGE // 2]} == {0} and words[0] == words[-1] == 7
+    ok(cuda.cuMemDiscardAndPrefetchBatchAsync(ranges[:1], [PAGE], 1, places[1:], [0], 1, 0, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    assert words[0] == 0 and _told(cuda, ranges[0], PAGE, last) == -1
+    wrong = R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuMemPrefetchBatchAsync(ranges, [PAGE] * 3, 3, places, [0, 3], 2, 0, stream)) == wrong
+    assert code(cuda.cuMemPrefetchBatchAsync(ranges, [PAGE] * 3, 3, places, [0, 2], 2, 0, 0)) == wrong
+    assert code(cuda.cuMemDiscardBatchAsync(ranges[2:], [2 * PAGE], 1, 0, stream)) == wrong
+
+
+@pytest.mark.skipif(MAJOR < 13, reason="functions of CUDA 13")
+def test_pools_of_a_place(cuda: Any) -> None:
+    pinned, managed = types.CUmemAllocationType(1), types.CUmemAllocationType(2)
+    place = _location("DEVICE", 1)
+    default = ok(cuda.cuMemGetDefaultMemPool(place, pinned))
+    assert int(default) == int(ok(cuda.cuDeviceGetDefaultMemPool(1)))
+    assert code(cuda.cuMemSetMemPool(_location("DEVICE"), pinned, default)) == R.CUDA_ERROR_INVALID_VALUE
+    ok(cuda.cuMemSetMemPool(place, pinned, default))
+    assert int(ok(cuda.cuMemGetMemPool(place, pinned))) == int(default)
+    assert code(cuda.cuMemGetMemPool(place, managed)) == R.CUDA_ERROR_NOT_SUPPORTED

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -149,6 +150,24 @@ def test_an_opened_event_has_the_records_of_the_other() -> None:
     machine.close()
 
 
+def test_a_stream_waits_for_what_another_process_writes(two: Two) -> None:
+    """While the one process waits, the other one is outside, so it is no deadlock."""
+    word, result = ok(two.a.cuMemAlloc(4)), []
+    ok(two.a.cuMemsetD32(word, 0, 1))
+    ok(two.a.cuCtxSynchronize())
+    ok(two.b.cuIpcOpenMemHandle(ok(two.a.cuIpcGetMemHandle(word)), LAZY))
+    stream = ok(two.a.cuStreamCreate(1))
+    ok(two.a.cuStreamWaitValue32(stream, word, 7, 1))
+    waiting = threading.Thread(target=lambda: result.append(code(two.a.cuStreamSynchronize(stream))))
+    waiting.start()
+    waiting.join(0.05)
+    assert not result
+    ok(two.b.cuStreamWriteValue32(0, word, 7, 0))
+    ok(two.b.cuCtxSynchronize())
+    waiting.join(10)
+    assert result == [R.CUDA_SUCCESS]
+
+
 def test_events_that_are_not_for_others_have_no_handle(two: Two) -> None:
     assert code(two.a.cuEventCreate(4)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(two.a.cuIpcGetEventHandle(ok(two.a.cuEventCreate(2)))) == R.CUDA_ERROR_INVALID_VALUE
@@ -192,6 +211,19 @@ def test_memory_of_a_pool_is_imported_by_the_pool(two: Two, rng: np.random.Gener
     ok(two.a.cuCtxSynchronize())
     assert two.machine.held()["allocations"] == 0
     assert len(two.machine.reports) == 2  # of the two calls that were refused
+
+
+def test_imported_memory_may_go_before_a_free_that_is_queued(two: Two) -> None:
+    pool = _pool(two.a)
+    pointer = ok(two.a.cuMemAllocFromPoolAsync(64, pool, 0))
+    descriptor = ok(two.a.cuMemPoolExportToShareableHandle(pool, DESCRIPTOR, 0))
+    imported = ok(two.b.cuMemPoolImportFromShareableHandle(descriptor, DESCRIPTOR, 0))
+    os.close(descriptor)
+    there = ok(two.b.cuMemPoolImportPointer(imported, ok(two.a.cuMemPoolExportPointer(pointer))))
+    ok(two.b.cuMemFreeAsync(there, 0))
+    ok(two.a.cuMemFree(pointer))
+    ok(two.b.cuCtxSynchronize())
+    assert not two.machine.reports
 
 
 def test_what_pools_refuse(two: Two) -> None:

@@ -29,6 +29,14 @@ cuMemRangeGetAttribute(void* data @range, size_t dataSize, CUmem_range_attribute
     size_t count);
 cuMemRangeGetAttributes(void** data[numAttributes] @range, in size_t* dataSizes[numAttributes],
     in CUmem_range_attribute* attributes[numAttributes], size_t numAttributes, CUdeviceptr devPtr, size_t count);
+13: cuMemPrefetchBatchAsync(in CUdeviceptr* dptrs[count], in size_t* sizes[count], size_t count,
+    in CUmemLocation* prefetchLocs[numPrefetchLocs], in size_t* prefetchLocIdxs[numPrefetchLocs],
+    size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
+13: cuMemDiscardBatchAsync(in CUdeviceptr* dptrs[count], in size_t* sizes[count], size_t count,
+    unsigned long long flags, CUstream hStream);
+13: cuMemDiscardAndPrefetchBatchAsync(in CUdeviceptr* dptrs[count], in size_t* sizes[count], size_t count,
+    in CUmemLocation* prefetchLocs[numPrefetchLocs], in size_t* prefetchLocIdxs[numPrefetchLocs],
+    size_t numPrefetchLocs, unsigned long long flags, CUstream hStream);
 cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags);
 
 // Copies and fills
@@ -105,6 +113,9 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool* pool_out, in void* handle @desc
     CUmemAllocationHandleType handleType, unsigned long long flags);
 cuMemPoolExportPointer(CUmemPoolPtrExportData* shareData_out, CUdeviceptr ptr);
 cuMemPoolImportPointer(CUdeviceptr* ptr_out, CUmemoryPool pool, in CUmemPoolPtrExportData* shareData);
+13: cuMemGetDefaultMemPool(CUmemoryPool* pool_out, in CUmemLocation* location, CUmemAllocationType typename);
+13: cuMemGetMemPool(CUmemoryPool* pool, in CUmemLocation* location, CUmemAllocationType typename);
+13: cuMemSetMemPool(in CUmemLocation* location, CUmemAllocationType typename, CUmemoryPool pool);
 cuMemAllocAsync(CUdeviceptr* dptr, size_t bytesize, CUstream hStream);
 cuMemAllocFromPoolAsync(CUdeviceptr* dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream);
 cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream);
