@@ -103,10 +103,10 @@ def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
     copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(there) // _PIECE.size, 0)
     if copied == total:
         return memory.raw
-    if copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):  # a sandbox may forbid the call
-        if all(readable(address, size) for address, size in pieces):
-            return b"".join(ctypes.string_at(address, size) for address, size in pieces)
-    return None
+    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # as a sandbox may do
+    if not forbidden or not all(readable(address, size) for address, size in pieces):
+        return None
+    return b"".join(ctypes.string_at(address, size) for address, size in pieces)
 
 
 def copied(address: int, nbytes: int) -> bytes | None:
