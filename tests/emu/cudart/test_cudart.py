@@ -289,7 +289,7 @@ freed = cudart.cudaStreamCreate()[1]
 cudart.cudaStreamDestroy(freed)
 values = [None, 0, 1, -1, 3, 64, 1 << 31, 1 << 40, 1 << 63, (1 << 64) - 1, 1 << 70, 1.5, float("nan"), "x", b"x", []]
 values += [memory, stream, freed, np.zeros(64, np.uint8), np.int64(3), object(), [None], RT.cudaExtent()]
-values += [RT.cudaMemcpy3DParms(), RT.cudaGraphNodeParams(), RT.cudaKernelNodeParams(), RT.cudaMemcpyKind(4), RT.cudaDeviceAttr(1)]
+values += [RT.cudaMemcpy3DParms(), RT.cudaGraphNodeParams(), RT.cudaKernelNodeParams(), RT.cudaMemcpyKind(4)]
 raised = (TypeError, ValueError, OverflowError, MemoryError, RuntimeError, AttributeError)
 functions = [name for name, value in vars(RT).items() if is_function(name, value)]
 for name in 3 * functions:
