@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lane of a warp holds which elements of the matrices of `mma`, in which bits of which register.
+"""Which lane of a warp holds which elements of the matrices of `mma` and `wmma`, in which bits of which register.
 
-A fragment is described by its registers: `places(...)[lane][register]` are the (row, column) pairs of the elements in
-that lane's register, lowest bits first. The layouts are those of the PTX manual's section on `mma`.
+A fragment is described by its registers: `fragment[lane][register]` are the (row, column) pairs of the elements in that
+lane's register, lowest bits first. The layouts of `mma` are those of its section of the PTX manual. PTX leaves those of
+`wmma` open; they are an H200's, which makes a fragment of those of `mma`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ WIDTHS = {
 }  # fmt: skip
 
 Register = tuple[tuple[int, int], ...]
+Fragment = tuple[tuple[Register, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def quads(shape: Shape) -> int:
 
 
 @functools.cache
-def places(which: str, shape: Shape, kind: str, layout: str = "") -> tuple[tuple[Register, ...], ...]:
-    """`[lane][register]` -> the elements of matrix `which` in it.
+def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
+    """The fragment of matrix `which` ("a" to "d") of `mma`, whose elements are of type `kind`.
 
     `layout` ("row" or "col") matters for m8n8k4 alone, where the lanes 4 q .. 4 q + 3 and 16 + 4 q .. 16 + 4 q + 3 hold
     the matrices of product q; elsewhere A is row-major and B column-major.
@@ -92,3 +94,24 @@ def _quad_pair(which: str, kind: str, layout: str, lane: int) -> tuple[Register,
         cells = [((lane & 1) + (i & 2) + high, (i & 4) + (lane & 2) + (i & 1)) for i in range(8)]
     count = 32 // WIDTHS[kind]
     return tuple(tuple(cells[i : i + count]) for i in range(0, len(cells), count))
+
+
+@functools.cache
+def of_wmma(which: str, shape: Shape, kind: str) -> Fragment:
+    """The fragment of matrix `which` of `wmma`, the same for both layouts in memory: those of m16n8 for each 16 rows
+    and 8 columns of the result. One of fp16 A and B has eight registers, and repeats itself until they are full; the
+    first of equal ones are read. m8n32 is the transpose of m32n8.
+    """
+    if shape.m == 8:
+        other = of_wmma({"a": "b", "b": "a"}.get(which, which), Shape(shape.n, shape.m, shape.k), kind)
+        return tuple(tuple(tuple((c, r) for r, c in register) for register in lane) for lane in other)
+    tile = of_mma(which, Shape(16, 8, shape.k), kind)
+    tops = range(0, shape.m, 16) if which != "b" else (0,)
+    lefts = range(0, shape.n, 8) if which != "a" else (0,)
+    found = []
+    for lane in tile:
+        registers = [
+            tuple((r + top, c + left) for r, c in register) for top in tops for left in lefts for register in lane
+        ]
+        found.append(tuple(registers * (8 // len(registers) if kind == "f16" and which in "ab" else 1)))
+    return tuple(found)

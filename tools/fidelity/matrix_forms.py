@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drvfuse.ptx.fragments import LANES, WIDTHS, Shape, places, quads
+from drvfuse.ptx.fragments import LANES, WIDTHS, Shape, of_mma, of_wmma, quads
 
 from .matrix_operands import tiles
 from .operands import Stream
@@ -62,7 +62,7 @@ def _store(which: str, kind: str, count: int, at: int = 0) -> str:
 
 def packed(matrix: np.ndarray, which: str, shape: Shape, kind: str, layout: str = "") -> np.ndarray:
     """The registers [register, lane] of a fragment of the matrix; of m8n8k4, of its four matrices."""
-    where = places(which, shape, kind, layout)
+    where = of_mma(which, shape, kind, layout)
     found = np.zeros((len(where[0]), LANES), np.uint32)
     for lane, lane_registers in enumerate(where):
         one = matrix[lane % 16 // 4] if quads(shape) == 4 else matrix
@@ -77,7 +77,7 @@ def _mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str
     a, b, c, d = kinds
     name = f"mma.sync.aligned.{shape}.{layouts[0]}.{layouts[1]}{extra}.{d}.{a}.{b}.{c}"
     layout = {"a": layouts[0], "b": layouts[1]}
-    counts = {w: len(places(w, shape, k, layout.get(w, ""))[0]) for w, k in zip("abcd", kinds, strict=True)}
+    counts = {w: len(of_mma(w, shape, k, layout.get(w, ""))[0]) for w, k in zip("abcd", kinds, strict=True)}
     body, at = [], 0
     for which, kind in zip("abc", kinds, strict=False):
         body.append(_load(which, kind, counts[which], at))
@@ -126,12 +126,6 @@ WMMA_SHAPES = (Shape(16, 16, 16), Shape(32, 8, 16), Shape(8, 32, 16))
 _TF32 = Shape(16, 16, 8)
 
 
-def wmma_count(which: str, shape: Shape, kind: str) -> int:
-    """Registers of a lane in a fragment of wmma; those of fp16 A and B are always eight."""
-    rows, columns = shape.of(which)
-    return 8 if kind == "f16" and which in "ab" else max(1, rows * columns * WIDTHS[kind] // (32 * LANES))
-
-
 def _least(which: str, shape: Shape, layout: str) -> int:
     """The stride of a matrix without gaps, in elements."""
     rows, columns = shape.of(which)
@@ -143,7 +137,7 @@ def _random_bytes(form: MatrixForm) -> np.ndarray:
 
 
 def _wmma_load(which: str, shape: Shape, kind: str, layout: str, gap: int, space: str) -> MatrixForm:
-    count, stride = wmma_count(which, shape, kind), _least(which, shape, layout) + gap
+    count, stride = len(of_wmma(which, shape, kind)[0]), _least(which, shape, layout) + gap
     rows, columns = shape.of(which)
     opcode = f"wmma.load.{which}.sync.aligned.{layout}.{shape}{space}.{kind}"
     lines = columns if layout == "col" else rows
@@ -165,7 +159,7 @@ def _wmma_load(which: str, shape: Shape, kind: str, layout: str, gap: int, space
 
 
 def _wmma_store(shape: Shape, kind: str, layout: str, gap: int, space: str) -> MatrixForm:
-    count, stride = wmma_count("d", shape, kind), _least("d", shape, layout) + gap
+    count, stride = len(of_wmma("d", shape, kind)[0]), _least("d", shape, layout) + gap
     lines = shape.n if layout == "col" else shape.m
     opcode = f"wmma.store.d.sync.aligned.{layout}.{shape}{space}.{kind}"
     size = -(-lines * stride * WIDTHS[kind] // 8 // 128) * 128
@@ -190,7 +184,7 @@ def _wmma_mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str
     types = f"{d}.{c}" if a == "f16" else f"{d}.{a}.{b}.{c}"
     opcode = f"wmma.mma.sync.aligned.{layouts[0]}.{layouts[1]}.{shape}.{types}{extra}"
     layout = {"a": layouts[0], "b": layouts[1], "c": "row"}
-    counts = {w: wmma_count(w, shape, k) for w, k in zip("abcd", kinds, strict=True)}
+    counts = {w: len(of_wmma(w, shape, k)[0]) for w, k in zip("abcd", kinds, strict=True)}
     body, at = [], 0
     for which, kind in zip("abc", kinds, strict=False):
         stride = _least(which, shape, layout[which])
