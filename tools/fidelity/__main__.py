@@ -9,7 +9,7 @@
 
 `record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave. `compare` prints every
 form that is not equal and a table of them by opcode; its status is 1 if one differs. `both` runs the two drivers side
-by side. The two others do the same for matrix instructions.
+by side. The two others do the same for matrix instructions; `--times N` for N times as many operands.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def compare(driver: str, path: Path) -> int:
     return show(verdicts(driver, stored))
 
 
-def record_matrix(driver: str, out: Path, whole: Path | None) -> int:
+def record_matrix(driver: str, times: int, out: Path, whole: Path | None) -> int:
     """`whole` gets every word, which is too much for a fixture."""
     device = df.device(0, driver=driver)
-    answers = matrix.answers(device)
+    answers = matrix.answers(device, times)
     fixture.save(out, answers, about(device) | {"forms": len(matrix_forms.table())})
     print(f"{len(answers)} answers, {out.stat().st_size} bytes")
     if whole is not None:
@@ -106,10 +106,10 @@ def record_matrix(driver: str, out: Path, whole: Path | None) -> int:
     return 0
 
 
-def compare_matrix(driver: str, path: Path) -> int:
+def compare_matrix(driver: str, times: int, path: Path) -> int:
     stored, told = fixture.load(path)
     print(", ".join(f"{key} {value}" for key, value in told.items()))
-    given = matrix.answers(df.device(0, driver=driver))
+    given = matrix.answers(df.device(0, driver=driver), times)
     return show([verdict.judge_output(name, stored.get(name), answer) for name, answer in given.items()])
 
 
@@ -167,9 +167,11 @@ def main() -> int:
     recording = commands.add_parser("record-matrix")
     recording.add_argument("--driver", default="cuda")
     recording.add_argument("--out", type=Path, required=True)
+    recording.add_argument("--times", type=int, default=1)
     recording.add_argument("--whole", type=Path, help="a file for every word of the results")
     comparing = commands.add_parser("compare-matrix")
     comparing.add_argument("--driver", default="emu")
+    comparing.add_argument("--times", type=int, default=1)
     comparing.add_argument("fixture", type=Path)
     pair = commands.add_parser("both")
     pair.add_argument("--rows", type=int, default=65536, help="random operands more than the fixture has")
@@ -179,9 +181,9 @@ def main() -> int:
     if args.command == "compare":
         return compare(args.driver, args.fixture)
     if args.command == "record-matrix":
-        return record_matrix(args.driver, args.out, args.whole)
+        return record_matrix(args.driver, args.times, args.out, args.whole)
     if args.command == "compare-matrix":
-        return compare_matrix(args.driver, args.fixture)
+        return compare_matrix(args.driver, args.times, args.fixture)
     return both(args.rows)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,9 +19,9 @@ _HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 MODULE_FORMS = 24
 
 
-def batches() -> Iterator[tuple[MatrixForm, ...]]:
-    """The forms of one module each."""
-    forms = table()
+def batches(times: int = 1) -> Iterator[tuple[MatrixForm, ...]]:
+    """The forms of one module each, with so many times as many operands."""
+    forms = tuple(replace(form, warps=times * form.warps) for form in table())
     for start in range(0, len(forms), MODULE_FORMS):
         yield forms[start : start + MODULE_FORMS]
 
@@ -64,8 +64,10 @@ def digest(form: MatrixForm) -> bytes:
     return hashlib.blake2b(text + form.inputs().tobytes(), digest_size=8).digest()
 
 
-def answers(device: Device) -> dict[str, Answer]:
+def answers(device: Device, times: int = 1) -> dict[str, Answer]:
     """What a driver gives for every form."""
-    forms = {form.name: form for form in table()}
-    results = dict(itertools.chain.from_iterable(run(device, batch).items() for batch in batches()))
-    return {name: Answer(digest(forms[name]), words) for name, words in results.items()}
+    found = {}
+    for batch in batches(times):
+        results = run(device, batch)
+        found.update((form.name, Answer(digest(form), results[form.name])) for form in batch)
+    return found

@@ -60,16 +60,19 @@ def _store(which: str, kind: str, count: int, at: int = 0) -> str:
     return " ".join(f"st.global.{t} [%to+{at + 4 * LANES * i}], {which}{i};" for i in range(count))
 
 
-def packed(matrix: np.ndarray, which: str, shape: Shape, kind: str, layout: str = "") -> np.ndarray:
-    """The registers [register, lane] of a fragment of the matrix; of m8n8k4, of its four matrices."""
-    where = of_mma(which, shape, kind, layout)
-    found = np.zeros((len(where[0]), LANES), np.uint32)
-    for lane, lane_registers in enumerate(where):
-        one = matrix[lane % 16 // 4] if quads(shape) == 4 else matrix
-        for r, cells in enumerate(lane_registers):
-            for e, (row, column) in enumerate(cells):
-                found[r, lane] |= np.uint32(int(one[row, column]) << WIDTHS[kind] * e)
-    return found
+@functools.cache
+def _cells(which: str, shape: Shape, kind: str, layout: str) -> tuple[np.ndarray, ...]:
+    """(product, row, column) of the elements of a fragment: arrays [register, lane, element]."""
+    cells = np.array(of_mma(which, shape, kind, layout)).swapaxes(0, 1)
+    product = np.arange(LANES) % 16 // 4 * (quads(shape) == 4)
+    return np.broadcast_to(product[:, None], cells.shape[:3]), cells[..., 0], cells[..., 1]
+
+
+def packed(matrices: np.ndarray, which: str, shape: Shape, kind: str, layout: str = "") -> np.ndarray:
+    """The registers [warp, register, lane] of fragments of matrices [warp, product, row, column]."""
+    product, row, column = _cells(which, shape, kind, layout)
+    elements = matrices[:, product, row, column] << np.arange(32 // WIDTHS[kind], dtype=np.uint64) * WIDTHS[kind]
+    return np.bitwise_or.reduce(elements, -1)
 
 
 def _mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str], extra: str = "") -> MatrixForm:
@@ -89,12 +92,10 @@ def _mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str
     def fill(form: MatrixForm) -> np.ndarray:
         made = tiles(name, shape, (a, b, c), form.warps * quads(shape))
         out = []
-        for warp in range(form.warps):
-            own = made[warp * quads(shape) : (warp + 1) * quads(shape)]
-            for i, (which, kind) in enumerate(zip("abc", (a, b, c), strict=True)):
-                matrix = np.array([t[i] for t in own]) if quads(shape) == 4 else own[0][i]
-                out.append(packed(matrix, which, shape, kind, layout.get(which, "")))
-        return np.concatenate([x.reshape(-1) for x in out]).astype("<u4").view(np.uint8)
+        for i, (which, kind) in enumerate(zip("abc", (a, b, c), strict=True)):
+            matrices = np.array([tile[i] for tile in made]).reshape(form.warps, quads(shape), *shape.of(which))
+            out.append(packed(matrices, which, shape, kind, layout.get(which, "")).reshape(form.warps, -1))
+        return np.concatenate(out, 1).reshape(-1).astype("<u4").view(np.uint8)
 
     return MatrixForm(name, "\n".join(body), MMA_WARPS // quads(shape), at, 4 * LANES * counts["d"], fill)
 
