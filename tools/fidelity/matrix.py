@@ -41,33 +41,33 @@ ld.param.u64 %out, [out]; mad.wide.u32 %out, %block, {form.out_bytes}, %out; mad
 ret; }}"""
 
 
-def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, np.ndarray]:
-    """The results of the forms by name, as 32-bit words."""
+def run(device: Device, forms: tuple[MatrixForm, ...]) -> dict[str, Answer]:
+    """What a driver gives for the forms, by name: 32-bit words."""
     driver, stream, found = device.driver, device.stream, {}
     with device.use():
         module = driver.cuModuleLoadData(ptx(forms).encode() + b"\0")
         try:
             for i, form in enumerate(forms):
-                given, out = device.array(form.inputs()), device.zeros(form.warps * form.out_bytes, "uint8")
+                inputs = form.inputs()
+                given, out = device.array(inputs), device.zeros(form.warps * form.out_bytes, "uint8")
                 kernel = driver.cuModuleGetFunction(module, f"form_{i}".encode())
                 parameters = ((given.ptr, out.ptr), (ctypes.c_uint64, ctypes.c_uint64))
                 driver.cuLaunchKernel(kernel, form.warps, 1, 1, 32, 1, 1, 0, stream.handle, parameters, 0)
-                found[form.name] = np.frombuffer(out.numpy().tobytes(), "<u4")
+                found[form.name] = Answer(_digest(form, inputs), np.frombuffer(out.numpy().tobytes(), "<u4"))
         finally:
             driver.cuModuleUnload(module)
     return found
 
 
-def digest(form: MatrixForm) -> bytes:
+def _digest(form: MatrixForm, inputs: np.ndarray) -> bytes:
     """Stands for what a form does and on which operands."""
     text = repr((form.name, form.body, form.warps, form.out_bytes)).encode()
-    return hashlib.blake2b(text + form.inputs().tobytes(), digest_size=8).digest()
+    return hashlib.blake2b(text + inputs.tobytes(), digest_size=8).digest()
 
 
 def answers(device: Device, times: int = 1) -> dict[str, Answer]:
     """What a driver gives for every form."""
-    found = {}
+    found: dict[str, Answer] = {}
     for batch in batches(times):
-        results = run(device, batch)
-        found.update((form.name, Answer(digest(form), results[form.name])) for form in batch)
+        found |= run(device, batch)
     return found

@@ -224,6 +224,7 @@ FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
         fault(l, t, F_WARP_MISMATCH, t->site, 0, 0, first->site, t->op_mask);
         return;
     }
+    l->engine->work += MATRIX_WORK;
     if (first->op_value) rt_call((void*)first->op_value, first);
 }
 

@@ -37,8 +37,7 @@ _MMA_SHAPES = {
 _WMMA_SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16")
 _REFUSED = {
     "sp": "sparse operands", "sp::ordered_metadata": "sparse operands", "f64": "fp64 operands", "b1": "1-bit operands",
-    "u4": "4-bit operands", "s4": "4-bit operands", "block_scale": "block scaling (sm_120a)",
-    "kind::f8f6f4": "operands of .kind::f8f6f4 (sm_120a)",
+    "u4": "4-bit operands", "s4": "4-bit operands",
 }  # fmt: skip
 
 
@@ -46,6 +45,8 @@ def _refuse(op: Opcode) -> None:
     for part in op.rest:
         if part in _REFUSED:
             raise RefusedError(f"{op.base} of {_REFUSED[part]} is not supported")
+        if part.startswith("kind::"):
+            raise RefusedError(f"{op.base} with .{part} (sm_120a) is not supported")
 
 
 def items(operand: Any, count: int) -> tuple[Any, ...]:
