@@ -17,11 +17,11 @@ import numpy as np
 
 from drvfuse.ptx.fragments import LANES, WIDTHS, Shape, of_mma, of_wmma, quads
 
-from .matrix_operands import tiles
+from .matrix_operands import MODES, tiles
 from .operands import Stream
 
 SHARED = 2048
-MMA_WARPS, WMMA_WARPS, MOVE_WARPS = 96, 16, 4
+MMA_WARPS, WMMA_WARPS, MOVE_WARPS = 6 * len(MODES), len(MODES), 4
 
 
 @dataclass(frozen=True)

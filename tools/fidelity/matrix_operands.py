@@ -199,11 +199,49 @@ def _below_c(m: _Maker) -> Tile:
     return m.tile((-7, -3), (-7, -3), (10, 15))
 
 
+def _vanishing(m: _Maker) -> Tile:
+    """C is zero, and the products, of both signs or all of one, are about the least number of the result or below."""
+    least = -m.c.bias - m.c.mantissa - 2
+    a = max(least // 2, -m.a.bias)
+    b = max(least - a, -m.b.bias)
+    tile = m.tile((a - 3, a + 1), (b - 3, b + 1), (0, 0))
+    if m.stream.below(1, 2)[0]:
+        tile[0][:] |= np.uint64(m.a.sign)
+        tile[1][:] &= np.uint64(m.b.sign - 1)
+    tile[0][m.some(tile[0].shape, 2)] &= np.uint64(m.a.sign)
+    tile[2][:] &= np.uint64(m.c.sign)
+    return tile
+
+
+def _zero_by_great(m: _Maker) -> Tile:
+    """Half of the products are of a zero and a great number; the others, and C, are small."""
+    a, b, c = m.tile((-m.a.bias // 2, -m.a.bias // 2 + 3), (-m.b.bias // 2, -m.b.bias // 2 + 3), (-m.c.bias, -14))
+    at = np.argsort(m.stream.words(m.shape.k), kind="stable")[::2]
+    for k in at.tolist():
+        a[:, k] &= np.uint64(m.a.sign)
+        b[k] = m.number(m.b, (1, m.shape.n), m.b.bias - 2, m.b.bias)[0]
+    c[m.some(c.shape, 2)] &= np.uint64(m.c.sign)
+    return a, b, c
+
+
+def _edge(m: _Maker) -> Tile:
+    """C is the greatest number or just below, and the products are about half of its last place."""
+    place = m.c.bias - m.c.mantissa - 1
+    a = min(place // 2, m.a.bias)
+    b = min(place - a, m.b.bias)
+    tile = m.tile((a - 3, a), (b - 3, b), (0, 0))
+    greatest = np.uint64((m.c.top << m.c.mantissa) - 1)
+    sign = m.stream.below(tile[2].size, 2) << np.uint64(m.c.width - 1)
+    tile[2][:] = (greatest - m.stream.below(tile[2].size, 2) | sign).reshape(tile[2].shape)
+    tile[0][m.some(tile[0].shape, 2)] &= np.uint64(m.a.sign)
+    return tile
+
+
 MODES: dict[str, Callable[[_Maker], Tile]] = {
     "bits": _bits, "finite": _finite, "near": _near, "greater c": _greater_c, "spread": _spread, "sparse": _sparse,
     "cancelling": _cancelling, "cancelling c": _cancelling_c, "subnormal": _subnormal, "underflow": _underflow,
     "overflow": _overflow, "special": _special, "zeros": _zeros, "ties": _ties, "below product": _below_product,
-    "below c": _below_c,
+    "below c": _below_c, "vanishing": _vanishing, "zero by great": _zero_by_great, "edge": _edge,
 }  # fmt: skip
 
 

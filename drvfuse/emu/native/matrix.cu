@@ -173,8 +173,8 @@ FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 a
     }
     if (!sum) return 0;
     u64 magnitude = (u64)(sum < 0 ? -sum : sum);
-    if (half) return fp16_to_nearest(magnitude, top - (s32)GUARD) | (sum < 0 ? 0x8000u : 0);
-    return fp32_toward_zero(magnitude, top - (s32)GUARD) | (sum < 0 ? 0x80000000u : 0);
+    u32 r = half ? fp16_to_nearest(magnitude, top - (s32)GUARD) : fp32_toward_zero(magnitude, top - (s32)GUARD);
+    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // no zero is negative
 }
 
 // Products -------------------------------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ API u32 mx_multiply(Thread* first) {
 //
 // Matrices of 8 x 8 elements of 16 bits: lane 4 r + c has the elements 2 c and 2 c + 1 of row r, or transposed those of
 // column r. Lane 8 i + r has the address of row r of matrix i in op_addr; op_b is the number of matrices, op_c is 1 for
-// transposed, op_size are flags of the access. Each row is an access of the lane that has its address.
+// transposed. Each row is an access of the lane that has its address, and all are checked before any is made.
 
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }
 
 FN u32 rows_refused(Thread* first, u32 flags) {
     LOOP for (u32 lane = 0; lane < 8 * first->op_b; lane++) {
         Thread* t = lane_of(first, lane);
-        if (rt_access(t, t->op_addr, 16, flags | t->op_size, t->site)) return 1;
+        if (rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site)) return 1;
     }
     return 0;
 }
