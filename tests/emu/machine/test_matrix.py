@@ -81,6 +81,23 @@ def test_a_product_of_small_integers_is_exact(rig: Rig, rng: np.random.Generator
     np.testing.assert_array_equal(found, (a.astype(np.int32) @ b.astype(np.int32)).astype(np.float16))
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_instruction_under_a_predicate_and_one_in_a_function(rig: Rig, taken: bool) -> None:
+    callee = """.func (.param .b32 d) turned(.param .b32 a) { .reg .b32 %x, %y;
+ld.param.b32 %x, [a]; movmatrix.sync.aligned.m8n8.trans.b16 %y, %x; st.param.b32 [d], %y; ret; }
+"""
+    call = """{ .param .b32 a; .param .b32 d; st.param.b32 [a], %r0; call (d), turned, (a); ld.param.b32 %r1, [d]; }
+"""
+    body = f"setp.{'lt' if taken else 'gt'}.u32 %p, %lane, 32; @%p {MOVE}{call}"
+    out = rig.empty(512)
+    rig.run(HEAD + callee + ENTRY + body + END, out)
+    turned, back = rig.read(out, np.uint32, 128).reshape(32, 4).T[:2].copy()
+    lanes = np.arange(32, dtype=np.uint32)
+    matrix = lanes.view(np.uint16).reshape(8, 8)
+    np.testing.assert_array_equal(turned.view(np.uint16).reshape(8, 8), matrix.T if taken else 0)
+    np.testing.assert_array_equal(back, lanes if taken else 0)
+
+
 # Lanes --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("instruction", [FILL + LOAD, STORE, MOVE, MULTIPLY], ids=["load", "store", "move", "multiply"])
 def test_a_warp_that_the_block_has_half_of_is_a_finding(rig: Rig, instruction: str) -> None:
