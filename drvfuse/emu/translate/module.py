@@ -18,9 +18,37 @@ from .emitter import Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
-from .opcodes import bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select
+from .opcodes import (
+    bits,
+    clusters,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    matrix,
+    matrix_memory,
+    mbarrier,
+    memory,
+    multimem,
+    select,
+)
 
-OPCODE_MODULES = (bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select)
+OPCODE_MODULES = (
+    bits,
+    clusters,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    mbarrier,
+    matrix,
+    matrix_memory,
+    memory,
+    multimem,
+    select,
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +130,7 @@ class Translated:
     globals: tuple[GlobalVar, ...]
     globals_bytes: int
     target: str
+    libraries: tuple[str, ...]  # of abi.LIBRARIES, that the code calls
 
 
 def _up(value: int, align: int) -> int:
@@ -160,6 +189,8 @@ class Unit:
         self.globals: dict[str, GlobalVar] = {}
         self.globals_bytes = 0
         self.text: list[str] = []
+        self.libraries: set[str] = set()
+        self._constants: dict[bytes, str] = {}
         self._layout_globals()
 
     # Layout ---------------------------------------------------------------------------------------------------------
@@ -251,6 +282,15 @@ class Unit:
             address = named[1] if named else ""
             self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined, address, self._emitted))
         return index
+
+    def constant(self, data: bytes) -> str:
+        """A pointer to these bytes."""
+        name = self._constants.get(data)
+        if name is None:
+            name = self._constants[data] = f'@"{self.prefix}constant.{len(self._constants)}"'
+            text = "".join(f"\\{byte:02X}" for byte in data)
+            self.text.append(f'{name} = private constant [{len(data)} x i8] c"{text}", align 8')
+        return name
 
     # Functions called by kernels ------------------------------------------------------------------------------------
     def device_function(self, name: str) -> str:
@@ -414,4 +454,6 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
     ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
     variables = () if raw else tuple(unit.globals.values())
-    return Translated(ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target)
+    return Translated(
+        ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target, tuple(sorted(unit.libraries))
+    )

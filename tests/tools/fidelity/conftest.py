@@ -14,12 +14,19 @@ from drvfuse import emu
 from tools.fidelity import fixture
 
 RECORDED = Path(__file__).with_name("h200.npz")
+MATRIX = Path(__file__).with_name("h200_matrix.npz")
 
 
 @pytest.fixture(scope="session")
 def recorded() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
     """A GPU's answers by name, and which GPU, driver and assembler gave them."""
     return fixture.load(RECORDED)
+
+
+@pytest.fixture(scope="session")
+def recorded_matrix() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
+    """The same of matrix instructions."""
+    return fixture.load(MATRIX)
 
 
 @pytest.fixture
