@@ -112,6 +112,28 @@ class Not:
 
 
 @dataclass(slots=True, frozen=True)
+class Part:
+    """`x.b0`, `x.h10`: the part or parts of a register that a video instruction reads or writes."""
+
+    of: Any
+    selector: str
+
+
+@dataclass(slots=True, frozen=True)
+class Negated:
+    """`-x`"""
+
+    of: Any
+
+
+@dataclass(slots=True, frozen=True)
+class Unread:
+    """An operand of an instruction that is not emulated, as it stands in the text."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
 class Tuple:
     items: tuple[Any, ...]
 

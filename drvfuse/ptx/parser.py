@@ -23,14 +23,17 @@ from .ir import (
     Instruction,
     Location,
     Module,
+    Negated,
     Not,
     Pair,
+    Part,
     Prototype,
     PtxError,
     Reg,
     Special,
     Sym,
     Tuple,
+    Unread,
     Var,
     Vec,
 )
@@ -46,6 +49,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([a-zA-Z][\w.:]*)\s*(.*)", 
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s](?:[^,]*[^,\s])?")
 _NUMBER = re.compile(r"(-?)(?:0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})|(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?)\Z")
 _OFFSET = re.compile(r"([\w$%.]+?)\s*([+-])\s*(-?\w+)\Z")
+_PART = re.compile(r"(%?[\w$]+)\.([bh][0-7]+)\Z")
 _IDENT = re.compile(r"[A-Za-z_$%][\w$]*\Z")
 _POINTEE = re.compile(r"\.ptr\b\s*(?:\.(?:global|const|shared|local)\s*)?(?:\.align\s+\d+\s*)?")
 _VARIABLE = re.compile(
@@ -445,6 +449,8 @@ class _Parser:
             return Tuple(tuple(self.operand(t, ins) for t in inner.split(",")) if inner else ())
         if first == "!":
             return Not(self.operand(text[1:], ins))
+        if first == "-" and _IDENT.match(text[1:]):
+            return Negated(self.operand(text[1:], ins))
         if first.isdigit() or first in "-.":
             return self.number(text, ins)
         if "|" in text:
@@ -465,6 +471,9 @@ class _Parser:
             if first == "%":
                 raise ins.error(f"unknown or unsupported register {text!r}")
             return Sym(text, None)
+        m = _PART.match(text)
+        if m:
+            return Part(self.operand(m[1], ins), m[2])
         m = _OFFSET.match(text)
         if m:
             base = self.operand(m[1], ins)
@@ -476,10 +485,12 @@ class _Parser:
         value = self.number(m[3], ins).value
         return -value if m[2] == "-" else value
 
-    def address(self, text: str, ins: Instruction) -> Addr:
+    def address(self, text: str, ins: Instruction) -> Addr | Unread:
         m = _OFFSET.match(text)
         if m:
             return Addr(self.operand(m[1], ins), self.offset(m, ins))
+        if "," in text or "{" in text:
+            return Unread(text)
         base = self.operand(text, ins)
         if not isinstance(base, (Reg, Sym, Imm)):
             raise ins.error(f"unsupported address [{text}]")

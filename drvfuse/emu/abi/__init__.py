@@ -193,15 +193,19 @@ class Space(IntEnum):
 
 
 class Mbarrier(IntEnum):
-    """`op` of rt_mbarrier."""
+    """`op` of rt_mbarrier. DROP is an arrival that also takes itself from those of later phases; NO_COMPLETE one that
+    must not complete the phase.
+    """
 
-    INIT, INVAL, ARRIVE, EXPECT, TEST = range(5)
+    INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
 
 
 class Reduce(IntEnum):
-    """How multimem instructions combine elements; with an `Element` and an `Accumulate` at their shifts."""
+    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and `REDUCES` where 0 is no
+    reduction.
+    """
 
-    ADD, MIN, MAX, AND, OR, XOR = range(6)
+    ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
 
 
 class Element(IntEnum):
@@ -218,6 +222,7 @@ class Accumulate(IntEnum):
 
 ELEMENT_SHIFT = 4
 ACCUMULATE_SHIFT = 8
+REDUCES = 1 << 16
 
 
 # The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
@@ -257,7 +262,7 @@ class Endless(IntEnum):
 
 
 class MbarrierError(IntEnum):
-    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE = range(7)
+    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE, COMPLETES, MOST = range(9)
 
 
 class ClusterError(IntEnum):
@@ -332,11 +337,13 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_commit": ("i32", ("ptr",)),  # likewise
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, site
-    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32")),
-    # thread, target, low and high half of what is stored, size, mbarrier, site
-    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32")),
-    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
+    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, how it reduces, site
+    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32", "i32")),
+    # thread, target, low and high half of what is stored, size, mbarrier, how it reduces, site
+    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32", "i32")),
+    # thread, target, source, size, how it reduces, site; likewise
+    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
+    "rt_copy_arrive": ("i32", ("ptr", "i64", "i32", "i32")),  # thread, mbarrier, 1 for .noinc, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
     # thread, address, size, flags, Reduce and what belongs to it, low and high half of the operand, site -> 0, and what

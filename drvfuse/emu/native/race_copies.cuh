@@ -4,8 +4,15 @@
 
 #include "race_cluster.cuh"
 
+// The kind of entry that reductions of elements of so many bytes leave, and their size: among one another they are no race.
+FN u32 reducing(Who* w, u32 scope, u32 bytes) {
+    w->log = FFS(bytes) - 1;
+    return N_STRONG | N_ATOMIC | scope << N_SCOPE;
+}
+
 // A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
-FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending) {
+// `element`: bytes of each element of a reduction, or 0.
+FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Who w;
     who(&w, t);
     if (w.r->off || !size) return;
@@ -15,29 +22,31 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
     w.size = size;
     w.scope = w.log = w.acquires = w.releases = 0;
     w.kind = (flags & A_WRITE ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
+    if (element) w.kind |= reducing(&w, SCOPE_GPU, element);
     if (pending) w.agent |= COPYING;
     touch(&w, addr, line_mask(addr, addr + size));
 }
 
 // Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
-// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these.
-FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site) {
+// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these. `time` is
+// that of the thread when it waited, or had an mbarrier wait.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
     Ref* cell = cell_at(r, addr);
     if (r->off || *cell & POLLED) return;
-    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC, mask = line_mask(addr, addr + size);
+    u32 bit = 1u << t->lane, mask = line_mask(addr, addr + size);
     Entry* oldest = 0;
     Entry* e;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
         e = (Entry*)at(r, ref);
         if (e->block != (t->block->index | COPYING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
-        if (e->kind == kind && e->site == site && !(e->bytes & ~mask)) oldest = e;
+        if ((e->kind & N_WRITE) == write && e->site == site && !(e->bytes & ~mask)) oldest = e;
     }
     if (!oldest) return;
     oldest->block = t->block->index;
-    oldest->kind = (u8)(kind | N_COPIED);
-    oldest->time = race_thread(t->block, t->linear)->time;
+    oldest->kind |= N_COPIED;
+    oldest->time = time;
 }
 
 // The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
@@ -58,7 +67,7 @@ FAR void race_completes(Who* w, u64 mbarrier) {
 }
 
 // A bulk copy begins, or an st.async, which has no source: what its mbarrier can tell of it (a reference).
-FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site) {
+FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site, u32 element) {
     Who w;
     who(&w, t);
     Race* r = w.r;
@@ -79,6 +88,7 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         w.addr = write ? target : source;
         w.flags = write ? A_WRITE : from_shared ? A_BULK : 0;
         w.kind = (write ? N_WRITE : 0) | N_ASYNC;
+        if (write && element) w.kind |= reducing(&w, SCOPE_CLUSTER, element);
         touch_range(&w, w.addr, w.addr + size);
     }
     u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
@@ -92,6 +102,16 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
     Ref told = with_items(r, known, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
     release(r, known);
     return told;
+}
+
+// An arrival that waits for the copies which its thread has issued: what its mbarrier will tell (a reference).
+FAR Ref race_copy_arrival(Thread* t) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return 0;
+    Ref all = all_known(&w);
+    w.rt->time++;
+    return all;
 }
 
 // It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the

@@ -90,10 +90,10 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     Ref* cell = cell_at(r, addr);
     if (*cell & POLLED) return;
     Ref* pool = pool_at(r, addr);
-    u32 write = w->kind & N_WRITE;
+    u32 write = w->kind & N_WRITE, own = w->agent == w->block;  // an asynchronous reduction publishes nothing
     r->stamp += write;
     Location* location = 0;
-    if (w->kind & N_STRONG) {
+    if (w->kind & N_STRONG && own) {
         u32 read = !write || (w->kind & N_ATOMIC);
         LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
             Entry* e = (Entry*)at(r, ref);
@@ -201,7 +201,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             if (w->agent != w->block) be_bulk(w, e);
         }
     }
-    if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
+    if (write && (w->kind & N_STRONG) && own) write_location(w, cell, location, mask, oldest);
 }
 
 FN u32 line_mask(u64 addr, u64 end) {

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Not, Pair, Reg, Tuple, Vec
+from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Negated, Not, Pair, Part, Reg, Tuple, Vec
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +58,8 @@ def _registers(operand: Any) -> int:
         return functools.reduce(operator.or_, map(_registers, operand.items), 0)
     if isinstance(operand, Pair):
         return _registers(operand.first) | _registers(operand.second)
+    if isinstance(operand, (Part, Negated)):
+        return _registers(operand.of)
     return _registers(operand.reg) if isinstance(operand, Not) else 0
 
 

@@ -17,9 +17,24 @@ from .emitter import Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
-from .opcodes import bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select
+from .opcodes import (
+    bits,
+    clusters,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    mbarrier,
+    memory,
+    multimem,
+    select,
+    video,
+)
 
-OPCODE_MODULES = (bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select)
+OPCODE_MODULES = (
+    *(bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select, video),
+)
 
 
 @dataclass(frozen=True)

@@ -257,3 +257,33 @@ def prmt(op: Opcode) -> Action:
         g.set_int(d, g.op(f"trunc i64 {total} to i32"), 32)
 
     return Action(emit)
+
+
+@opcode("fns")
+def fns(op: Opcode) -> Action:
+    """The position of a set bit: the offset-th one from the base on, upwards or, where the offset is negative, downwards,
+    which is upwards in the reversed bits.
+    """
+    op.pick("b32")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b, c = ins.operands
+        bits, base, offset = g.word(a, 32), g.word(b, 32), g.word(c, 32)
+        down = g.op(f"icmp slt i32 {offset}, 0")
+        count = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 0, {offset}')}, i32 {offset}")
+        bits = g.op(f"select i1 {down}, i32 {g.intrinsic('llvm.bitreverse', 'i32', bits)}, i32 {bits}")
+        base = g.op(f"and i32 {base}, 31")
+        base = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 31, {base}')}, i32 {base}")
+        left = g.op(f"and i32 {bits}, {g.op(f'shl i32 -1, {base}')}")
+        here = g.op(f"and i32 {bits}, {g.op(f'shl i32 1, {base}')}")
+        for passed in range(1, 32):
+            fewer = g.op(f"and i32 {left}, {g.op(f'sub i32 {left}, 1')}")
+            left = g.op(f"select i1 {g.op(f'icmp ugt i32 {count}, {passed}')}, i32 {fewer}, i32 {left}")
+        left = g.op(f"select i1 {g.op(f'icmp eq i32 {count}, 0')}, i32 {here}, i32 {left}")
+        name = g.helpers.declare("llvm.cttz.i32", "i32", "i32", "i1")
+        found = g.op(f"call i32 {name}(i32 {left}, i1 false)")
+        found = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 31, {found}')}, i32 {found}")
+        none = g.op(f"or i1 {g.op(f'icmp eq i32 {left}, 0')}, {g.op(f'icmp ugt i32 {count}, 32')}")
+        g.set_int(d, g.op(f"select i1 {none}, i32 -1, i32 {found}"), 32)
+
+    return Action(emit)
