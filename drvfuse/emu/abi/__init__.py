@@ -201,8 +201,8 @@ class Mbarrier(IntEnum):
 
 
 class Reduce(IntEnum):
-    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and `REDUCES` where 0 is no
-    reduction.
+    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and with `REDUCES` where 0
+    is no reduction.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)

@@ -54,10 +54,10 @@ struct Bulk {
     u32 size, site, thread, moment;
     u32 how;          // how it reduces, or 0
     u32 until, time;  // of an arrival: the copies of its thread before that number; the detector's time at its issue
-    u32 from;   // the slot of the block of `thread`, which has issued it
-    u32 known;  // what its mbarrier will tell: a reference to a clock
-    u32 turns;  // of its block that it has waited for
-    u32 next;   // in its block's list, oldest first, or of the free ones
+    u32 from;         // the slot of the block of `thread`, which has issued it
+    u32 known;        // what its mbarrier will tell: a reference to a clock
+    u32 turns;        // of its block that it has waited for
+    u32 next;         // in its block's list, oldest first, or of the free ones
 };
 
 const u32 BULKS = 1 << 16;

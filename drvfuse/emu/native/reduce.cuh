@@ -42,7 +42,8 @@ FN u32 to_fp8(float x, u32 is_e4m3) {
 FN u32 width_of(u32 element) {
     if (element == ELEMENT_F16 || element == ELEMENT_BF16) return 16;
     if (element >= ELEMENT_E4M3) return 8;
-    return element == ELEMENT_B64 || element == ELEMENT_U64 || element == ELEMENT_S64 || element == ELEMENT_F64 ? 64 : 32;
+    return element == ELEMENT_B64 || element == ELEMENT_U64 || element == ELEMENT_S64 || element == ELEMENT_F64 ? 64
+                                                                                                                : 32;
 }
 
 FN u32 bytes_of_element(u32 how) { return width_of(how >> ELEMENT_SHIFT & 15) / 8; }
@@ -80,8 +81,7 @@ FN u64 combine_integers(u64 x, u64 y, u32 reduce, u32 element) {
     if (reduce == REDUCE_ADD) return element == ELEMENT_U64 || element == ELEMENT_S64 ? x + y : (u32)(x + y);
     if (reduce == REDUCE_INC) return x >= y ? 0 : x + 1;
     if (reduce == REDUCE_DEC) return !x || x > y ? y : x - 1;
-    u32 less = element == ELEMENT_S32   ? (s32)x < (s32)y
-               : element == ELEMENT_S64 ? (long long)x<(long long)y : x < y;
+    u32 less = element == ELEMENT_S32 ? (s32)x < (s32)y : element == ELEMENT_S64 ? (long long)x < (long long)y : x < y;
     return less == (reduce == REDUCE_MIN) ? x : y;
 }
 

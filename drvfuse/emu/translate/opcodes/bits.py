@@ -261,8 +261,8 @@ def prmt(op: Opcode) -> Action:
 
 @opcode("fns")
 def fns(op: Opcode) -> Action:
-    """The position of a set bit: the offset-th one from the base on, upwards or, where the offset is negative, downwards,
-    which is upwards in the reversed bits.
+    """The position of a set bit: the offset-th one from the base on, upwards or, where the offset is negative,
+    downwards, which is upwards in the reversed bits.
     """
     op.pick("b32")
 

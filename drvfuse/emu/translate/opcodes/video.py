@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video instructions: integer operations on parts of registers, one at a time (vadd) or two or four at once (vadd2, vadd4).
+"""Video instructions: integer operations on parts of registers, one at a time (vadd), or two or four at once (vadd2).
 
-Sources are widened to numbers of 64 bits, which hold every intermediate result but those of vmad and vshl: these take 128.
+Sources are widened to 64 bits, which hold every intermediate result but those of vmad and vshl: these take 128.
 """
 
 from __future__ import annotations
