@@ -42,6 +42,10 @@ class PtxError(DrvfuseError):
         super().__init__(f"PTX line {line}: {reason}: {self.text!r}")
 
 
+class NotEmulated(PtxError):
+    """PTX that is right, and that is refused by name."""
+
+
 @dataclass(slots=True, eq=False)
 class Reg:
     name: str
@@ -170,7 +174,7 @@ class Prototype:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` by label.
+    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` and `.calltargets` by label.
 
     `persistent` are ids of `.param` variables that must outlive a suspend.
     """

@@ -62,6 +62,7 @@ _VARIABLE = re.compile(
 _WORD = re.compile(r"[^\s;]")
 _DIRECTIVE = re.compile(r"\s*\.(\w+)([^.{;\n]*)")
 _SKIMMED = ("call", "griddepcontrol")
+_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)  # only instructions that are refused use them
 SPECIALS = frozenset(
     {f"%{n}{d}.{a}" for n in ("", "n") for d in ("tid", "ctaid", "clusterid") for a in "xyz"}
     | {f"%cluster_{n}ctaid.{a}" for n in ("", "n") for a in "xyz"}
@@ -210,11 +211,11 @@ class _Parser:
 
     def variable(self, text: str, start: int) -> Var:
         m = _VARIABLE.match(_POINTEE.sub("", text.strip()))
-        if m is None or m["type"] not in TYPE_BYTES:
+        if m is None or m["type"] not in TYPE_BYTES | _OPAQUE:
             raise self.error(start, "unsupported declaration")
         mods = m["mods"].replace(".", " ").split()
         spaces = [x for x in mods if x in ("global", "const", "shared", "local", "param")]
-        element = TYPE_BYTES[m["type"]] * (int(m["vec"][1]) if m["vec"] else 1)
+        element = (TYPE_BYTES | _OPAQUE)[m["type"]] * (int(m["vec"][1]) if m["vec"] else 1)
         dims = re.findall(r"\[\s*(\w*)\s*\]", m["dims"])
         count = math.prod(int(d, 0) if d else 0 for d in dims)
         align = int(m["align"] or element)
@@ -222,7 +223,7 @@ class _Parser:
         var.extern = "extern" in mods
         var.array = bool(dims)
         var.line = self.line(start)
-        if m["init"]:
+        if m["init"] and var.type not in _OPAQUE:
             data = bytearray()
             self.initial(m["init"].strip(), element, m["type"], data, var, start)
             if dims and not dims[0]:
@@ -338,15 +339,13 @@ class _Parser:
             fn.tables[name] = tuple(scope.labels.get(t, t) for t in targets)
 
     def table(self, fn: Function, name: str, kind: str, text: str, start: int) -> None:
-        if kind == "branchtargets":
+        if kind in ("branchtargets", "calltargets"):
             fn.tables[name] = tuple(t.strip() for t in text.split(","))
-        elif kind == "callprototype":
+        else:
             m = re.match(r"\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?", text)
             if m is None:
                 raise self.error(start, "unreadable .callprototype")
             fn.prototypes[name] = Prototype(self.parameters(m[1] or "", start), self.parameters(m[2] or "", start))
-        else:
-            raise self.error(start, "unsupported directive .calltargets")
 
     def directive(self, fn: Function, text: str, start: int) -> None:
         scope = self.scopes[-1]

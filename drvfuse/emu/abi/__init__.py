@@ -121,6 +121,7 @@ class Trap(IntEnum):
     TRAP = 0
     ASSERT = 1  # of `__assertfail`: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2
+    NO_FUNCTION = 3  # a call by the address op_addr
 
 
 class WarpOp(IntEnum):
@@ -246,7 +247,7 @@ class FaultKind(IntEnum):
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
     CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER = 27
+    NO_CLUSTER, NO_FUNCTION = range(27, 29)
 
 
 class BarrierCount(IntEnum):

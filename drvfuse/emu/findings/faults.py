@@ -163,6 +163,9 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
             "exited before it arrived (CTA not present): that block has to wait for its mbarrier"
         ),
     },
+    FaultKind.NO_FUNCTION: (
+        "a call by the address 0x{f.addr:x}, which is that of no function of this module with such parameters and results"
+    ),
     FaultKind.NO_CLUSTER: (
         "{f.access}: st.async and red.async are illegal instructions in a launch without clusters (tried on an H200); "
         "clusters of one block are enough (the launch attribute, or __cluster_dims__)"

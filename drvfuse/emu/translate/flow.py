@@ -16,6 +16,8 @@ from typing import Any
 
 from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Negated, Not, Pair, Part, Reg, Tuple, Vec
 
+from .indirect import NO_FUNCTION
+
 
 @dataclass(slots=True, eq=False)
 class Block:
@@ -71,7 +73,7 @@ def _writes_first(ins: Instruction) -> bool:
         return ".ld_reduce" in ins.opcode
     if base == "mbarrier":
         return any(f".{x}" in ins.opcode for x in ("arrive", "test_wait", "try_wait"))
-    if base == "cp":
+    if base in ("cp", NO_FUNCTION):
         return False
     if base == "call":
         return bool(ins.operands) and isinstance(ins.operands[0], Tuple) and len(ins.operands) > 1

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...ptx.ir import TYPE_BYTES, Instruction
+from ...ptx.ir import TYPE_BYTES, Instruction, NotEmulated
+from .refused import refusal
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -136,9 +137,12 @@ def _with_modifier(text: str) -> str:
 
 
 def decode(ins: Instruction) -> Action:
-    """The action of an instruction's opcode. Raises `PtxError`."""
+    """The action of an instruction's opcode. Raises `PtxError`, and `NotEmulated` for what is refused by name."""
     action = _cache.get(ins.opcode)
     if action is None:
+        reason = refusal(ins.opcode)
+        if reason is not None:
+            raise NotEmulated(ins.line, ins.text, reason)
         op = Opcode(ins.opcode)
         handler = HANDLERS.get(_with_modifier(ins.opcode)) or HANDLERS.get(op.base)
         if handler is None:

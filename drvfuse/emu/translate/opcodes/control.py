@@ -8,6 +8,7 @@ from typing import Any
 from ....ptx.ir import Instruction, Pair, Reg, Sym, Tuple
 from ... import abi
 from ..emitter import EXITED, Emitter
+from ..indirect import NO_FUNCTION
 from ..opcode import Action, Opcode, RefusedError, opcode
 
 
@@ -47,6 +48,17 @@ def trap(op: Opcode) -> Action:
         g.do(f"ret i32 {g.suspend(ins, abi.Status.TRAP, kind)}")
         if kind != abi.Trap.TRAP:
             g.start(g.label())
+
+    return Action(emit, pure=False)
+
+
+@opcode(NO_FUNCTION)
+def no_function(op: Opcode) -> Action:
+    """A call by an address that is no function's."""
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        g.put("op_addr", f"i64 {g.word(ins.operands[0], 64)}")
+        g.leave(g.suspend(ins, abi.Status.TRAP, abi.Trap.NO_FUNCTION))
 
     return Action(emit, pure=False)
 
@@ -99,7 +111,7 @@ def argument_pointer(g: Emitter, operand: Any) -> str:
 
 def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
     if not isinstance(callee, Sym):
-        raise RefusedError("indirect calls are not supported")
+        raise RefusedError("the name of a function is expected")
     name = g.unit.device_function(callee.name)
     if any(isinstance(r, Reg) for r in returns):
         raise RefusedError("a returned value must go to a .param variable")
