@@ -174,7 +174,7 @@ class Prototype:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` and `.calltargets` by label.
+    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets`, `.calltargets` by label.
 
     `persistent` are ids of `.param` variables that must outlive a suspend.
     """

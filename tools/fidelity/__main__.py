@@ -5,9 +5,9 @@
     python -m tools.fidelity compare tests/tools/fidelity/h200*.npz        # anywhere
     python -m tools.fidelity both --rows 100000                            # on a machine with a GPU: more operands
 
-`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave; `--families` takes a part of
-the forms, for a file beside the others. `compare` prints every form that is not equal and a table of them by opcode; its
-status is 1 if one differs. `both` runs the two drivers side by side.
+`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave; `--families` takes a part
+of the forms, for a file beside the others. `compare` prints every form that is not equal and a table of them by opcode;
+its status is 1 if one differs. `both` runs the two drivers side by side.
 """
 
 from __future__ import annotations

@@ -201,9 +201,17 @@ class Mbarrier(IntEnum):
     INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
 
 
+class HeapCall(IntEnum):
+    """What native code asks of a heap: memory of so many bytes, how many there are at an address (0: it gave none
+    there), that they go.
+    """
+
+    MALLOC, SIZE, FREE = range(3)
+
+
 class Reduce(IntEnum):
-    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and with `REDUCES` where 0
-    is no reduction.
+    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and `REDUCES` where 0 is
+    no reduction.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
@@ -247,7 +255,7 @@ class FaultKind(IntEnum):
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
     CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER, NO_FUNCTION = range(27, 29)
+    NO_CLUSTER, NO_FUNCTION, BAD_FREE = range(27, 30)
 
 
 class BarrierCount(IntEnum):
@@ -353,6 +361,8 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
+    "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
+    "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site -> 0 ok, else return FAULT
 }
 
 # libm symbols that generated code may call (double -> double); the engine binds them by `add_symbol`.

@@ -27,6 +27,7 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.Space: "SPACE_",
     abi.Mbarrier: "MB_",
     abi.Reduce: "REDUCE_",
+    abi.HeapCall: "HEAP_",
     abi.Element: "ELEMENT_",
     abi.Accumulate: "ACCUMULATE_",
     abi.FaultKind: "F_",

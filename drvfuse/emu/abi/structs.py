@@ -180,6 +180,7 @@ class Fault(Structure):
     "u32 part, turn, turn_warp",  # part: in the middle of its turn, at this slot, at this warp (plus one) of its block
     "u8 owner_class[256]",  # MemoryOf, by the owner in an access word
     "u32 pending, pad",  # delayed stores of its blocks, resident or ended
+    "void* heap",  # what serves malloc and free of its context, or null
 )
 class Launch(Structure):
     """A launch."""
@@ -193,6 +194,11 @@ class Write(Structure):
 @layout("Thread* thread", "u64 format, args")
 class Print(Structure):
     """A call of printf."""
+
+
+@layout("Thread* thread", "u64 address, nbytes", "u32 kind, pad")
+class Heap(Structure):
+    """A call of malloc or free."""
 
 
 @layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")

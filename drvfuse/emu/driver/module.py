@@ -75,7 +75,7 @@ def refused_kernel(image: EngineModule, name: str) -> Failure:
 def _load(proc: Process, image: Any) -> EngineModule:
     """Translate an image, or find it translated. What is wrong with it becomes a report.
 
-    A module of which some kernels use instructions that are refused by name is loaded: these kernels cannot be launched.
+    A module of which some kernels use instructions that are refused by name is loaded, but for these kernels.
     """
     ptx = _ptx(proc, image)
     known = proc.machine.images.get(ptx)

@@ -163,8 +163,11 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
             "exited before it arrived (CTA not present): that block has to wait for its mbarrier"
         ),
     },
+    FaultKind.BAD_FREE: (
+        "free of 0x{f.addr:x}, which malloc has not given to a kernel of this context, or which was freed: {f.where}"
+    ),
     FaultKind.NO_FUNCTION: (
-        "a call by the address 0x{f.addr:x}, which is that of no function of this module with such parameters and results"
+        "a call by the address 0x{f.addr:x}, which no function of this module with such parameters and results has"
     ),
     FaultKind.NO_CLUSTER: (
         "{f.access}: st.async and red.async are illegal instructions in a launch without clusters (tried on an H200); "

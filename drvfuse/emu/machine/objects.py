@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..space.window import Physical
     from .capture import Capture, Node
     from .engine import EngineModule
+    from .heap import Heap
     from .process import Process
     from .work import Op
 
@@ -77,6 +78,7 @@ class Context(Object):
     limits: dict[int, int] = field(default_factory=dict)
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
+    heap: Heap | None = None  # from its first launch on
 
     def __post_init__(self) -> None:
         self.legacy = Stream(self)

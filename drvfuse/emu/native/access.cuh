@@ -270,3 +270,25 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     Print call = {t, format, args};
     return rt_call(t->launch->engine->print, &call);
 }
+
+// malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes.
+API u64 rt_malloc(Thread* t, u64 size) {
+    Heap call = {t, 0, size, HEAP_MALLOC, 0};
+    if (t->launch->heap) rt_call(t->launch->heap, &call);
+    return call.address;
+}
+
+API u32 rt_free(Thread* t, u64 addr, u32 site) {
+    Launch* l = t->launch;
+    Heap call = {t, addr, 0, HEAP_SIZE, 0};
+    if (!addr) return 0;
+    if (l->heap) rt_call(l->heap, &call);
+    if (!call.nbytes) {
+        fault(l, t, F_BAD_FREE, site, addr, 1, 0, 0);
+        return 1;
+    }
+    if (l->engine->race) race_access(t, addr, (u32)call.nbytes, A_WRITE, site);
+    call.kind = HEAP_FREE;
+    rt_call(l->heap, &call);
+    return 0;
+}

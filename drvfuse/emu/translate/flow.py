@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Negated, Not, Pair, Part, Reg, Tuple, Vec
-
 from .indirect import NO_FUNCTION
 
 

@@ -22,7 +22,7 @@ NO_FUNCTION = "@no_function"  # an opcode of our own: what a call of another add
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:
-    """The functions whose address is taken, each with its address; `text` is the module's, which tells it from others."""
+    """The functions whose address is taken, with that address; `text` is the module's, which tells it from others."""
     taken = {name for v in module.variables.values() for _, name, _ in v.relocations if name in module.functions}
     for fn in module.functions.values():
         for item in fn.body or ():
@@ -89,7 +89,7 @@ def _calls(module: Module, fn: Function, call: Instruction, taken: dict[str, int
 
 
 def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[[Function], bool]]:
-    """The arguments of an indirect call, and whether it may be that of a function: by its prototype, or list of targets."""
+    """The arguments of an indirect call, and whether it may be one of a function, by its prototype or its targets."""
     rest = list(_arguments(call))
     arguments = rest.pop(0) if rest and isinstance(rest[0], Tuple) else None
     if not rest or not isinstance(rest[0], Sym):

@@ -66,8 +66,8 @@ class KernelCode:
 
     Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
     reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
-    a launch has to have clusters (.explicitcluster). refused: (why, file, line) of a kernel that has no code, because it
-    or what it calls uses an instruction that is refused by name.
+    a launch has to have clusters (.explicitcluster). refused: (why, file, line) of a kernel without code, because it or
+    what it calls uses an instruction that is refused by name.
     """
 
     name: str
@@ -263,6 +263,10 @@ class Unit:
             where: Location = self.module.locations[ins.loc]
             self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined))
         return index
+
+    def has_body(self, name: str) -> bool:
+        fn = self.module.functions.get(name)
+        return fn is not None and fn.body is not None
 
     # Functions called by kernels ------------------------------------------------------------------------------------
     def device_function(self, name: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that are refused by name: a closed list. Everything else that PTX has for the targets here is translated."""
+"""Instructions that are refused by name: a closed list. Everything else that PTX has for sm_90a is translated."""
 
 from __future__ import annotations
 
