@@ -25,7 +25,10 @@ IN_GLOBAL = {
 }
 _MAKE = "mbarrier.init.shared.b64 [%near+32], {}; fence.mbarrier_init.release.cluster;"
 _EXPECT = "mbarrier.arrive.expect_tx.shared.b64 _, [%near+32], {};"
-_AWAIT = "L0: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%near+32], 0; @!p bra L0;"
+_AWAIT = (  # at most 256 times, so that nothing hangs where an instruction is not what it is taken for
+    "mov.b32 v, 0; L0: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%near+32], 0; add.u32 v, v, 1;"
+    " setp.gt.u32 q, v, 255; or.pred p, p, q; @!p bra L0;"
+)
 _DONE = "mbarrier.inval.shared.b64 [%near+32];"
 _READ = "ld.shared.v2.b64 {s, r}, [%near];"
 
