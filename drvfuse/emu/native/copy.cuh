@@ -52,12 +52,12 @@ struct Bulk {
     u64 source, target, mbarrier;
     u64 bits[2];  // without a source: what is stored
     u32 size, site, thread, moment;
-    u32 how;          // how it reduces, or 0
-    u32 until, time;  // of an arrival: the copies of its thread before that number; the detector's time at its issue
-    u32 from;         // the slot of the block of `thread`, which has issued it
-    u32 known;        // what its mbarrier will tell: a reference to a clock
-    u32 turns;        // of its block that it has waited for
-    u32 next;         // in its block's list, oldest first, or of the free ones
+    u32 how;            // how it reduces, or 0
+    u32 until, number;  // of an arrival: the copies of its thread before that number; the detector's number for it
+    u32 from;           // the slot of the block of `thread`, which has issued it
+    u32 known;          // what its mbarrier will tell: a reference to a clock
+    u32 turns;          // of its block that it has waited for
+    u32 next;           // in its block's list, oldest first, or of the free ones
 };
 
 const u32 BULKS = 1 << 16;
@@ -155,14 +155,14 @@ FAR u32 make_copy(Thread* t, Copy* c) {
     return 0;
 }
 
-// The first copy of a queue is over; to the race detector it is an access of its thread at that time.
-FAR u32 end_first(Thread* t, CopyQueue* q, u32 time) {
+// The first copy of a queue is over: to the race detector an access of its thread at that time, or of an arrival.
+FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     Copies* pool = t->launch->copy_pool;
     Copy* c = &pool->pool[q->first];
     if (c->moment != M_MADE && make_copy(t, c)) return 1;
     if (t->launch->engine->race) {
-        if (c->bytes) race_copied(t, c->source, c->bytes, 0, c->site, time);
-        race_copied(t, c->target, c->size, N_WRITE, c->site, time);
+        if (c->bytes) race_copied(t, c->source, c->bytes, 0, c->site, time, arrival);
+        race_copied(t, c->target, c->size, N_WRITE, c->site, time, arrival);
     }
     drop_first(pool, q);
     return 0;
@@ -173,7 +173,7 @@ FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
     u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;
     LOOP while (q->first && pool->pool[q->first].group < group)
-        if (end_first(t, q, time)) return 1;
+        if (end_first(t, q, time, ALONE)) return 1;
     return 0;
 }
 

@@ -47,7 +47,7 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
 FN u64 dropped(u64 word, u32 count, u32* error) {
     u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK;
     if (count > expected) *error = E_ARRIVALS;
-    return word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
+    return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
 }
 
 // An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
@@ -117,7 +117,7 @@ FAR void end_arrival(Launch* l, Thread* t, Bulk* c) {
     CopyQueue* q = queue_of(t, 0);
     u32 error = E_NONE;
     LOOP while (q->first && (s32)(l->copy_pool->pool[q->first].number - c->until) < 0)
-        if (end_first(t, q, c->time)) return;
+        if (end_first(t, q, 0, c->number)) return;
     u64 after = changed_barrier(*(u64*)c->mbarrier, 1, 0, &error);
     if (error) {
         fault(l, t, F_MBARRIER, c->site, c->mbarrier, 8, error, 1);
@@ -231,7 +231,7 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     u32 element = c->how ? bytes_of_element(c->how) : 0;
     c->known = !e->race  ? 0
                : c->size ? race_bulk(t, c->target, c->source, c->size, c->mbarrier, c->site, element)
-                         : race_copy_arrival(t);
+                         : race_copy_arrival(t, &c->number);
     pool->bulk[i] = *c;
     u32* link = &to->bulks;
     LOOP while (*link) link = &pool->bulk[*link].next;
@@ -321,7 +321,6 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     c.target = c.mbarrier = mbarrier;
     c.site = site;
     c.until = queue_of(t, 0)->issued;
-    c.time = l->engine->race ? race_thread(t->block, t->linear)->time : 0;
     return begin_bulk(t, t->block, &c);
 }
 

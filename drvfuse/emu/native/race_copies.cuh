@@ -10,6 +10,8 @@ FN u32 reducing(Who* w, u32 scope, u32 bytes) {
     return N_STRONG | N_ATOMIC | scope << N_SCOPE;
 }
 
+const u32 ALONE = ~0u;
+
 // A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
 // `element`: bytes of each element of a reduction, or 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
@@ -29,8 +31,9 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
 
 // Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
 // line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these. `time` is
-// that of the thread when it waited, or had an mbarrier wait.
-FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time) {
+// that of the thread when it waited. Where an mbarrier has waited, it becomes the access of the arrival with that `number`
+// (but for ALONE), which is a thread of its own as a bulk copy is.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 number) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
     Ref* cell = cell_at(r, addr);
@@ -47,6 +50,13 @@ FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 tim
     oldest->block = t->block->index;
     oldest->kind |= N_COPIED;
     oldest->time = time;
+    if (number == ALONE) return;
+    Who w;
+    who(&w, t);
+    w.agent |= BULK;
+    w.number = number;
+    oldest->block |= BULK;
+    be_bulk(&w, oldest);
 }
 
 // The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
@@ -64,6 +74,14 @@ FAR void race_completes(Who* w, u64 mbarrier) {
         if (!ordered(w, e, e->lanes)) found(w, e, e->lanes, (mbarrier & ~15ull) + FFS(both) - 1, 0);
     }
     w->log = 0;
+}
+
+// What is known (a reference, which it takes), and the accesses of a bulk copy, or of an arrival.
+FN Ref with_agent(Who* w, Ref known) {
+    u32 kind = w->number % BULK_KINDS, round = 1 + w->number / BULK_KINDS;
+    Ref told = with_items(w->r, known, w->op, w->agent, 0, kind / 32, 1u << kind % 32, round + 1);
+    release(w->r, known);
+    return told;
 }
 
 // A bulk copy begins, or an st.async, which has no source: what its mbarrier can tell of it (a reference).
@@ -91,7 +109,6 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         if (write && element) w.kind |= reducing(&w, SCOPE_CLUSTER, element);
         touch_range(&w, w.addr, w.addr + size);
     }
-    u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
     Ref known = 0;
     if (!source) {
         Ref all = all_known(&w);
@@ -99,19 +116,20 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         release(r, all);
         w.rt->time++;
     }
-    Ref told = with_items(r, known, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
-    release(r, known);
-    return told;
+    return with_agent(&w, known);
 }
 
-// An arrival that waits for the copies which its thread has issued: what its mbarrier will tell (a reference).
-FAR Ref race_copy_arrival(Thread* t) {
+// An arrival that waits for the copies which its thread has issued: its number, and what its mbarrier will tell (a
+// reference): them, and what the thread knows now.
+FAR Ref race_copy_arrival(Thread* t, u32* number) {
     Who w;
     who(&w, t);
     if (w.r->off) return 0;
+    w.agent |= BULK;
+    w.number = *number = w.rb->bulks++;
     Ref all = all_known(&w);
     w.rt->time++;
-    return all;
+    return with_agent(&w, all);
 }
 
 // It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the
