@@ -448,7 +448,7 @@ class _Parser:
             return Tuple(tuple(self.operand(t, ins) for t in inner.split(",")) if inner else ())
         if first == "!":
             return Not(self.operand(text[1:], ins))
-        if first == "-" and _IDENT.match(text[1:]):
+        if first == "-" and (_IDENT.match(text[1:]) or _PART.match(text[1:])):
             return Negated(self.operand(text[1:], ins))
         if first.isdigit() or first in "-.":
             return self.number(text, ins)
