@@ -13,7 +13,7 @@ from typing import Any
 from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Reg, Sym, Var
 from ...ptx.parser import parse
 from ..abi import structs
-from . import indirect
+from . import indirect, stack
 from .emitter import EXITED, Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
@@ -433,6 +433,7 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
         if not raw:
             functions = indirect.addresses(module, ptx)
             indirect.lower(module, functions)
+            stack.lower(module)
         unit = Unit(module, raw, prefix, functions)
         kernels: dict[str, KernelCode] = {}
         if raw:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-_WGMMA = "wgmma is not emulated: mma.sync and wmma are"
+_WGMMA = "wgmma is not emulated, mma.sync and wmma are"
 _TENSOR_MEMORY = "tensor memory and its matrix instructions (tcgen05) are not emulated"
-_TENSOR_MAPS = "tensor maps are not emulated: cp.async.bulk without .tensor is"
+_TENSOR_MAPS = "tensor maps are not emulated, cp.async.bulk without .tensor is"
 _TEXTURES = "textures and surfaces are not emulated"
 _MATRICES = "a matrix instruction on {} operands is not emulated"
 

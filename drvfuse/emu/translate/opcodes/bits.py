@@ -214,6 +214,19 @@ def mask(op: Opcode) -> Action:
     return Action(emit)
 
 
+def _picks(mode: str, i: int) -> int:
+    """The selector that a mode of prmt stands for with a number from 0 to 3."""
+    picks = {
+        "f4e": [i, i + 1, i + 2, i + 3],
+        "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
+        "rc8": [i] * 4,
+        "ecl": [max(i, k) for k in range(4)],
+        "ecr": [min(i, k) for k in range(4)],
+        "rc16": [2 * (i & 1), 2 * (i & 1) + 1] * 2,
+    }[mode]
+    return sum(p << (4 * k) for k, p in enumerate(picks))
+
+
 @opcode("prmt")
 def prmt(op: Opcode) -> Action:
     op.type()
@@ -224,21 +237,15 @@ def prmt(op: Opcode) -> Action:
         lo, hi = g.word(a, 32), g.word(b, 32)
         pair = g.op(f"shl i64 {g.op(f'zext i32 {hi} to i64')}, 32")
         pair = g.op(f"or i64 {pair}, {g.op(f'zext i32 {lo} to i64')}")
-        if mode:
-            if not isinstance(c, Imm):
-                raise RefusedError("a mode of prmt with a selector that is not constant")
-            i = c.value & 3
-            picks = {
-                "f4e": [i, i + 1, i + 2, i + 3],
-                "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
-                "rc8": [i] * 4,
-                "ecl": [max(i, k) for k in range(4)],
-                "ecr": [min(i, k) for k in range(4)],
-                "rc16": [2 * (i & 1), 2 * (i & 1) + 1] * 2,
-            }[mode]
-            c = Imm(sum(p << (4 * k) for k, p in enumerate(picks)), "int")
-        total = ""
         selector = "" if isinstance(c, Imm) else g.word(c, 32)
+        if mode and isinstance(c, Imm):
+            c = Imm(_picks(mode, c.value & 3), "int")
+        elif mode:  # one of four selectors
+            which = g.op(f"and i32 {selector}, 3")
+            shift = g.op(f"zext i32 {g.op(f'shl i32 {which}, 4')} to i64")
+            table = sum(_picks(mode, i) << 16 * i for i in range(4))
+            selector = g.op(f"trunc i64 {g.op(f'lshr i64 {table}, {shift}')} to i32")
+        total = ""
         for k in range(4):
             if isinstance(c, Imm):
                 pick = c.value >> (4 * k) & 15
