@@ -211,7 +211,7 @@ def test_sites_name_their_source_line():
         ("add.f32 %r0, %f0;", "unsupported operands"),
         ("ld.tensor.u32 %r0, [%d0];", "unsupported modifier .tensor"),
         ("ld.relaxed.u32 %r0, [%d0];", "expected"),
-        ("mul.rz.f64 %g0, %g1, %g2;", "unsupported modifier"),
+        ("mul.ftz.f64 %g0, %g1, %g2;", "unsupported modifier"),
         ("setp.lo.s32 %p0, %r0, %r1;", "unsupported comparison"),
         ("cvt.rn.satfinite.e4m3x2.f32 %r0, %f0;", "unsupported operands"),
         ("bra NOWHERE;", "label 'NOWHERE' is not defined"),

@@ -136,12 +136,16 @@ class Emitter(Registers):
         if var.space == "local":
             if self.mode == "raw":
                 return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
-            if id(var) not in self.local_offset:
-                raise RefusedError(f"{var.name} is not a variable of this function")
-            return self._shift("%local", self.local_offset[id(var)] + offset)
+            return str(self._local(var) + offset)
         if id(var) in self.param_pointers:
             return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
         return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
+
+    def _local(self, var: Var) -> int:
+        """Where a local variable lies in the thread's local memory, of which addresses in its own space are offsets."""
+        if id(var) not in self.local_offset:
+            raise RefusedError(f"{var.name} is not a variable of this function")
+        return self.local_offset[id(var)]
 
     def _stack(self, var: Var) -> str:
         pointer = self.param_pointers.get(id(var))
@@ -174,6 +178,8 @@ class Emitter(Registers):
                 raise RefusedError(f"{base.name} is not defined")
             if base.var.space == "shared":
                 return self._shift("%shared", self.unit.shared_offset(base.var, self.fn) + base.offset + offset)
+            if base.var.space == "local" and self.mode != "raw":
+                return self._shift("%local", self._local(base.var) + base.offset + offset)
             return self._variable(base.var, base.offset + offset)
         if isinstance(base, Imm):
             value = str(signed(base.value + offset, 64))
@@ -187,6 +193,8 @@ class Emitter(Registers):
             value = self.op(f"zext i32 {narrow} to i64")
         if space.startswith("shared"):
             value = self.op(f"add i64 {'%shared' if isinstance(base, Imm) else '%window'}, {value}")
+        elif space == "local" and self.mode != "raw":
+            value = self.op(f"add i64 %local, {value}")
         return value
 
     def parameter(self, operand: Any) -> str | None:

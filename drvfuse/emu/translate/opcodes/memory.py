@@ -341,7 +341,7 @@ def fence(op: Opcode) -> Action:
 # Addresses ----------------------------------------------------------------------------------------------------------
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
-    """Only shared memory has addresses of its own: offsets in the cluster's."""
+    """Shared and local memory have addresses of their own: offsets in the cluster's, and in the thread's."""
     to_space = op.flag("to")
     space = op.pick(*_SPACES).split("::")[0]
     op.pick("u64")
@@ -349,8 +349,9 @@ def cvta(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         x = g.word(a, 64)
-        if space == "shared":
-            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %window")
+        own = {"shared": "%window", "local": "%local" if g.mode != "raw" else ""}.get(space)
+        if own:
+            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, {own}")
         g.set_int(d, x, 64)
 
     return Action(emit)
