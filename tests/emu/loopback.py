@@ -9,9 +9,11 @@ from collections import deque
 from typing import Any
 
 from drvfuse.emu import Machine
-from drvfuse.emu.driver import ENTRIES, invoke
+from drvfuse.emu.bindings import R
+from drvfuse.emu.driver import ENTRIES, perform
 from drvfuse.emu.driver.launch import layout_of
 from drvfuse.emu.machine.objects import Function
+from drvfuse.emu.wire.arguments import Invalid
 from drvfuse.emu.wire.coder import coder
 from drvfuse.emu.wire.message import Incoming, Outgoing
 from drvfuse.emu.wire.parameters import Layout
@@ -60,12 +62,15 @@ class LoopbackDriver:
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             out = Outgoing()
-            sent = made.write_call(out, made.signature.bind(args, kwargs), self._ends)
+            try:
+                sent = made.write_call(out, made.read(args, kwargs), self._ends)
+            except Invalid:
+                return ENTRIES[name].failure(R.CUDA_ERROR_INVALID_VALUE)
             incoming = Incoming(memoryview(b"".join(out.parts)), out.descriptors)
             run = made.read_call(incoming, self._ends)
             assert incoming.at == len(incoming.content)
             self._kept.append(run)
-            result = invoke(self._machine.own, ENTRIES[name], tuple(run.values), {})
+            result = perform(self._machine.own, ENTRIES[name], run.values)
             if result[0]:
                 return result
             out = Outgoing()

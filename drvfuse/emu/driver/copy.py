@@ -10,6 +10,7 @@ from ..bindings import R, T
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy2D, Fill
+from ..wire import mapped
 from .entry import check, entry, host_address, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
@@ -18,7 +19,7 @@ _END = 1 << 56  # no program has memory at this address or above it
 
 def _range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check one end of a copy by `context`: memory of the machine has to be live and within its device's access, host
-    memory is taken on trust. Above all that a program can have there is what a client had registered.
+    memory has to be mapped. Above all that a program can have there is what a client had registered.
 
     The stream does not count: a copy on another device's stream needs access from the current context.
     """
@@ -26,6 +27,7 @@ def _range(proc: Process, verb: str, address: int, nbytes: int, device: bool, co
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
+        check((mapped.writable if verb == "writes" else mapped.readable)(address, nbytes))
 
 
 def _pageable(proc: Process, address: int) -> bool:
@@ -165,6 +167,7 @@ def _copy_2d(proc: Process, p: Any, context: Context) -> Copy2D | None:
 @entry(unsafe=True)
 def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
     context = proc.current()
+    check(pCopy is not None)
     command = _copy_2d(proc, pCopy, context)
     if command is not None:
         _queue(proc, context.legacy, command, True)
@@ -173,6 +176,7 @@ def cuMemcpy2D(proc: Process, pCopy: Any) -> None:
 @entry()
 def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
     stream = proc.stream(hStream)
+    check(pCopy is not None)
     command = _copy_2d(proc, pCopy, stream.context)
     if command is not None:
         _capturable(proc, stream, command.source, command.destination)
@@ -184,8 +188,6 @@ def cuMemcpy2DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 def _fill(proc: Process, dst: Any, value: int, size: int, count: int, stream: Stream) -> None:
     address = number(dst)
-    if not 0 <= value < 1 << 8 * size:
-        raise OverflowError(f"value {value} does not fit into {size} bytes")
     if count == 0:
         return
     check(address % size == 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
-from ..machine.objects import Event
+from ..machine.objects import Context, Event, Stream
 from ..machine.process import Process
 from ..machine.work import Command, Record
 from .entry import check, entry
@@ -18,10 +18,9 @@ _RECORD_EXTERNAL = 1
 
 @entry(1)
 def cuEventCreate(proc: Process, Flags: int) -> Any:
-    flags = int(Flags)
-    check(0 <= flags < 8)
-    check(not flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
-    event = proc.add(Event(proc.current(), flags))
+    check(0 <= Flags < 8)
+    check(not Flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
+    event = proc.add(Event(proc.current(), Flags))
     event.context.events.add(event)
     return T.CUevent(event.handle)
 
@@ -40,7 +39,6 @@ def cuEventRecord(proc: Process, hEvent: Any, hStream: Any) -> None:
 
 @entry()
 def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int) -> None:
-    flags = int(flags)
     event = proc.get(hEvent, Event)
     stream = proc.stream(hStream)
     check(flags in (0, _RECORD_EXTERNAL))
@@ -54,6 +52,36 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
     else:
         stream.capture.valid()
         event.captured = (stream.capture, tuple(stream.capture_tail))
+
+
+@entry()
+def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
+    """The event comes when all is done that was queued in the context."""
+    context, event = _uncaptured(proc, hCtx), proc.get(hEvent, Event)
+    check(event.context is context, R.CUDA_ERROR_INVALID_HANDLE)
+    event.captured = None
+    behind = Stream(context, flags=1, tail=proc.context_ops(context))
+    event.op = proc.machine.progress.enqueue(behind, Command(context))
+
+
+@entry()
+def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
+    """All that is queued in the context from now on waits for the event, in streams that come later too."""
+    context, event = _uncaptured(proc, hCtx), _recorded(proc, hEvent)
+    if event.op is not None:
+        context.gate = [op for op in context.gate if not op.done] + [event.op]
+        for stream in (*context.streams, context.legacy):
+            stream.tail.append(event.op)
+            stream.last = None
+
+
+def _uncaptured(proc: Process, hCtx: Any) -> Context:
+    """A context of which no stream is being captured."""
+    context = proc.get(hCtx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
+    proc.healthy(context)
+    for stream in context.streams:
+        stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    return context
 
 
 def _recorded(proc: Process, value: Any) -> Event:
@@ -85,7 +113,7 @@ def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
 @entry(1, bindings=12, name="cuEventElapsedTime_v2")
 @entry(1)
 def cuEventElapsedTime(proc: Process, hStart: Any, hEnd: Any) -> float:
-    """Milliseconds of virtual time."""
+    """Milliseconds of virtual time, of which every operation between the two takes some."""
     start, end = _recorded(proc, hStart), _recorded(proc, hEnd)
     check(start.timed and end.timed and start.op is not None and end.op is not None, R.CUDA_ERROR_INVALID_HANDLE)
     assert start.op is not None and end.op is not None

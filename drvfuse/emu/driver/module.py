@@ -19,8 +19,7 @@ from ..machine.engine import EngineModule
 from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
 from ..machine.process import Process
-from ..wire.arguments import image_bytes
-from .entry import check, entry, is_enum, present, text
+from .entry import check, entry, present, text
 from .error import NEWEST_PTX
 
 _ELF = b"\x7fELF"
@@ -30,9 +29,9 @@ _FATBIN = (b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46")
 # Loading ------------------------------------------------------------------------------------------------------------
 
 
-def _ptx(proc: Process, image: Any) -> str:
-    """The text of an image argument (bytes, a buffer, or the address of a C string)."""
-    data = present(image_bytes(image))
+def _ptx(proc: Process, image: bytes | None) -> str:
+    """The text of an image."""
+    data = present(image)
     if data[:4] in (_ELF, *_FATBIN):
         raise _binary(data)
     data = data.split(b"\0", 1)[0]
@@ -149,18 +148,9 @@ def cuModuleLoadData(proc: Process, image: Any) -> Any:
 
 @entry(1, unsafe=True)
 def cuModuleLoadDataEx(proc: Process, image: Any, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """The options steer an assembler that does not run here; their count is checked."""
+    """The options steer an assembler that does not run here."""
     context = proc.current()
-    _options(numOptions, options, optionValues)
     return T.CUmodule(_module(proc, context, _load(proc, image)).handle)
-
-
-def _options(count: int, options: Any, values: Any) -> None:
-    for given in (options, values):
-        if count > len(given or []):
-            raise RuntimeError(f"List is too small: {len(given or [])} < {count}")
-    for option in options or []:
-        is_enum(option, T.CUjit_option, "options")
 
 
 @entry(1, unsafe=True)
@@ -236,7 +226,6 @@ def cuLibraryLoadData(
     libraryOptionValues: Any,
     numLibraryOptions: int,
 ) -> Any:
-    _options(numJitOptions, jitOptions, jitOptionsValues)
     return T.CUlibrary(proc.add(Library(_load(proc, code))).handle)
 
 
@@ -291,7 +280,14 @@ def cuKernelGetFunction(proc: Process, kernel: Any) -> Any:
 
 
 @entry(1)
+def cuKernelGetLibrary(proc: Process, kernel: Any) -> Any:
+    library = proc.get(kernel, Function).library
+    return T.CUlibrary(present(library, R.CUDA_ERROR_INVALID_HANDLE).handle)
+
+
+@entry(1)
 def cuKernelGetName(proc: Process, hfunc: Any) -> bytes:
+    check(hfunc)
     return proc.get(hfunc, Function).name.encode()
 
 

@@ -9,7 +9,7 @@ from ..bindings import R, T
 from ..machine.failure import Failure
 from ..machine.memory import READ, READ_WRITE, Allocation
 from ..machine.process import Process
-from .entry import check, entry, is_enum, number, present
+from .entry import check, entry, present
 
 _P = T.CUpointer_attribute
 
@@ -61,20 +61,14 @@ def _access_flags(proc: Process, a: Allocation) -> int:
 
 @entry(1)
 def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
-    is_enum(attribute, _P, "attribute")
-    return _attribute(proc, present(proc.memory.find(number(ptr))), attribute, number(ptr))
+    return _attribute(proc, present(proc.memory.find(ptr)), attribute, ptr)
 
 
 @entry(1)
 def cuPointerGetAttributes(proc: Process, numAttributes: int, attributes: Any, ptr: Any) -> list[Any]:
     """Unlike the single query this succeeds for any pointer, with zeros for memory that CUDA does not know."""
-    wanted = list(attributes or [])
-    for attribute in wanted:
-        is_enum(attribute, _P, "attributes")
-    if numAttributes > len(wanted):
-        raise RuntimeError(f"List is too small: {len(wanted)} < {numAttributes}")
-    allocation = proc.memory.find(number(ptr))
-    return [_or_empty(proc, allocation, attribute, number(ptr)) for attribute in wanted[:numAttributes]]
+    allocation = proc.memory.find(ptr)
+    return [_or_empty(proc, allocation, attribute, ptr) for attribute in attributes[:numAttributes]]
 
 
 def _or_empty(proc: Process, allocation: Allocation | None, attribute: Any, address: int) -> Any:

@@ -11,7 +11,7 @@ from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.process import Process
 from ..machine.work import Free
-from .entry import check, entry, is_enum, number
+from .entry import check, entry
 
 _A = T.CUmemPool_attribute
 _COUNTERS = (
@@ -44,9 +44,6 @@ def located_device(proc: Process, location: Any) -> Device:
 
 def access_list(proc: Process, descriptors: Any, count: int) -> list[tuple[Device, int]]:
     """(device, CUmemAccess_flags) of CUmemAccessDesc entries."""
-    descriptors = list(descriptors or [])
-    if count > len(descriptors):
-        raise RuntimeError(f"List is too small: {len(descriptors)} < {count}")
     found = [(located_device(proc, d.location), int(d.flags)) for d in descriptors[:count]]
     check(all(flags in (0, 1, 3) for _, flags in found))
     return found
@@ -94,7 +91,6 @@ def cuMemPoolGetAccess(proc: Process, memPool: Any, location: Any) -> Any:
 
 @entry()
 def cuMemPoolSetAttribute(proc: Process, pool: Any, attr: Any, value: Any) -> None:
-    is_enum(attr, _A, "attr")
     found = _pool(proc, pool)
     if attr in (_A.CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, _A.CU_MEMPOOL_ATTR_USED_MEM_HIGH):
         check(int(value) == 0)
@@ -106,7 +102,6 @@ def cuMemPoolSetAttribute(proc: Process, pool: Any, attr: Any, value: Any) -> No
 
 @entry(1)
 def cuMemPoolGetAttribute(proc: Process, pool: Any, attr: Any) -> Any:
-    is_enum(attr, _A, "attr")
     found = _pool(proc, pool)
     if attr in _FLAGS:
         return found.attributes.get(int(attr), 1)
@@ -151,8 +146,8 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
     """The memory goes when the stream gets here; accesses after that fault."""
     stream = proc.stream(hStream)
     stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
-    allocation = proc.memory.at(number(dptr))
+    allocation = proc.memory.at(dptr)
     if allocation is None or allocation.pool is None or allocation.freed:
-        raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", number(dptr))
+        raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", dptr)
     proc.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
     allocation.freed = True

@@ -11,7 +11,7 @@ from ..machine.failure import Failure
 from ..machine.objects import Event, Stream
 from ..machine.process import Process
 from ..machine.work import HostCall
-from .entry import check, entry, host_address, is_enum, number, present
+from .entry import check, entry, present
 
 _STATUS = T.CUstreamCaptureStatus
 
@@ -24,7 +24,6 @@ def cuStreamCreate(proc: Process, Flags: int) -> Any:
 @entry(1)
 def cuStreamCreateWithPriority(proc: Process, flags: int, priority: int) -> Any:
     context = proc.current()
-    flags = int(flags)
     check(flags in (0, 1))
     gone = [s for s in context.streams if s.destroyed and all(op.done for op in s.tail)]
     context.streams.difference_update(gone)
@@ -77,8 +76,7 @@ def cuStreamQuery(proc: Process, hStream: Any) -> None:
 def cuStreamWaitEvent(proc: Process, hStream: Any, hEvent: Any, Flags: int) -> None:
     stream = proc.stream(hStream)
     event = proc.get(hEvent, Event)
-    flags = int(Flags)
-    check(flags in (0, 1))
+    check(Flags in (0, 1))
     if event.captured is not None:
         capture, nodes = event.captured
         check(capture in proc.captures, R.CUDA_ERROR_CAPTURED_EVENT)
@@ -117,6 +115,12 @@ def cuStreamGetCtx(proc: Process, hStream: Any) -> Any:
     return T.CUcontext(proc.stream(hStream).context.handle)
 
 
+@entry(2)
+def cuStreamGetCtx_v2(proc: Process, hStream: Any) -> tuple[Any, Any]:
+    """(its context, no green context)."""
+    return cuStreamGetCtx(proc, hStream), T.CUgreenCtx(0)
+
+
 @entry(1)
 def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
     return T.CUdevice(proc.stream(hStream).context.device.index)
@@ -132,10 +136,8 @@ def cuStreamCopyAttributes(proc: Process, dst: Any, src: Any) -> None:
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
     """The function runs in a thread that waits for the machine, and may call nothing of the driver."""
     stream = proc.stream(hStream)
-    address = number(fn)
-    check(address)
-    argument, keep = host_address(userData)
-    proc.enqueue(stream, HostCall(stream.context, address, argument, (keep, fn)))
+    check(fn)
+    proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))
 
 
 # Capture ------------------------------------------------------------------------------------------------------------
@@ -143,7 +145,6 @@ def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> Non
 
 @entry()
 def cuStreamBeginCapture(proc: Process, hStream: Any, mode: Any) -> None:
-    is_enum(mode, T.CUstreamCaptureMode, "mode")
     stream = proc.stream(hStream)
     check(not stream.is_legacy, R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     stream.refuse_captured(R.CUDA_ERROR_ILLEGAL_STATE)
@@ -205,7 +206,7 @@ def cuStreamUpdateCaptureDependencies(
     """Add to (flags 0) or replace (flags 1) what the next captured node of a stream depends on."""
     stream = proc.stream(hStream)
     capture = present(stream.capture, R.CUDA_ERROR_ILLEGAL_STATE)
-    nodes = [proc.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in (dependencies or [])[:numDependencies]]
+    nodes = [proc.get(node, Node, R.CUDA_ERROR_INVALID_VALUE) for node in dependencies[:numDependencies]]
     check(all(node.graph is capture.graph for node in nodes))
     check(flags in (0, 1))
     if flags:
@@ -215,7 +216,6 @@ def cuStreamUpdateCaptureDependencies(
 
 @entry(1)
 def cuThreadExchangeStreamCaptureMode(proc: Process, mode: Any) -> Any:
-    is_enum(mode, T.CUstreamCaptureMode, "mode")
     previous = T.CUstreamCaptureMode(proc.threads.capture_mode)
     proc.threads.capture_mode = int(mode)
     return previous

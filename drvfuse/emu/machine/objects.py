@@ -76,6 +76,9 @@ class Context(Object):
     modules: set[Module] = field(default_factory=set)
     events: set[Event] = field(default_factory=set)
     limits: dict[int, int] = field(default_factory=dict)
+    cache_config: int = 0
+    uses: int = 1  # one, and those of cuCtxAttach
+    gate: list[Op] = field(default_factory=list)  # what streams that are made now have to wait for
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
     heap: Heap | None = None  # from its first launch on
@@ -97,6 +100,9 @@ class Stream(Object):
     capture_tail: list[Node] = field(default_factory=list)
     destroyed: bool = False
     chain: int = field(default_factory=new_chain)
+
+    def __post_init__(self) -> None:
+        self.tail += self.context.gate
 
     @property
     def blocking(self) -> bool:

@@ -47,6 +47,10 @@ FAULTS = {
 """The CUresult that an engine fault leaves in its context; all other kinds are ILLEGAL_ADDRESS."""
 
 
+_LEAST_NS = 1000
+"""What any operation takes of the time that events tell; nothing but a wait advances the virtual clock."""
+
+
 class Progress:
     """The operations of one machine. The caller holds the machine's lock."""
 
@@ -58,6 +62,7 @@ class Progress:
         self._kernels = Kernels(machine)
         self.in_host_function = 0  # how many threads are
         self._pending = 0
+        self._ended = 0
         self._races: set[Any] = set()  # those reported, by their places
 
     # Queueing --------------------------------------------------------------------------------------------------------
@@ -264,7 +269,8 @@ class Progress:
         op.done = True
         if self.detector is not None:
             self.detector.end(op, None if op.launch is None else op.launch.known)
-        op.time = self.machine.clock()
+        self._ended += 1
+        op.time = self.machine.clock() + self._ended * _LEAST_NS
         self._pending -= 1
         if op.launch is not None and op in self._kernels.running:
             self._kernels.running.remove(op)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 from ...errors import ArgumentError, ClosedError, DriverUnavailable
 from ..bindings import R
 from ..machine import interrupts
+from ..wire.arguments import Invalid
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout
@@ -162,20 +163,30 @@ class AttachedMachine:
         """A driver call: `(CUresult, results...)`. Raises what the bindings raise for arguments of wrong types."""
         signature = coder.signature
         nothing = (None,) * len(signature.returned)
+        try:
+            values = coder.read(args, kwargs)
+        except Invalid as invalid:
+            if invalid.args and not self.closed:
+                return self._question("refuse_argument", signature.name, str(invalid))
+            values = None
         if self.closed:
-            return self._answered_here(signature.name, signature.bind(args, kwargs), nothing)
+            return self._answered_here(signature.name, values, nothing)
         if self.pid != os.getpid():
             return (R.CUDA_ERROR_NOT_INITIALIZED, *nothing)
         if self._local.in_host_function:
             return (R.CUDA_ERROR_NOT_PERMITTED, *nothing)
         if signature.name == "cuLaunchHostFunc":
             self._serve_host_functions()
+        if values is None:
+            return (R.CUDA_ERROR_INVALID_VALUE, *nothing)
         out = Outgoing()
         try:
-            call = coder.write_call(out, signature.bind(args, kwargs), self._memory)
-        except BaseException:
+            call = coder.write_call(out, values, self._memory)
+        except BaseException as error:
             for descriptor in out.own:
                 os.close(descriptor)
+            if isinstance(error, Invalid):
+                return (R.CUDA_ERROR_INVALID_VALUE, *nothing)
             raise
         try:
             tag, incoming = self._exchange(signature.number, out)
@@ -199,9 +210,23 @@ class AttachedMachine:
             self._memory.keep_registered(self._ask("registered"))
         return (code, *results)
 
-    def _answered_here(self, name: str, args: Sequence[Any], nothing: tuple[None, ...]) -> tuple[Any, ...]:
+    def refuse(self, name: str) -> tuple[Any, ...]:
+        """A call of a function that the emulated driver refuses."""
+        return self._question("refuse", name)
+
+    def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:
+        """A call whose result is the answer to a question."""
+        try:
+            result, self.refusal = self._ask(question, name, *arguments)
+        except ClosedError:
+            from ..driver.refused import results
+
+            return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * results(name))
+        return tuple(result)
+
+    def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
         """What works on a machine that was closed too."""
-        if name in _NO_MACHINE:
+        if name in _NO_MACHINE and args is not None:
             from ..driver import ENTRIES
 
             return (R.CUDA_SUCCESS, ENTRIES[name].function(None, *args))

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..machine import host_files
 from ..space import pages
-from ..wire.arguments import host_address
 from ..wire.parameters import Layout
 
 _REGISTERED = 1 << 56
@@ -110,11 +109,11 @@ class HostMemory:
     def after(self, name: str, values: Sequence[Any]) -> None:
         """A call has succeeded."""
         if name == "cuMemFreeHost":
-            address = host_address(values[0])[0]
+            address = values[0]
             span = self._pinned.pop(address, None)
             if span is not None and self._release.alive:
                 pages.keep_free_again(address, span)
         elif name == "cuMemHostRegister":
-            self._registered[host_address(values[0])[0]] = _Registration(int(values[1]), self._local.found)
+            self._registered[values[0]] = _Registration(values[1], self._local.found)
         elif name == "cuMemHostUnregister":
-            self._registered.pop(host_address(values[0])[0], None)
+            self._registered.pop(values[0], None)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..driver import ENTRIES, invoke
+from ..driver import ENTRIES, perform
 from ..machine import interrupts
 from ..wire.coder import numbered
 from ..wire.message import Incoming, Outgoing
@@ -91,7 +91,7 @@ class Line:
         done = False
         self.session.offer_file(run.file)
         try:
-            code, *results = invoke(process, ENTRIES[coder.signature.name], tuple(run.values), {})
+            code, *results = perform(process, ENTRIES[coder.signature.name], run.values)
             done = not code
         finally:
             for descriptor in run.received:

@@ -49,7 +49,9 @@ class Machine(Protocol):
 
 @dataclass
 class Call:
-    """A call at the caller's end. `lent` are the functions that take what came back for memory that it lends."""
+    """A call at the caller's end, with its arguments as they were read. `lent` are the functions that take what came
+    back for memory that it lends.
+    """
 
     signature: Signature
     values: Sequence[Any]

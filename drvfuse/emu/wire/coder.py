@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole calls and results as messages.
+"""Whole calls: reading their arguments, and calls and results as messages.
 
-A call is its arguments in the order of the table. What comes back is its results in that order, then the bytes of the
-memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else. Functions of numbers
-alone, which most are, are packed at once.
+A call is its arguments, as they were read, in the order of the table. What comes back is its results in that order,
+then the bytes of the memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else.
+Functions of numbers alone, which most are, are packed at once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
 from .copy2d import Copy2D
 from .message import Incoming, Outgoing
-from .scalars import scalar
+from .scalars import Enumeration, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
+from .table import ATTRIBUTES
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "image": inputs.Image,
@@ -26,7 +27,7 @@ _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "options": inputs.Options,
     "attribute": inputs.Attribute,
     "descriptor": inputs.Descriptor,
-    "host": inputs.Address,
+    "host": inputs.Host,
     "registered": inputs.Registered,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
@@ -37,21 +38,29 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
     "CUDA_MEMCPY2D": Copy2D,
     "CUoccupancyB2DSize": inputs.Callback,
+    "CUasyncCallback": inputs.Function,
+    "CUhostFn": inputs.Function,
+    "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
 }
 
 
 def input_of(p: Parameter) -> inputs.Input:
     """How an argument travels."""
-    if p.role:
+    if p.role in _INPUT_ROLES:
         return _INPUT_ROLES[p.role](p)
     if p.type in _INPUT_TYPES:
         return _INPUT_TYPES[p.type](p)
-    if p.type == "void" or (p.type == "CUdeviceptr" and p.extent):
+    if p.type == "void" or p.memory:
         return inputs.Target(p) if p.lent else inputs.Source(p)
-    if scalar(p.type) is None:
+    kind = scalar(p.type)
+    if kind is None:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)
-    return (inputs.Array if p.extent else inputs.Input)(p)
+    if p.extent:
+        return inputs.Array(p)
+    if p.type in ATTRIBUTES or p.role == "kind":
+        return inputs.Kind(p)
+    return (inputs.Member if isinstance(kind, Enumeration) else inputs.Input)(p)
 
 
 def output_of(p: Parameter) -> outputs.Output:
@@ -66,28 +75,45 @@ def output_of(p: Parameter) -> outputs.Output:
 
 
 class Coder:
-    """Writes and reads the calls of one function."""
+    """Reads the arguments of one function, and writes and reads its calls."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self.inputs = [input_of(p) for p in signature.given]
+        wanted = {p.extent for p in signature.returned}
+        self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
-        self._numbers = self._form(self.inputs, inputs.Input)
+        self._readers = [item.read for item in self.inputs]
+        self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
+        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
         self._results = self._form(self.outputs, outputs.Output)
 
     @staticmethod
-    def _form(items: Sequence[Any], plain: type) -> struct.Struct | None:
+    def _form(items: Sequence[Any], *plain: type) -> struct.Struct | None:
         """The form of numbers alone; None if there is something else."""
-        if any(type(item) is not plain for item in items):
+        if any(type(item) not in plain for item in items):
             return None
         return struct.Struct("<" + "".join(item.scalar.code for item in items))
 
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the emulated function gets of the arguments of a call. Raises what cuda.bindings raise for arguments
+        that the function does not take, and Invalid for those that the driver refuses.
+        """
+        if kwargs or len(args) != len(self._readers):
+            args = self.signature.bind(args, kwargs)
+        if not args:
+            return []
+        values = [read(value) for read, value in zip(self._readers, args, strict=True)]
+        if self._dependent:
+            others = {item.name: value for item, value in zip(self.inputs, values, strict=True)}
+            for i in self._dependent:
+                values[i] = self.inputs[i].complete(values[i], others)
+        return values
+
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
-        """Raises TypeError or OverflowError, as cuda.bindings do, for arguments that the function does not take."""
+        """The values are those of `read`. Raises Invalid where host memory cannot be read or written."""
         call = Call(self.signature, values, caller)
         if self._numbers is not None:
-            read = [item.scalar.read(v, item.name) for item, v in zip(self.inputs, values, strict=True)]
-            out.parts.append(self._numbers.pack(*read))
+            out.parts.append(self._numbers.pack(*values))
         else:
             for item, value in zip(self.inputs, values, strict=True):
                 item.put(out, value, call)

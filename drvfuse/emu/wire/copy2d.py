@@ -7,6 +7,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from . import mapped
+from .arguments import Invalid
 from .calls import Call, Run
 from .inputs import Struct
 from .message import NONE, Incoming, Outgoing
@@ -36,7 +38,7 @@ class Copy2D(Struct):
         if value is None:
             out.data(None)
             return
-        p = CUDA_MEMCPY2D.from_buffer_copy(self.kind.bytes_of(value, self.name))
+        p = CUDA_MEMCPY2D.from_buffer_copy(self.kind.bytes_of(value))
         ends = [_End(p, "src"), _End(p, "dst")]
         local = []
         for end in ends:
@@ -44,8 +46,11 @@ class Copy2D(Struct):
             local.append(known is None)
             if known is not None and end.host:
                 setattr(p, end.field, known)
-        out.data(bytes(p))
         source, target = ends
+        readable = not local[0] or mapped.readable(source.start, source.nbytes)
+        if not readable or (local[1] and not mapped.writable(target.start, target.nbytes)):
+            raise Invalid
+        out.data(bytes(p))
         out.data((ctypes.c_char * source.nbytes).from_address(source.start) if local[0] else None)
         out.word(target.nbytes if local[1] else NONE)
         if local[1]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arguments import whole
 from .calls import Call, Run
 from .inputs import attribute_scalar
-from .message import NONE, Incoming, Outgoing
+from .message import Incoming, Outgoing
 from .scalars import Scalar, scalar
 from .signatures import Parameter
 from .structs import Structure
@@ -71,7 +70,7 @@ class Struct(Output):
         self.kind = Structure(parameter.type)
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
-        out.data(self.kind.bytes_of(value, "a result"))
+        out.data(self.kind.bytes_of(value))
 
     def take(self, incoming: Incoming, call: Call) -> Any:
         return self.kind.made_of(incoming.data() or b"")
@@ -109,7 +108,7 @@ class Pinned(Output):
     def take(self, incoming: Incoming, call: Call) -> Any:
         address, descriptor = incoming.word(), incoming.descriptor()
         assert descriptor is not None
-        call.caller.map_pinned(address, whole(call.value("bytesize"), 0, NONE, "size_t"), descriptor)
+        call.caller.map_pinned(address, call.value("bytesize"), descriptor)
         return address
 
 

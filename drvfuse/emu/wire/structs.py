@@ -45,6 +45,12 @@ CUDA_GRAPH_INSTANTIATE_PARAMS = _struct(
 )
 CUgraphEdgeData = _struct("CUgraphEdgeData", ("from_port", _u8), ("to_port", _u8), ("type", _u8), ("reserved", _u8 * 5))
 CUuuid = _struct("CUuuid", ("bytes", _u8 * 16))
+CUdevprop = _struct(
+    "CUdevprop",
+    *(("maxThreadsPerBlock", _int), ("maxThreadsDim", _int * 3), ("maxGridSize", _int * 3)),
+    *((name, _int) for name in ("sharedMemPerBlock", "totalConstantMemory", "SIMDWidth", "memPitch")),
+    *((name, _int) for name in ("regsPerBlock", "clockRate", "textureAlign")),
+)
 CUexecAffinityParam = _struct("CUexecAffinityParam", ("type", _int), ("param", _u32))
 CUctxCreateParams = _struct(
     "CUctxCreateParams", ("execAffinityParams", _pointer), ("numExecAffinityParams", _int), ("cigParams", _pointer)
@@ -68,7 +74,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     kind.__name__: kind
     for kind in (
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
-        *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUexecAffinityParam, CUctxCreateParams),
+        *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUdevprop, CUexecAffinityParam, CUctxCreateParams),
         *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D),
     )
 }
@@ -78,17 +84,14 @@ class Structure:
     """A structure of cuda.bindings as bytes."""
 
     def __init__(self, c: str) -> None:
-        self.c, self.size = c, ctypes.sizeof(STRUCTS[c])
+        self.c, self.place = c, STRUCTS[c]
+        self.size = ctypes.sizeof(self.place)
 
     @functools.cached_property
     def kind(self) -> Any:
         return getattr(T, self.c)
 
-    def bytes_of(self, value: Any, argument: str) -> bytes:
-        """Raises TypeError, as the bindings do, for anything else."""
-        if not isinstance(value, self.kind):
-            got = type(value).__name__
-            raise TypeError(f"Argument {argument!r} has incorrect type (expected {self.c}, got {got})")
+    def bytes_of(self, value: Any) -> bytes:
         return ctypes.string_at(int(value.getPtr()), self.size)
 
     def made_of(self, content: bytes) -> Any:
@@ -110,8 +113,8 @@ class LaunchConfig(Structure):
         super().__init__("CUlaunchConfig")
         self._attribute = Structure("CUlaunchAttribute")
 
-    def bytes_of(self, value: Any, argument: str) -> bytes:
-        content = super().bytes_of(value, argument)
+    def bytes_of(self, value: Any) -> bytes:
+        content = super().bytes_of(value)
         plain = CUlaunchConfig.from_buffer_copy(content)
         count = plain.numAttrs
         if count:

@@ -9,7 +9,9 @@ Words that C has no place for say what a prototype leaves open:
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
     @image           PTX, a cubin or a fat binary, whose size it says itself
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
-    @options         values of options, of which only the number counts: they steer an assembler that does not run
+    @options         values of options, whose types follow from the options (`jit_options`)
+    @kind            the type of a result follows from it
+    @uncounted       a list whose length cuda.bindings do not compare with the count
     @attribute       the type follows from the attribute (`ATTRIBUTES`)
     @descriptor      a file descriptor, as the handle type says
     @host            an address, perhaps of host memory, which is neither read nor written by the call

@@ -80,6 +80,7 @@ def test_attributes_are_the_bindings_own() -> None:
             assert sum(name.endswith(f"_{attribute}") for name in known) == 1, attribute
 
 
+_PLAIN = [field for field, kind in structs.CUdevprop._fields_ if kind is ctypes.c_int]
 _NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t)
 
 
@@ -89,7 +90,7 @@ def _same_places(value: Any, place: Any) -> int:
     for field, kind in place._fields_:
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
             checked += _same_places(getattr(value, field), getattr(place, field))
-        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams"):
+        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams", *_PLAIN):
             number = 7 + checked
             setattr(value, field, number)
             assert int(getattr(place, field)) == number, field
@@ -115,10 +116,10 @@ def test_arguments_are_bound_by_position_and_by_name() -> None:
     assert memset.bind((1, 2), {"N": 3}) == (1, 2, 3)
     assert SIGNATURES["cuGraphGetNodes"].bind((1,), {}) == (1, 0)
     for args, kwargs, text in (
-        ((1, 2, 3, 4), {}, "takes 3"),
+        ((1, 2, 3, 4), {}, "takes exactly 3"),
         ((1, 2), {"n": 3}, "unexpected"),
-        ((1, 2, 3), {"N": 3}, "multiple"),
-        ((1, 2), {}, "misses"),
+        ((1, 2, 3), {"N": 3}, "multiple values for keyword"),
+        ((1, 2), {}, "takes exactly 3 positional arguments .2 given"),
     ):
         with pytest.raises(TypeError, match=text):
             memset.bind(args, kwargs)

@@ -70,7 +70,7 @@ cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdevic
 cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, in void* addr @host);
 cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle);
 cuMemExportToShareableHandle(void* shareableHandle @descriptor, CUmemGenericAllocationHandle handle,
-    CUmemAllocationHandleType handleType, unsigned long long flags);
+    CUmemAllocationHandleType handleType @kind, unsigned long long flags);
 cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, in void* osHandle @descriptor,
     CUmemAllocationHandleType shHandleType);
 

@@ -24,12 +24,15 @@ cuLibraryEnumerateKernels(CUkernel* kernels[numKernels], unsigned int numKernels
 cuLibraryGetModule(CUmodule* pMod, CUlibrary library);
 cuLibraryGetGlobal(CUdeviceptr* dptr, size_t* bytes, CUlibrary library, const char* name);
 cuKernelGetFunction(CUfunction* pFunc, CUkernel kernel);
+cuKernelGetLibrary(CUlibrary* pLib, CUkernel kernel);
 cuKernelGetName(const char** name, CUkernel hfunc);
 
 // Functions
 cuFuncGetAttribute(int* pi, CUfunction_attribute attrib, CUfunction hfunc);
 cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value);
 cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config);
+cuFuncSetSharedMemConfig(CUfunction hfunc, CUsharedconfig config);
+cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev);
 cuFuncGetName(const char** name, CUfunction hfunc);
 cuFuncGetModule(CUmodule* hmod, CUfunction hfunc);
 cuFuncLoad(CUfunction function);
@@ -46,6 +49,8 @@ cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, CUfunction 
     size_t dynamicSMemSize, unsigned int flags);
 cuOccupancyMaxPotentialBlockSize(int* minGridSize, int* blockSize, CUfunction func,
     CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit);
+cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGridSize, int* blockSize, CUfunction func,
+    CUoccupancyB2DSize blockSizeToDynamicSMemSize, size_t dynamicSMemSize, int blockSizeLimit, unsigned int flags);
 cuOccupancyAvailableDynamicSMemPerBlock(size_t* dynamicSmemSize, CUfunction func, int numBlocks, int blockSize);
 cuOccupancyMaxPotentialClusterSize(int* clusterSize, CUfunction func, const CUlaunchConfig* config);
 cuOccupancyMaxActiveClusters(int* numClusters, CUfunction func, const CUlaunchConfig* config);

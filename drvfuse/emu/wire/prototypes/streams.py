@@ -23,6 +23,7 @@ cuStreamGetPriority(CUstream hStream, int* priority);
 cuStreamGetFlags(CUstream hStream, unsigned int* flags);
 cuStreamGetId(CUstream hStream, unsigned long long* streamId);
 cuStreamGetCtx(CUstream hStream, CUcontext* pctx);
+cuStreamGetCtx_v2(CUstream hStream, CUcontext* pCtx, CUgreenCtx* pGreenCtx);
 cuStreamGetDevice(CUstream hStream, CUdevice* device);
 cuStreamCopyAttributes(CUstream dst, CUstream src);
 cuLaunchHostFunc(CUstream hStream, CUhostFn fn, in void* userData @host);
@@ -37,11 +38,11 @@ cuStreamIsCapturing(CUstream hStream, CUstreamCaptureStatus* captureStatus);
 13: cuStreamGetCaptureInfo(CUstream hStream, CUstreamCaptureStatus* captureStatus_out, cuuint64_t* id_out,
     CUgraph* graph_out, const CUgraphNode** dependencies_out[numDependencies_out],
     const CUgraphEdgeData** edgeData_out[numDependencies_out], size_t* numDependencies_out);
-12: cuStreamUpdateCaptureDependencies_v2(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
-    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies, unsigned int flags);
+12: cuStreamUpdateCaptureDependencies_v2(CUstream hStream, in CUgraphNode* dependencies[numDependencies] @uncounted,
+    const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies, unsigned int flags);
 12: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
     size_t numDependencies, unsigned int flags);
-13: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies],
-    const CUgraphEdgeData* dependencyData[numDependencies], size_t numDependencies, unsigned int flags);
+13: cuStreamUpdateCaptureDependencies(CUstream hStream, in CUgraphNode* dependencies[numDependencies] @uncounted,
+    const CUgraphEdgeData* dependencyData[numDependencies] @uncounted, size_t numDependencies, unsigned int flags);
 cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode* mode);
 """
