@@ -256,11 +256,17 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Matrices": {
-        "mma and wmma of fp16 / bf16 / tf32 / int8 / FP8": (
+        "mma of fp16 / bf16 / tf32 / int8 / FP8": (
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r, s, t, u}, {a, b, c, d}, {e, g}, {r, s, t, u};",
             "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {r, s, t, u}, {a, b, c, d}, {e, g}, {r, s, t, u};",
             "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {a, b, c, d}, {a, b, c, d}, {e, g}, {a, b, c, d};",
             "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32 {r, s, t, u}, {a, b, c, d}, {e, g}, {r, s, t, u};",
+        ),
+        "wmma.load, wmma.store, wmma.mma": (
+            "wmma.load.c.sync.aligned.row.m16n16k16.shared.f16 {a, b, c, d}, [e], 16;",
+            "wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [k], {r, s, t, u, r, s, t, u}, 16;",
+            "wmma.mma.sync.aligned.row.col.m16n16k8.f32.tf32.tf32.f32 {r, s, t, u, r, s, t, u}, {a, b, c, d}, "
+            "{a, b, c, d}, {r, s, t, u, r, s, t, u};",
         ),
         "ldmatrix, stmatrix, movmatrix": (
             "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [e];",

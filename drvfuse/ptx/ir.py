@@ -24,7 +24,22 @@ TYPE_BYTES |= {"e4m3x4": 4, "e5m2x4": 4, "tf32": 4, "pred": 1}
 # Opcodes that write no register; the others write their first operand.
 NO_DESTINATION = frozenset(
     {
-        *("st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "membar", "fence"),
+        *(
+            "st",
+            "stmatrix",
+            "red",
+            "bar",
+            "barrier",
+            "bra",
+            "brx",
+            "call",
+            "ret",
+            "exit",
+            "trap",
+            "brkpt",
+            "membar",
+            "fence",
+        ),
         *("prefetch", "prefetchu", "griddepcontrol", "nanosleep", "pmevent", "discard", "applypriority", "setmaxnreg"),
     }
 )

@@ -131,6 +131,7 @@ class WarpOp(IntEnum):
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).
     MATCH: op_value the value (64 bits) -> op_result mask, op_pred (ALL only) 1 if all equal.
     REDUX: op_a value -> op_result. WARP_SYNC: orders memory. ELECT: op_result leader lane, op_pred 1 on the leader.
+    MATRIX: op_value a function of the library `matrix`, op_a the place of the lane's exchange area in its frame.
     """
 
     SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX = range(4)
@@ -140,6 +141,25 @@ class WarpOp(IntEnum):
     REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
     WARP_SYNC, ELECT = range(18, 20)
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
+    MATRIX = 21
+
+
+class MatrixKind(IntEnum):
+    """What a matrix has for elements."""
+
+    U8, S8, E4M3, E5M2, F16, BF16, F32, TF32, S32 = range(9)
+
+
+class MatrixMethod(IntEnum):
+    """How an H200 computes a matrix product."""
+
+    TENSOR = 0  # by steps of the tensor cores
+    FP8 = 1  # likewise, as fp16, and by an addition of C at the end
+    CHAIN = 2  # by fp32 operations of the ordinary cores
+    INTEGER, SATURATED = 3, 4
+
+
+EXCHANGE_WORDS = 20  # of the place in a lane's frame for its registers of a matrix instruction
 
 
 class Clock(IntEnum):
@@ -255,7 +275,7 @@ class FaultKind(IntEnum):
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
     CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER, NO_FUNCTION, BAD_FREE = range(27, 30)
+    NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES = range(27, 31)
 
 
 class BarrierCount(IntEnum):
@@ -364,6 +384,10 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
     "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site -> 0 ok, else return FAULT
 }
+
+# Native libraries besides the runtime, loaded where a module needs them, and their functions: (first lane's thread) ->
+# 0 ok, else a fault is recorded. native/matrix.cu tells what they do.
+LIBRARIES = {"matrix": ("mx_multiply", "mx_load_rows", "mx_store_rows", "mx_transpose")}
 
 # libm symbols that generated code may call (double -> double); the engine binds them by `add_symbol`.
 MATH_FUNCTIONS = ("exp2", "log2", "sin", "cos", "tanh")

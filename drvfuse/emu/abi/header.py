@@ -20,6 +20,8 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.ClusterBarrier: "CB_",
     abi.Trap: "TRAP_",
     abi.WarpOp: "",
+    abi.MatrixKind: "MX_",
+    abi.MatrixMethod: "MX_",
     abi.Access: "A_",
     abi.Fence: "FENCE_",
     abi.Scope: "SCOPE_",

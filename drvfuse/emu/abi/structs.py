@@ -102,6 +102,18 @@ class Barrier(Structure):
     """One barrier of a block."""
 
 
+@layout(
+    "u32 m, n, k",
+    "u32 count",  # of products that the instruction computes
+    "u32 method, steps",  # of the tensor cores, each for so many parts of k
+    "u32 kind[4], registers[4]",  # of A, B, C and D: MatrixKind; registers of a lane
+)
+class Product(Structure):
+    """A matrix product. Behind it, for A, B, C and D: for each element of each register of each lane a 16-bit place in
+    the matrix. That of A is by rows, of B by columns, of C and D by rows.
+    """
+
+
 @layout("u32 first, last")
 class List(Structure):
     """Delayed stores, oldest first."""

@@ -102,6 +102,10 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.WARP_MISMATCH: (
         "warp operation with mask 0x{f.value:08x} meets another one, at line {f.other_line}, that waits for it"
     ),
+    FaultKind.MATRIX_LANES: (
+        "{f.opcode} takes all 32 lanes of a warp, and only lanes 0x{f.value:08x} have come: the others have exited, or "
+        "the block does not have them"
+    ),
     FaultKind.BARRIER_COUNT: {
         BarrierCount.NUMBER: "barrier {f.value}; there are barriers 0 to 15",
         BarrierCount.THREADS: (

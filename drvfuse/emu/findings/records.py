@@ -106,6 +106,12 @@ class Record:
         return text
 
     @property
+    def opcode(self) -> str:
+        """The instruction's name without its modifiers."""
+        site = self.identity.site(self.launch.fault.site)
+        return site.opcode.split(".")[0] if site is not None else "the instruction"
+
+    @property
     def other_line(self) -> int | None:
         """Where the other ones are: `flags` is their site."""
         return self.identity.place(self.flags)[1]

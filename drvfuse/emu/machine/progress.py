@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
 BUDGET_MS = 50
 
-_FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
+_FAILED = (
+    "trap",
+    "warp_lanes",
+    "warp_mismatch",
+    "barrier_count",
+    "barrier_divergence",
+    "barrier_kinds",
+    "matrix_lanes",
+)
 _CLUSTER = ("cluster_absent", "cluster_barrier")
 FAULTS = {
     **dict.fromkeys(

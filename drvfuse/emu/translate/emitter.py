@@ -34,6 +34,7 @@ class Emitter(Registers):
         self.local_offset: dict[int, int] = {}
         self.waits = self.triggers = self.copies = False
         self.closing: set[tuple[int, int]] = set()
+        self._exchange: int | None = None
 
     def runtime(self, name: str, *args: str) -> str | None:
         result, types = abi.RUNTIME_FUNCTIONS[name]
@@ -116,6 +117,19 @@ class Emitter(Registers):
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")
         return int(status)
+
+    def exchange(self) -> int:
+        """Where in the frame the lanes of a warp exchange the registers of a matrix instruction."""
+        if self._exchange is None:
+            self._exchange = self.frame_bytes
+            self.frame_bytes += 4 * abi.EXCHANGE_WORDS
+        return self._exchange
+
+    def library(self, name: str) -> str:
+        """The address of a function of a native library, which is loaded with this module."""
+        self.unit.libraries.add(next(library for library, names in abi.LIBRARIES.items() if name in names))
+        self.helpers.declare(name, "i32", "ptr")
+        return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
         """Call a function of asynchronous copies; leave with FAULT if it refuses."""

@@ -68,6 +68,8 @@ def _writes_first(ins: Instruction) -> bool:
     base = ins.base
     if base in ("bar", "barrier"):
         return ".red" in ins.opcode
+    if base == "wmma":
+        return ".store" not in ins.opcode
     if base == "multimem":
         return ".ld_reduce" in ins.opcode
     if base == "mbarrier":

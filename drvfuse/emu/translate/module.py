@@ -26,6 +26,8 @@ from .opcodes import (
     copies,
     floating,
     integer,
+    matrix,
+    matrix_memory,
     mbarrier,
     memory,
     multimem,
@@ -34,7 +36,8 @@ from .opcodes import (
 )
 
 OPCODE_MODULES = (
-    *(bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select, video),
+    *(bits, clusters, control, convert, copies, floating, integer, matrix, matrix_memory, mbarrier, memory, multimem),
+    *(select, video),
 )
 
 
@@ -113,6 +116,7 @@ class Translated:
     globals: tuple[GlobalVar, ...]
     globals_bytes: int
     target: str
+    libraries: tuple[str, ...]  # of abi.LIBRARIES, that the code calls
 
 
 def _up(value: int, align: int) -> int:
@@ -172,6 +176,8 @@ class Unit:
         self.globals: dict[str, GlobalVar] = {}
         self.globals_bytes = 0
         self.text: list[str] = []
+        self.libraries: set[str] = set()
+        self._constants: dict[bytes, str] = {}
         self._layout_globals()
 
     # Layout ---------------------------------------------------------------------------------------------------------
@@ -267,6 +273,15 @@ class Unit:
     def has_body(self, name: str) -> bool:
         fn = self.module.functions.get(name)
         return fn is not None and fn.body is not None
+
+    def constant(self, data: bytes) -> str:
+        """A pointer to these bytes."""
+        name = self._constants.get(data)
+        if name is None:
+            name = self._constants[data] = f'@"{self.prefix}constant.{len(self._constants)}"'
+            text = "".join(f"\\{byte:02X}" for byte in data)
+            self.text.append(f'{name} = private constant [{len(data)} x i8] c"{text}", align 8')
+        return name
 
     # Functions called by kernels ------------------------------------------------------------------------------------
     def device_function(self, name: str) -> str:
@@ -446,4 +461,6 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
     ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
     variables = () if raw else tuple(unit.globals.values())
-    return Translated(ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target)
+    return Translated(
+        ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target, tuple(sorted(unit.libraries))
+    )

@@ -118,12 +118,14 @@ _OPERANDS = {
         (
             "barrier.cluster ret exit trap brkpt fence membar griddepcontrol",
             "activemask nanosleep pmevent prefetch prefetchu setmaxnreg",
-            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 getctarank isspacep ld ldu lg2 mov "
-            "multimem.ld_reduce multimem.red multimem.st neg not popc rcp red rsqrt sin sqrt st tanh testp",
+            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 getctarank isspacep ld ldmatrix ldu lg2 "
+            "mov movmatrix multimem.ld_reduce multimem.red multimem.st neg not popc rcp red rsqrt sin sqrt st stmatrix "
+            "tanh testp",
             "add addc and bmsk copysign div mapa match max min mul mul24 or red.async redux rem shl shr st.async sub "
             "subc szext vote xor",
-            "atom bar barrier bfe cvt dp2a dp4a fma fns mad mad24 madc prmt sad selp set setp shf slct vmad",
-            "bfi shfl",
+            "atom bar barrier bfe cvt dp2a dp4a fma fns mad mad24 madc prmt sad selp set setp shf slct vmad "
+            "wmma.load wmma.store",
+            "bfi mma shfl wmma.mma",
             "lop3",
         )
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_the_other_kernels_of_a_module_run(machine: Machine) -> None:
     memory = ok(cuda.cuMemAlloc(4))
     for name, expected in ((b"k0", R.CUDA_SUCCESS), (b"k1", R.CUDA_ERROR_NOT_SUPPORTED), (b"k2", R.CUDA_SUCCESS)):
         kernel = ok(cuda.cuModuleGetFunction(module, name))
-        assert code(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((memory,), (None,)), 0)) == expected
+        assert code(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((int(memory),), (ctypes.c_uint64,)), 0)) == expected
     ok(cuda.cuCtxSynchronize())
     (report,) = machine.reports
     assert report.kind == "unsupported" and report.kernel == "k1" and "wgmma" in report.message
@@ -89,7 +90,7 @@ def test_a_kernel_that_calls_what_uses_it_is_refused(machine: Machine) -> None:
     machine.reports.clear()
     module = ok(machine.driver.cuModuleLoadData(text.encode() + b"\0"))
     kernel = ok(machine.driver.cuModuleGetFunction(module, b"k0"))
-    launched = machine.driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((0,), (None,)), 0)
+    launched = machine.driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((0,), (ctypes.c_uint64,)), 0)
     assert code(launched) == R.CUDA_ERROR_NOT_SUPPORTED
     assert "wgmma.wait_group" in machine.reports[0].message
 

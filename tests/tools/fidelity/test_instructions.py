@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("llvmlite")
 from drvfuse.emu.translate import module  # noqa: E402, F401  (registers the opcodes)
 from drvfuse.emu.translate.opcode import HANDLERS  # noqa: E402
-from tools.fidelity import execute, forms, verdict  # noqa: E402
+from tools.fidelity import execute, forms, matrix_forms, verdict  # noqa: E402
 from tools.fidelity.batch import Batch, batches, form_digest  # noqa: E402
 
 pytestmark = pytest.mark.emu
@@ -23,7 +23,8 @@ def test_forms_give_what_the_gpu_gave(device, recorded, batch: Batch) -> None:
 
 
 def test_every_opcode_of_the_translator_has_a_form_or_a_reason() -> None:
-    names = [form.name.split()[0].split(".") for form in forms.table()]
+    table = (*forms.table(), *matrix_forms.table())
+    names = [form.name.split()[0].split(".") for form in table]
     covered = {".".join(parts[:2]) if ".".join(parts[:2]) in HANDLERS else parts[0] for parts in names}
     assert covered | set(forms.EXCLUDED) == {name for name in HANDLERS if name[0] != "@"}  # those are not PTX
     assert not covered & set(forms.EXCLUDED)

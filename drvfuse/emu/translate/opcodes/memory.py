@@ -37,7 +37,7 @@ _TYPES_OF_ATOMICS = {
 }
 
 
-def _space(op: Opcode) -> tuple[str, int]:
+def state_space(op: Opcode) -> tuple[str, int]:
     """(name, flag bits) of the state space; "" is generic."""
     name = op.pick(*_SPACES, default="")
     flags = int(_SPACES[name]) << abi.SPACE_SHIFT if name else 0
@@ -70,7 +70,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
     if op.flag("nc"):
         flags |= abi.Access.NC
     drop_hints(op)
-    space, bits = _space(op)
+    space, bits = state_space(op)
     return space, flags | bits, bool(flags & abi.Access.STRONG)
 
 
@@ -273,7 +273,7 @@ def atom(op: Opcode) -> Action:
     flags |= 0 if returns else abi.Access.REDUCTION
     flags |= scope_flags(op, "gpu")
     drop_hints(op)
-    space, bits = _space(op)
+    space, bits = state_space(op)
     flags |= bits
     verb = op.pick("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
