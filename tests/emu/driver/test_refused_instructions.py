@@ -77,7 +77,8 @@ def test_the_other_kernels_of_a_module_run(machine: Machine) -> None:
     memory = ok(cuda.cuMemAlloc(4))
     for name, expected in ((b"k0", R.CUDA_SUCCESS), (b"k1", R.CUDA_ERROR_NOT_SUPPORTED), (b"k2", R.CUDA_SUCCESS)):
         kernel = ok(cuda.cuModuleGetFunction(module, name))
-        assert code(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((int(memory),), (ctypes.c_uint64,)), 0)) == expected
+        arguments = ((int(memory),), (ctypes.c_uint64,))
+        assert code(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0)) == expected
     ok(cuda.cuCtxSynchronize())
     (report,) = machine.reports
     assert report.kind == "unsupported" and report.kernel == "k1" and "wgmma" in report.message
