@@ -188,7 +188,8 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
+ELEMENTS_SHIFT = 18  # of strong accesses, and with UNREAD: log2 of the number of elements, in two bits
+UNREAD_SHIFT = 24  # of plain loads: a bit for each element that goes to a register which nobody reads
 
 
 class Fence(IntEnum):

@@ -81,21 +81,21 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         if (type == K_FREED) kind = F_USE_AFTER_FREE;
         else if (type == K_MULTICAST) kind = F_MULTICAST_PLAIN;
         else if (type && start + size <= 1 << GRANULE_SHIFT) {
-            u32 inside = 1, written = 1;
+            u32 inside = 1, written = 1, each = size >> (flags >> ELEMENTS_SHIFT & 3);
             u64 outside = addr, unwritten = addr;
     LOOP for (u32 i = 0; i < size; i++) {
                 u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
                 if (!whole && type < K_SHARED && !(s & SHADOW_ADDRESSABLE)) {
                     if (inside) outside = addr + i;
                     inside = 0;
-                } else if (!(s & SHADOW_INITIALISED)) {
+                } else if (!(s & SHADOW_INITIALISED) && !(flags >> UNREAD_SHIFT >> i / each & 1)) {
                     if (written) unwritten = addr + i;
                     written = 0;
                 }
             }
             if (!inside) kind = F_OUT_OF_BOUNDS;
             else if (addr & (size - 1)) kind = F_MISALIGNED;
-            else if (type == K_SHARED && own_range(t, type, addr, size, flags)) kind = F_UNINITIALISED;
+            else if (type == K_SHARED && own_range(t, type, addr, size, flags)) kind = written ? F_NONE : F_UNINITIALISED;
             else if (type == K_SHARED) {
                 Block* b = shared_of(t, addr, size);
                 kind = b && (flags >> SPACE_SHIFT & 15) != SPACE_SHARED ? F_CLUSTER_ABSENT : F_FOREIGN_SHARED;
@@ -105,10 +105,11 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
             else if (((word >> l->device) & bits) != bits)
                 kind = (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
-            else kind = F_UNINITIALISED;
+            else kind = written ? F_NONE : F_UNINITIALISED;
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
+    if (kind == F_NONE) return 0;  // only what nobody reads is uninitialised: compilers load more than they need
     if (kind == F_UNINITIALISED) value = copying_to(l, where);
     fault(l, t, kind, site, where, size, flags, value);
     return 1;

@@ -279,7 +279,8 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Who w;
     who(&w, t);
     if (w.r->off) return;
-    u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = strong ? flags >> ELEMENTS_SHIFT & 3 : 0;
+    u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = flags >> ELEMENTS_SHIFT & 3;
+    u32 unread = flags >> UNREAD_SHIFT;
     u32 writes = flags & (A_WRITE | A_ATOMIC);
     if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
     w.site = flags & A_MULTIMEM ? site | VIA_MULTICAST : site;
@@ -300,7 +301,8 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if ((flags & A_VOLATILE) && !w.r->strict) w.acquires = 1;
     u32 each = size >> elements;
     if (w.l->cluster_size > 1) race_other_block(&w, t, addr);
-    LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
+    LOOP for (u64 a = addr; a < addr + size; a += each, unread >>= 1)
+        if (!(unread & 1)) touch_range(&w, a, a + each);
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
 }
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from ...ptx.ir import Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
+from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
 from ..abi import structs
 from .floats import Helpers
-from .flow import Block, Graph, Traits
+from .flow import Block, Graph, Traits, uses_defs
 from .opcode import RefusedError, decode, width
 from .registers import Registers, signed, storage
 from .special import special
@@ -88,6 +89,20 @@ class Emitter(Registers):
         else:
             bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
         self.leave_if(bad)
+
+    @functools.cached_property
+    def _read(self) -> int:
+        """The registers, as a bit set by index, that any instruction of the function reads."""
+        found = 0
+        for item in self.fn.body or ():
+            if isinstance(item, Instruction):
+                found |= uses_defs(item)[0]
+        return found
+
+    def unread(self, items: tuple[Any, ...]) -> int:
+        """The elements of a load that nobody reads, as bits: compilers load more than they need, in one access."""
+        idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
+        return sum(1 << i for i, unused in enumerate(idle) if unused)
 
     def leave_if(self, bad: str | None) -> None:
         """Leave with FAULT if the runtime has refused: `bad` is not 0."""

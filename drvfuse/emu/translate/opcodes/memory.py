@@ -153,7 +153,9 @@ def ld(op: Opcode) -> Action:
 
     def after(g: Emitter, ins: Instruction) -> None:
         items = elements(ins.operands[0], count)
-        at = _place(g, ins.operands[1], space, n // 8 * count, flags, ins)
+        unread = 0 if strong or count == 1 else g.unread(items)
+        how = flags | (unread << abi.UNREAD_SHIFT | elements_flag(count, True) if unread else 0)
+        at = _place(g, ins.operands[1], space, n // 8 * count, how, ins)
         ll = {"f32": "float", "f64": "double"}.get(t, f"i{n}")
         loaded = [g.op(f"load {ll}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}") for i in range(count)]
         if strong:
