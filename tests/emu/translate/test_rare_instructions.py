@@ -139,3 +139,27 @@ def test_memory_of_the_stack_lies_behind_what_is_in_use_and_goes_when_a_function
     Program(STACK).run("k", pointers(out), 3)
     for row in out:
         assert row.tolist() == [32, 0, 0, sum(i * i for i in range(300))]
+
+
+SHORT = """.version 8.8
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 po) {
+    .local .align 8 .b8 a[16]; .local .align 8 .b8 b[16];
+    .reg .b32 t, v, p, q; .reg .b64 o, g, i; .reg .pred r;
+    mov.u32 t, %tid.x; ld.param.u64 o, [po]; mul.wide.u32 i, t, 16; add.u64 o, o, i;
+    mov.b32 p, b; add.u32 p, p, 4; st.local.b32 [p+4], t;
+    mov.b32 q, a; st.local.v2.b32 [q], {t, p}; st.local.b32 [a+8], 7;
+    cvt.u64.u32 g, p; cvta.local.u64 g, g; ld.b32 v, [g+4]; st.global.b32 [o], v;
+    isspacep.local r, g; selp.b32 v, 1, 0, r; st.global.b32 [o+4], v;
+    cvta.to.local.u64 g, g; cvt.u32.u64 v, g; sub.u32 v, v, p; st.global.b32 [o+8], v;
+    ld.local.b32 v, [q+8]; st.global.b32 [o+12], v;
+    ret;
+}
+"""
+
+
+def test_addresses_in_local_memory_fit_into_32_bits() -> None:
+    out = np.zeros((3, 4), np.uint32)
+    Program(SHORT).run("k", pointers(out), 3)
+    assert out.tolist() == [[t, 1, 0, 7] for t in range(3)]
