@@ -2,7 +2,7 @@
 """Compares the emulated driver with a GPU, instruction by instruction and kernel by kernel.
 
     python -m tools.fidelity record --out tests/tools/fidelity/h200.npz    # on a machine with a GPU
-    python -m tools.fidelity compare tests/tools/fidelity/h200{,_more}.npz # anywhere
+    python -m tools.fidelity compare tests/tools/fidelity/h200.npz tests/tools/fidelity/h200_more.npz
     python -m tools.fidelity both --rows 100000                            # on a machine with a GPU: more operands
     python -m tools.fidelity record-matrix --out tests/tools/fidelity/h200_matrix.npz   # on a machine with a GPU
     python -m tools.fidelity compare-matrix tests/tools/fidelity/h200_matrix.npz        # anywhere
