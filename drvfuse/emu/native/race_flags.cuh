@@ -65,6 +65,37 @@ FN Ref all_known(Who* w) {
     return all;
 }
 
+// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
+// copies, as they are (a reference).
+FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
+    Clock* all = (Clock*)at(r, known);
+    u32 klass, n = 0;
+    Ref ref = take(r, bytes_of(0u, all->items), &klass);
+    Clock* c = (Clock*)at(r, ref);
+    Item *from = items_of(all), *to = (Item*)(c + 1);
+    LOOP for (u32 i = 0; i < all->items; i++) {
+        u32 tag = (u32)(from[i].key >> 6) & (BULK | READS);
+        if (from[i].key >> 32 != op || !tag == kept || tag == INIT) continue;
+        to[n] = from[i];
+        if (!tag) to[n].key |= (u64)READS << 6;
+        n++;
+    }
+    c->refs = 1;
+    c->klass = klass;
+    c->chains = 0;
+    c->items = n;
+    return ref;
+}
+
+// What an st.async, or a relaxed flag, may tell of what its thread knows (a reference).
+FAR Ref reads_of(Race* r, Ref known, u32 op) {
+    Ref own = part_of(r, known, op, 0), kept = part_of(r, known, op, 1);
+    Ref both = merge(r, (Clock*)at(r, own), (Clock*)at(r, kept));
+    release(r, own);
+    release(r, kept);
+    return both;
+}
+
 // A strong read sees a location that was last written by what is published there.
 FAR void acquire(Who* w, Location* v) {
     Race* r = w->r;
@@ -88,6 +119,7 @@ FAR void acquire(Who* w, Location* v) {
             if (what == p->clock) learn(r, &w->rt->held[need], what);
         }
     }
+    if (v->reads && morally_strong(w, v)) learn(r, &w->rt->late, v->reads);
     if (!published) missed(w, v->op, v->block, X_RELAXED_STORE, v->site, 0);
     w->clock = w->rt->clock;
 }
@@ -167,6 +199,17 @@ FAR void drop_seen(Race* r, Location* v, u32 oldest) {
     }
 }
 
+// A strong write at the scope of the system tells of reads, to those who have seen it and ended (race.cuh).
+FN void tell_reads(Who* w, Location* v, u32 continues) {
+    Race* r = w->r;
+    if (!continues) put(r, &v->reads, 0);
+    if (r->strict || w->scope < SCOPE_SYS) return;
+    Ref all = all_known(w), reads = reads_of(r, all, w->op);
+    release(r, all);
+    learn(r, &v->reads, reads);
+    release(r, reads);
+}
+
 // A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
 FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
     Race* r = w->r;
@@ -176,13 +219,15 @@ FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
         Ref ref = take(r, sizeof(Location), &klass);
         v = (Location*)at(r, ref);
         v->bytes = mask;
-        v->published = v->released = v->seen = v->op = v->block = v->kind = 0;
+        v->published = v->released = v->seen = v->op = v->block = v->kind = v->reads = 0;
         v->next = *cell;
         *cell = ref;
     }
     u32 mine = same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit;
     if (!mine && v->released) put(r, &v->released, 0);
-    if (!(w->kind & N_ATOMIC) || !morally_strong(w, v)) {
+    u32 continues = w->kind & N_ATOMIC && morally_strong(w, v);
+    tell_reads(w, v, continues);
+    if (!continues) {
         v->first = r->serial;
         drop_published(r, v);
         if (v->released) publish_release(w, v, v->released_scope, v->released);
