@@ -75,7 +75,7 @@ struct Location : Entry {
     u32 first;  // the write from which on there were only atomics, each of which saw the one before
     Ref seen;   // list of Seen
     Ref reads;  // of which strong writes at the scope of the system tell
-    u32 pad[2];
+    u32 seens, seens_allowed;  // their number, and that at which they are tidied
 };
 
 // A read, or atomic, of a location that saw the writes from `first` to `last`, of which the last was not known to it.

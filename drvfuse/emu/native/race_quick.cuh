@@ -151,8 +151,10 @@ FN void forget_outlived(Quick* q, Ref* pool, Ref* link) {
     }
 }
 
+const u32 LOOK = 2;  // as a result: left to `touch`, which shall look at all reads
+
 // The writes come first, and all are looked at; then some reads, for an entry to share. A list that begins with as many of
-// this operation that cannot be shared is left to `touch`.
+// this operation that cannot be shared is now and then looked at as a whole; not in step with anything, or some never were.
 FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
     Entry* e = 0;
     LOOP while (*link) {
@@ -177,7 +179,10 @@ FN u32 quick_read(Quick* q, Ref* link, Ref* pool) {
         if (e->op != q->op) break;
         first = e->next;
     }
-    if (*link && ((Entry*)at(q->r, *link))->op == q->op) return 0;
+    if (*link && ((Entry*)at(q->r, *link))->op == q->op) {
+        q->r->random = q->r->random * 1664525 + 1013904223;
+        if (q->r->random >> 26 == 0) return LOOK;
+    }
     add_plain(q, pool, link, 0);
     forget_outlived(q, pool, &((Entry*)at(q->r, *link))->next);
     return 1;
@@ -202,7 +207,7 @@ FN u32 quick_write(Quick* q, Ref* cell, Ref* pool) {
     return 1;
 }
 
-// 1 if the access has been judged and is remembered.
+// 1 if the access has been judged and is remembered, 0 if not, or LOOK.
 FN u32 race_quick(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Block* b = t->block;

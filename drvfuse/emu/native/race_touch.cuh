@@ -263,10 +263,12 @@ FN u32 swaps(Thread* t, u64 addr, u32 size) {
 }
 
 FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
-    if (race_quick(t, addr, size, flags, site)) return;
+    u32 quick = race_quick(t, addr, size, flags, site);
+    if (quick == 1) return;
     Who w;
     who(&w, t);
     if (w.r->off) return;
+    w.again |= quick == LOOK;
     u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = strong ? flags >> ELEMENTS_SHIFT & 3 : 0;
     u32 writes = flags & (A_WRITE | A_ATOMIC);
     if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
