@@ -320,6 +320,7 @@ class EventKind(IntEnum):
 
 
 FOUND = 64  # races that the detector keeps until they are told
+DOUBTS = 16  # stores of one access that it cannot tell to be races before it is made
 CERTAIN = 32
 JOINED = 1 << 8  # the upper eight bits of a hash choose (native/clock.cuh)
 CLASSES = 40  # of sizes: powers of two

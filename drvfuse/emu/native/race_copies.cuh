@@ -36,9 +36,9 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
 FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 number) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
-    Ref* cell = cell_at(r, addr);
-    if (r->off || *cell & POLLED) return;
     u32 bit = 1u << t->lane, mask = line_mask(addr, addr + size);
+    Ref* cell = list_at(r, addr, &mask);
+    if (r->off || !mask) return;
     Entry* oldest = 0;
     Entry* e;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
@@ -61,9 +61,9 @@ FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 tim
 
 // The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
 FAR void race_completes(Who* w, u64 mbarrier) {
-    Ref* cell = cell_at(w->r, mbarrier);
-    if (*cell & POLLED) return;
     u32 mask = line_mask(mbarrier, mbarrier + 8), both;
+    Ref* cell = list_at(w->r, mbarrier, &mask);
+    if (!mask) return;
     Entry* e;
     w->log = OF_MBARRIER;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
@@ -139,8 +139,9 @@ FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     who(&w, t);
     Race* r = w.r;
     if (r->off) return;
-    Ref* cell = cell_at(r, mbarrier);
     u32 mask = line_mask(mbarrier, mbarrier + 8);
+    Ref* cell = list_at(r, mbarrier, &mask);
+    if (!mask) return;
     u32 scope = mbarrier - t->block->shared_base < w.l->shared_bytes ? SCOPE_CTA : SCOPE_CLUSTER;
     r->stamp++;
     LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
