@@ -68,6 +68,7 @@ FN Number number_of(u32 bits, u32 kind) {
 // places below the greatest exponent of all terms. The exponent of a product is the sum of its factors' exponents, so its
 // significand lies in [1, 4). The sum is exact then; it is rounded toward zero to fp32, or to nearest even to fp16.
 const u32 GUARD = 25;
+const s32 LEAST_TOP = -133;  // the least that counts as the greatest exponent: nothing below 2^-158 is added
 
 struct Side {  // A by rows or B by columns, apart
     s32 significand[MOST], exponent[MOST];
@@ -89,10 +90,11 @@ FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
     }
 }
 
-FN s64 cut(s32 significand, u32 places, u32 below) {
-    u32 magnitude = (u32)(significand < 0 ? -significand : significand) << places;
-    magnitude >>= below < 31 ? below : 31;
-    return significand < 0 ? -(s64)magnitude : (s64)magnitude;
+// significand * 2^places, cut off so many binary places further up; below 2^31.
+FN s32 cut(s32 significand, u32 places, u32 below) {
+    s32 sign = significand >> 31;  // -1 or 0
+    u32 magnitude = (u32)((significand ^ sign) - sign) << places >> (below < 31 ? below : 31);
+    return (s32)((magnitude ^ sign) - sign);
 }
 
 FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {  // of magnitude * 2^exponent, not 0
@@ -146,16 +148,14 @@ FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count,
 FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);
-    s32 top = c.exponent;
-    LOOP for (u32 i = 0; i < count; i++) {
-        s32 e = a->exponent[row + i] + b->exponent[column + i];
-        if (e > top) top = e;
-    }
+    const s32 *x = a->significand + row, *y = b->significand + column;
+    const s32 *p = a->exponent + row, *q = b->exponent + column;
+    s32 top = c.exponent > LEAST_TOP ? c.exponent : LEAST_TOP;
+#pragma unroll 4  // here a kernel spends most of the time of its products
+    for (u32 i = 0; i < count; i++) top = p[i] + q[i] > top ? p[i] + q[i] : top;
     s64 sum = cut(c.significand, GUARD - FRACTION, (u32)(top - c.exponent));
-    LOOP for (u32 i = 0; i < count; i++) {
-        s32 e = a->exponent[row + i] + b->exponent[column + i];
-        sum += cut(a->significand[row + i] * b->significand[column + i], GUARD - 2 * FACTOR, (u32)(top - e));
-    }
+#pragma unroll 4
+    for (u32 i = 0; i < count; i++) sum += cut(x[i] * y[i], GUARD - 2 * FACTOR, (u32)(top - p[i] - q[i]));
     if (!sum) return 0;
     u64 magnitude = (u64)(sum < 0 ? -sum : sum);
     u32 r = half ? fp16_to_nearest(magnitude, top - (s32)GUARD) : fp32_toward_zero(magnitude, top - (s32)GUARD);

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,19 @@ def test_the_recorded_answers_are_those_of_these_forms(recorded_matrix) -> None:
     stored, about = recorded_matrix
     assert set(stored) == {form.name for form in matrix_forms.table()} and about["forms"] == len(stored)
     assert "H200" in about["gpu"] and about["driver"] >= 12000
+
+
+def test_the_page_has_the_figures() -> None:
+    table = matrix_forms.table()
+    products = [form for form in table if form.name.startswith(("mma.", "wmma.mma."))]
+    elements = sum(form.warps * form.out_bytes // (2 if result_of(form.name) == "f16" else 4) for form in products)
+    page = " ".join((Path(__file__).parents[3] / "docs" / "matrix.md").read_text().split())
+    assert f"answered {len(table)} forms of these instructions: {elements:,} elements of products" in page
+
+
+def result_of(name: str) -> str:
+    """The type of D, which is the first of the types."""
+    return next(part for part in name.split(".") if part in ("f16", "f32", "s32"))
 
 
 def test_tiles_are_what_they_are_named_for() -> None:
