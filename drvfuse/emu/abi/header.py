@@ -29,6 +29,7 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.Space: "SPACE_",
     abi.Mbarrier: "MB_",
     abi.Reduce: "REDUCE_",
+    abi.HeapCall: "HEAP_",
     abi.Element: "ELEMENT_",
     abi.Accumulate: "ACCUMULATE_",
     abi.FaultKind: "F_",
@@ -49,9 +50,9 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (
         *("SHADOW_ADDRESSABLE", "SHADOW_INITIALISED", "GRANULE_SHIFT", "LINE_SHIFT", "POOL_SHIFT", "KIND_INITIALISED"),
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
-        *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS", "ELEMENT_SHIFT", "ACCUMULATE_SHIFT"),
-        *("SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT"),
-        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "CERTAIN", "MISSES", "NOTICES"),
+        *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS", "ELEMENT_SHIFT", "ACCUMULATE_SHIFT", "REDUCES"),
+        *("SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT", "UNREAD_SHIFT"),
+        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "DOUBTS", "CERTAIN", "MISSES", "NOTICES"),
     ),
     "u64": (
         *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK"),

@@ -19,15 +19,19 @@ FLOATS = "{%f0, %f1, %f2, %f3}"
 
 REFUSED = [
     ("mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%r0, %r1}, {%r0, %r1}, {%r0, %r1}, {%r0, %r1}, %r0, 0x0;",
-     "mma of sparse operands is not supported"),
+     "sparse operands"),
     ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d0, %d1}, {%d2}, {%d3}, {%d0, %d1};", "fp64 operands"),
     ("mma.sync.aligned.m16n8k32.row.col.s32.u4.u4.s32 {%r0, %r1, %r2, %r3}, {%r0, %r1}, {%r0}, {%r0, %r1, %r2, %r3};",
      "4-bit operands"),
     ("mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%r0, %r1}, {%r0}, {%r0}, {%r0, %r1};",
      "1-bit operands"),
-    ("wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%r0}, [%q], 32;", "wmma of 4-bit operands is not supported"),
-    ("wmma.load.a.sync.aligned.row.m8n8k4.global.f64 {%d0}, [%q], 4;", "wmma of fp64 operands is not supported"),
+    ("wmma.load.a.sync.aligned.row.m8n8k32.global.s4 {%r0}, [%q], 32;", "4-bit operands"),
+    ("wmma.load.a.sync.aligned.row.m8n8k4.global.f64 {%d0}, [%q], 4;", "fp64 operands"),
     (f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32 {FLOATS}, {FOUR}, {{%r0, %r1}}, {FLOATS};",
+     "4-bit operands"),
+]  # fmt: skip
+WRONG = [
+    (f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e4m3.f32 {FLOATS}, {FOUR}, {{%r0, %r1}}, {FLOATS};",
      "mma with .kind::f8f6f4 (sm_120a) is not supported"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r0, %r1}, [%r2];", "(sm_100a) is not supported"),
     # What PTX does not have.
@@ -47,6 +51,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text.split(" ")[0] for text, _ in REFUSED])
+def test_a_kernel_that_is_refused_says_which_operands(text: str, words: str) -> None:
+    refused = translate(FRAME.format(text)).kernels["k"].refused
+    assert refused is not None and words in refused[0]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG, ids=[text.split(" ")[0] for text, _ in WRONG])
 def test_a_refusal_names_what_is_not_there(text: str, words: str) -> None:
     with pytest.raises(PtxError) as refused:
         translate(FRAME.format(text))

@@ -30,16 +30,10 @@ _MMA_SHAPES = {
     **dict.fromkeys(BYTES, ("m8n8k16", "m16n8k16", "m16n8k32")),
 }
 _WMMA_SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16")
-_REFUSED = {
-    "sp": "sparse operands", "sp::ordered_metadata": "sparse operands", "f64": "fp64 operands", "b1": "1-bit operands",
-    "u4": "4-bit operands", "s4": "4-bit operands",
-}  # fmt: skip
 
 
 def refuse(op: Opcode) -> None:
     for part in op.rest:
-        if part in _REFUSED:
-            raise RefusedError(f"{op.base} of {_REFUSED[part]} is not supported")
         if part.startswith("kind::"):
             raise RefusedError(f"{op.base} with .{part} (sm_120a) is not supported")
 
