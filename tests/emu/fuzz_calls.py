@@ -176,6 +176,11 @@ def drivers(mode: str) -> Iterator[Any]:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def shown(value: Any) -> str:
+    """A value in the log: a structure that holds anything cannot print itself."""
+    return type(value).__name__ if hasattr(value, "getPtr") and not hasattr(value, "__int__") else repr(value)[:100]
+
+
 def attempt(call: Any) -> tuple[type[BaseException] | None, Any]:
     try:
         return None, call()
@@ -201,13 +206,14 @@ def main(mode: str, seed: int, rounds: int, log: str) -> int:
                 state, function = State(owner.driver), getattr(owner.driver, name)
                 for _ in range(rounds if made is not None and made.inputs else 1):
                     given = [arguments.of(item, state) for item in made.inputs] if made else [0] * draw.randrange(4)
-                    written.write(f"{name}{tuple(given)!r}\n"[:2000])
+                    written.write(f"{name}({', '.join(shown(value) for value in given)})\n")
                     written.flush()
                     expected, _ = attempt(lambda given=given, made=made: made and made.read(tuple(given), {}))
                     kind, result = attempt(lambda given=given, function=function: function(*given))
                     shape = type(result) is tuple and type(result[0]) is R and len(result) == wanted + 1
                     if kind is not expected or not (kind or shape):
-                        wrong.append(f"{name}{tuple(given)!r}: {result!r}, and reading the arguments raises {expected}")
+                        call = f"{name}({', '.join(shown(value) for value in given)})"
+                        wrong.append(f"{call}: {result!r}, and reading the arguments raises {expected}")
                     raised += kind is not None
                     failed += kind is None and result[0] != 0
                     calls += 1

@@ -97,6 +97,9 @@ class Coder:
         wanted = {p.extent for p in signature.returned}
         self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
+        places = {item.name: i for i, item in enumerate(self.inputs)}
+        for item in self.inputs:
+            item.places = places
         self._readers = [item.read for item in self.inputs]
         self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
         self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
@@ -118,10 +121,8 @@ class Coder:
         if not args:
             return []
         values = [read(value) for read, value in zip(self._readers, args, strict=True)]
-        if self._dependent:
-            others = {item.name: value for item, value in zip(self.inputs, values, strict=True)}
-            for i in self._dependent:
-                values[i] = self.inputs[i].complete(values[i], others)
+        for i in self._dependent:
+            values[i] = self.inputs[i].complete(values[i], values)
         return values
 
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:

@@ -13,7 +13,7 @@ import ctypes
 import fcntl
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, cast
 
 from . import jit_options, mapped
@@ -40,13 +40,14 @@ class Input:
         self.parameter, self.name = parameter, parameter.name
         found = scalar(parameter.type if parameter.type != "void" else "void*")
         self.scalar: Scalar = found or Scalar("void*")
+        self.places: dict[str, int] = {}  # of all arguments of the function, by name
 
     def read(self, value: Any) -> Any:
         """Raises TypeError, OverflowError, ValueError and the like as the bindings do, or Invalid."""
         return self.scalar.read(value)
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        """The same with what was read of all arguments, by name."""
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        """The same with what was read of all arguments."""
         raise NotImplementedError
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
@@ -129,8 +130,8 @@ class List(Input):
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        count = int(others[self.parameter.extent or ""])
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        count = int(others[self.places[self.parameter.extent or ""]])
         if count > len(value):
             if self.parameter.role == "uncounted":
                 raise Invalid  # the driver would read behind the end
@@ -226,8 +227,8 @@ class Lent(HostMemory):
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        nbytes = others[self.parameter.extent or ""]
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        nbytes = others[self.places[self.parameter.extent or ""]]
         if type(value) is Address and nbytes > value.keep.nbytes:
             raise Invalid(f"{self.name!r} is a buffer of {value.keep.nbytes} bytes, and the call is about {nbytes}")
         return value
@@ -307,8 +308,8 @@ class Registered(HostMemory):
 
     dependent = True
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> Any:
-        if value and not mapped.readable(value, others[self.parameter.extent or ""]):
+    def complete(self, value: Any, others: Sequence[Any]) -> Any:
+        if value and not mapped.readable(value, others[self.places[self.parameter.extent or ""]]):
             raise Invalid
         return value
 
@@ -350,8 +351,11 @@ class Options(List):
     def read(self, value: Any) -> Any:
         return [] if value is None else value
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> list[Any]:
-        found = [jit_options.read(option, item) for option, item in zip(others[self._options], value, strict=False)]
+    def complete(self, value: Any, others: Sequence[Any]) -> list[Any]:
+        found = [
+            jit_options.read(option, item)
+            for option, item in zip(others[self.places[self._options]], value, strict=False)
+        ]
         super().complete(value, others)
         return found
 
@@ -492,8 +496,8 @@ class Attribute(Input):
     def read(self, value: Any) -> Any:
         return value
 
-    def complete(self, value: Any, others: Mapping[str, Any]) -> int:
-        attribute = next(other for other in others.values() if type(other).__name__ in ATTRIBUTES)
+    def complete(self, value: Any, others: Sequence[Any]) -> int:
+        attribute = next(other for other in others if type(other).__name__ in ATTRIBUTES)
         kind = attribute_scalar(attribute)
         if isinstance(kind, Handle):
             return ctypes.c_uint64.from_address(int(value.getPtr())).value

@@ -14,10 +14,8 @@ from loopback import LoopbackDriver
 from drvfuse.emu import Machine
 from drvfuse.emu.bindings import T
 
-FREE = (
-    b"out_of_bounds: cuMemFree needs an address that an allocation returned: 0x%x is no device memory: "
-    b"nothing is allocated\n"
-)
+FREE = b"out_of_bounds: cuMemFree needs an address that an allocation returned: "
+FREE += b"0x%x is no device memory: nothing is allocated\n"
 
 
 @pytest.fixture(params=["here", "as bytes"])
