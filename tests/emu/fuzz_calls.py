@@ -81,8 +81,16 @@ class State:
         alive = [module, library, stream, event, graph, ok(cuda.cuCtxGetCurrent())]
         alive += [ok(cuda.cuModuleGetFunction(module, b"kernel")), ok(cuda.cuLibraryGetKernel(library, b"kernel"))]
         alive += [ok(cuda.cuDeviceGetDefaultMemPool(0)), ok(cuda.cuGraphInstantiate(graph, 0)), memory]
+        alive += [ok(cuda.cuGraphAddMemsetNode(graph, None, 0, self._fill(memory), 0))]
         self.alive = {type(handle).__name__: handle for handle in alive}
-        self.handles = [*alive[:-1], dead_stream, dead_event]
+        self.handles = [*alive, dead_stream, dead_event]
+        self.handles.remove(memory)
+
+    @staticmethod
+    def _fill(address: Any) -> Any:
+        p = T.CUDA_MEMSET_NODE_PARAMS()
+        p.dst, p.width, p.height, p.elementSize = address, 16, 1, 4
+        return p
 
 
 def ok(result: tuple[Any, ...]) -> Any:

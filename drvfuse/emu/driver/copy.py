@@ -9,6 +9,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
+from ..machine.foreign import FOREIGN
 from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
@@ -26,7 +27,9 @@ def check_range(proc: Process, verb: str, address: int, nbytes: int, device: boo
 
     The stream does not count: a copy on another device's stream needs access from the current context.
     """
-    if device or proc.machine.window.contains(address):
+    if proc.foreign is not None and address >= FOREIGN and not device:
+        check(address - FOREIGN <= _END - nbytes)
+    elif device or proc.machine.window.contains(address):
         proc.memory.require(f"a copy {verb}", address, nbytes, context)
     else:
         check(0 < address <= _END - nbytes)
@@ -38,16 +41,29 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Failure, and the capture is spoilt, for a copy of pageable memory: the graph could not do what the call does."""
-    if stream.capture is not None and any(pageable(proc, address) for address in addresses):
+    """Failure, and the capture is spoilt, for a copy of rows of foreign memory, which is here during the call only."""
+    if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
 
 def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver."""
-    _capturable(proc, stream, src, dst)
-    source = ctypes.string_at(src, nbytes) if pageable(proc, src) else src
+    """Queue a copy. Pageable memory is read, or written, before the call returns, as by the driver; that of a graph,
+    when its node runs.
+    """
+    source: int | bytes = src
+    if stream.capture is None and pageable(proc, src):
+        source = ctypes.string_at(src, nbytes)
     _queue(proc, stream, Copy(stream.context, dst, source, nbytes, keep), pageable(proc, dst))
+
+
+def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
+    """The address by which a queued copy finds memory of the caller: in a graph, foreign memory is asked for again."""
+    origin = getattr(given, "origin", None)
+    if stream.capture is None or proc.foreign is None or origin is None:
+        return address
+    if given.keep is not None:
+        given.keep.unused = True  # nothing goes back to the caller now
+    return int(origin) + FOREIGN
 
 
 def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) -> None:
@@ -73,6 +89,7 @@ def _copy(proc: Process, kind: str, dst: Any, src: Any, nbytes: int, hStream: An
         if stream is None:
             _queue(proc, context.legacy, Copy(context, target, source, nbytes), True)
         else:
+            target, source = _lasting(proc, stream, dst, target), _lasting(proc, stream, src, source)
             _copy_async(proc, target, source, nbytes, stream, (keep, more))
 
 

@@ -55,7 +55,7 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
         proc.enqueue(stream, Record(stream.context, event))
     else:
         stream.capture.valid()
-        event.captured = (stream.capture, tuple(stream.capture_tail))
+        event.captured = (stream.capture, dict(stream.capture_tail))
 
 
 @entry()

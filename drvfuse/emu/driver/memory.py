@@ -49,7 +49,12 @@ def cuMemFree(proc: Process, dptr: Any) -> None:
     if allocation.pool is not None:
         check(not allocation.freed)
         proc.synchronise(proc.current())
-        proc.memory.pool_free(allocation.pool, address)
+        proc.memory.give_back(allocation)
+        return
+    if allocation.graph is not None:
+        check(allocation.graph.freeable_by_call)
+        proc.synchronise(proc.current())
+        proc.graph_memory.free_now(allocation.graph)
         return
     assert allocation.context is not None
     proc.synchronise(allocation.context)

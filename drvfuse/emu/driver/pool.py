@@ -10,7 +10,7 @@ from ..machine.failure import Failure
 from ..machine.memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
 from ..machine.process import Process
-from ..machine.work import Free, Leave
+from ..machine.work import Allocate, Free, Leave
 from .entry import check, entry
 
 _A = T.CUmemPool_attribute
@@ -140,10 +140,16 @@ def cuMemAllocFromPoolAsync(proc: Process, bytesize: int, pool: Any, hStream: An
 
 
 def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
-    """The address is given at once; its use before the stream gets here is not noticed."""
+    """The address is given at once; its use before the stream gets here is not noticed. In a capture it is the address
+    of memory of the graph, to which those have access who have it to the pool now.
+    """
     check(not pool.imported)
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)  # memory nodes of graphs are not emulated
     check(nbytes > 0)
+    if stream.capture is not None:
+        stream.capture.valid()
+        memory = proc.graph_memory.create(stream.capture.graph, pool.device, nbytes, dict(pool.access))
+        stream.capture.record(stream, Allocate(stream.context, memory))
+        return T.CUdeviceptr(memory.allocation.base)
     try:
         allocation = proc.memory.pool_alloc(pool, nbytes)
     except Failure:
@@ -155,18 +161,26 @@ def _alloc(proc: Process, pool: Pool, nbytes: int, stream: Stream) -> Any:
 @entry()
 def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
     """The memory goes when the stream gets here; accesses after that fault. Of imported memory only its use in this
-    process ends.
+    process ends. A capture takes memory of graphs alone.
     """
     stream = proc.stream(hStream)
-    stream.refuse_captured(R.CUDA_ERROR_NOT_SUPPORTED)
     allocation = proc.memory.at(dptr)
-    if allocation is None or allocation.pool is None or allocation.freed:
+    if allocation is None or (allocation.pool is None and allocation.graph is None) or allocation.freed:
         raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", dptr)
-    if allocation.origin is None:
-        proc.enqueue(stream, Free(stream.context, allocation.pool, allocation.base, allocation.nbytes))
+    graph = allocation.graph
+    if stream.capture is not None:
+        if graph is None or not graph.freeable_in(stream.capture.graph):
+            stream.refuse_captured(R.CUDA_ERROR_INVALID_VALUE)
+        else:
+            graph.freed_in.add(stream.capture.graph)
     else:
-        proc.enqueue(stream, Leave(stream.context, allocation))
-    allocation.freed = True
+        check(graph is None or graph.freeable_by_call)
+    foreign = allocation.origin is not None
+    op = proc.enqueue(stream, (Leave if foreign else Free)(stream.context, allocation))
+    if graph is None:
+        allocation.freed = True
+    elif op is not None:
+        graph.live, graph.last = False, op
 
 
 # Of a place, from CUDA 13 on ----------------------------------------------------------------------------------------

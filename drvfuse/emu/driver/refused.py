@@ -79,9 +79,8 @@ BY_REASON = {
     DECOMPRESSION: "cuMemBatchDecompressAsync",
     UNPUBLISHED: "cuGetExportTable",
     NEWER: """
-        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuGraphAddNode_v3 cuGraphExecGetId
-        cuGraphGetId cuGraphNodeGetContainingGraph cuGraphNodeGetLocalId cuGraphNodeGetParams cuGraphNodeGetToolsId
-        cuGraphNodeSetParams_v2 cuKernelGetParamCount cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
+        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuKernelGetParamCount
+        cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
         cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
         cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
         cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMemGetLocationInfo

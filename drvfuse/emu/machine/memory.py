@@ -4,6 +4,7 @@
 cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
 pinned and managed memory      every device
 pools                          the owner, and the devices that the pool's access list names
+allocation nodes of graphs     the owner, and the devices that the node's access list names
 VMM                            the devices that were given access at that address, the owner not excepted; multicast
                                objects are mapped so too, but their addresses hold no memory and have no owner
 """
@@ -28,6 +29,7 @@ from .objects import Context, Device, Handle, Mappable, Memory, Multicast, Pool
 from .shared import Export
 
 if TYPE_CHECKING:
+    from .graph_memory import GraphMemory
     from .process import Process
     from .work import Command
 
@@ -43,7 +45,8 @@ _WRONG = {
 @dataclass(eq=False)
 class Allocation:
     """A live range. `device` is None for host memory, managed memory and multicast addresses; exactly one of context,
-    pool and handle says its regime. `handle` is that which cuMemMap was given.
+    pool, handle and graph says its regime. `handle` is that which cuMemMap was given. That of a graph holds memory at
+    times only.
     """
 
     base: int
@@ -52,6 +55,7 @@ class Allocation:
     context: Context | None = None
     pool: Pool | None = None
     handle: Handle | None = None
+    graph: GraphMemory | None = None
     host_flags: int | None = None
     registered: bool = False
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
@@ -155,7 +159,7 @@ class ProcessMemory:
         for at, then, numbers in zip(command.accesses(), allocations, now, strict=True):
             if self._window.contains(at.address, at.nbytes):
                 kind = ""
-                if numbers != then or self.uncovered(at.address, at.nbytes) is not None:
+                if numbers != then or not self._present(at.address, at.nbytes):
                     kind = "use_after_free"
                 elif not self._permits(at.address, at.nbytes, READ):
                     kind = "no_access"
@@ -167,6 +171,12 @@ class ProcessMemory:
                     device, process = command.context.device.index, self._process.title
                     return Report(kind, text, device=device, address=at.address, process=process)
         return None
+
+    def _present(self, address: int, nbytes: int) -> bool:
+        """True if a range is live memory, which of a graph is there now."""
+        if self.uncovered(address, nbytes) is not None:
+            return False
+        return all(a.graph is None or self._window.covers(a.base, a.nbytes) for a in self.within(address, nbytes))
 
     def _permits(self, address: int, nbytes: int, flags: int) -> bool:
         """True if some device has this access to every mapping of a range: the driver has that one copy. Plain memory
@@ -221,9 +231,11 @@ class ProcessMemory:
         for process in machine.processes:
             whose = "" if process.title is None else f" in process {process.title}"
             for a in process.memory._live.values():
-                plain = a.mapped is None and a.host is None and a.origin is None
-                if plain and a.device is device and not a.registered:
-                    maker = "a pool" if a.pool else "cuMemAlloc" if a.host_flags is None else "cuMemHostAlloc"
+                absent = a.registered or a.host is not None or a.origin is not None
+                absent = absent or (a.graph is not None and not a.graph.backed)
+                if a.mapped is None and a.device is device and not absent:
+                    maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
+                    maker = maker if a.host_flags is None else "cuMemHostAlloc"
                     maker = "a module" if a.of_module else "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
@@ -245,8 +257,8 @@ class ProcessMemory:
             if a.multicast is not None:
                 text = f"{what}, which are addresses of a multicast object: only multimem instructions may use them"
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("multicast", text, device=device, address=address))
-            plain = a.pool is None and a.memory is None
-            if a.device is not None and (direct or not plain) and not self._masks(a)[0] >> device & 1:
+            plain = a.pool is None and a.memory is None and a.graph is None
+            if a.device is not None and (direct or not plain) and not self.masks(a)[0] >> device & 1:
                 text = f"{what}, to which device {device} was given no access"
                 raise Failure(R.CUDA_ERROR_INVALID_VALUE, Report("no_access", text, device=device, address=address))
 
@@ -322,9 +334,13 @@ class ProcessMemory:
         for address, nbytes in list(self._reserved.items()):
             self.free_reservation(address, nbytes)
 
-    def pool_free(self, pool: Pool, base: int) -> None:
-        self.free(self._live[base])
-        pool.live.discard(base)
+    def give_back(self, allocation: Allocation) -> None:
+        """Free memory of a pool, or take that of a graph away until it is allocated again."""
+        if allocation.pool is not None:
+            self.free(allocation)
+            allocation.pool.live.discard(allocation.base)
+        elif self._window.covers(allocation.base, 1):
+            self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
         """Pinned memory, which every device may access."""
@@ -405,6 +421,10 @@ class ProcessMemory:
                 self.drop(allocation.alias)
                 self._window.unmap_host(allocation.alias.base)
             return
+        if allocation.graph is not None:
+            self.give_back(allocation)
+            self._window.give_back(allocation.base, allocation.nbytes)
+            return
         self._window.free(allocation.base)
         if allocation.device is not None:
             allocation.device.used -= allocation.nbytes
@@ -425,11 +445,13 @@ class ProcessMemory:
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
-    def _masks(self, allocation: Allocation) -> tuple[int, int]:
+    def masks(self, allocation: Allocation) -> tuple[int, int]:
         """Bits of the devices that may read, and that may write, an allocation of device memory."""
         access = allocation.access
-        if allocation.pool is not None:
-            access = {**allocation.pool.access, allocation.pool.device.index: READ_WRITE}
+        shared = allocation.pool or allocation.graph
+        if shared is not None:
+            assert allocation.device is not None
+            access = {**shared.access, allocation.device.index: READ_WRITE}
         elif allocation.mapped is None:
             assert allocation.context is not None
             reaching = self._context_mask(allocation.context)
@@ -440,7 +462,7 @@ class ProcessMemory:
     def refresh(self, allocation: Allocation) -> None:
         """Bring the window's access masks of an allocation up to date."""
         if allocation.device is not None or allocation.multicast is not None:
-            masks = self._masks(allocation)
+            masks = self.masks(allocation)
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from ..findings.reports import Report
     from ..space.members import Members
     from ..space.window import Physical
-    from .capture import Capture, Node
+    from .capture import Capture
     from .engine import EngineModule
+    from .graph import Edge, Node
     from .process import Process
     from .work import Op
 
@@ -103,7 +104,7 @@ class Stream(Object):
     tail: list[Op] = field(default_factory=list)
     last: Op | None = None  # the operation queued last, None once something else (a wait) came after it
     capture: Capture | None = None
-    capture_tail: list[Node] = field(default_factory=list)
+    capture_tail: dict[Node, Edge] = field(default_factory=dict)
     attributes: dict[str, bytes] = field(default_factory=dict)  # those set by the user
     destroyed: bool = False
     chain: int = field(default_factory=new_chain)
@@ -142,7 +143,7 @@ class Event(Object):
     context: Context
     flags: int = 0
     mark: Mark = field(default_factory=Mark)
-    captured: tuple[Capture, tuple[Node, ...]] | None = None
+    captured: tuple[Capture, dict[Node, Edge]] | None = None
 
     @property
     def op(self) -> Op | None:

@@ -23,6 +23,8 @@ from ..space.access import AccessTable
 from . import api, host_files, interrupts
 from .capture import Capture
 from .failure import Failure, Injected
+from .foreign import Foreign
+from .graph_memory import GraphMemories
 from .host_files import FilePart
 from .memory import ProcessMemory
 from .objects import Context, Device, Event, Function, Handle, Listener, Mappable, Object, Pool, Stream, Tenancy
@@ -61,7 +63,9 @@ class Process:
         self.orphans: dict[int, int] = {}  # handle -> device of what went with its context
         self.captures: list[Capture] = []
         self.memory = ProcessMemory(self)
+        self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
+        self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return
@@ -118,6 +122,7 @@ class Process:
             for context in self.contexts():
                 self.drop_context(context)
             self.memory.clear()
+            self.graph_memory.clear()
             for handle in [item for item in self.handles.values() if isinstance(item, Handle)]:
                 machine.mappables.let_go(handle.item)
             self.handles.clear()

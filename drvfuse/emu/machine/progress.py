@@ -9,8 +9,9 @@ each time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from ..findings import reports, timeline
 from ..space.window import WindowError
 from . import interrupts
 from .backlog import Backlog
+from .failure import Failure
 from .kernels import Kernels
 from .objects import Context, Stream, new_chain
 from .values import ValueOps, WaitValue
-from .work import Callback, Command, Free, HostCall, Launch, Op, Record
+from .work import Callback, Command, Free, HostCall, Launch, Op
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
@@ -237,8 +239,6 @@ class Progress:
             self.call_host(command.context.process, command.function, *command.arguments())
             self._finish(op)
         else:
-            if isinstance(command, Record):
-                command.event.op = op
             return self._run(op, command)
         return True
 
@@ -250,13 +250,16 @@ class Progress:
                 self.machine.engine.identify(op)
                 now = self.machine.engine.event_count
                 if isinstance(command, Free):
-                    self.detector.free(op, command.address, command.nbytes, now)
+                    self.detector.free(op, command.allocation.base, command.allocation.nbytes, now)
                 else:
                     self.detector.touch(op, command.touches(), now)
             if isinstance(command, ValueOps) and not self._proceed(op, command):
                 self._awaiting.append(op)
                 return False
-            command.run(self.machine)
+            try:
+                command.run(self.machine)
+            except Failure as failure:
+                refusal = failure.report
         self._finish(op)
         if refusal is not None:
             self.machine.report(refusal)
@@ -329,11 +332,17 @@ class Progress:
 
     def call_host(self, process: Process, function: int, *arguments: int) -> None:
         """Call a host function of a process, which may call nothing of the driver. The machine's lock is not held."""
+        with self.outside(process):
+            process.call_host(function, *arguments)
+
+    @contextlib.contextmanager
+    def outside(self, process: Process) -> Iterator[None]:
+        """This thread does something in the host's part of a process, without the machine's lock."""
         machine = self.machine
         self.in_host_function += 1
         try:
             with process.threads.host_function(), machine.lock.released():
-                process.call_host(function, *arguments)
+                yield
         finally:
             self.in_host_function -= 1
             machine.lock.changed()

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..findings.race import Ordered
-from .objects import Context, Event, Function, Pool
+from . import foreign
+from .objects import Context, Event, Function
 
 if TYPE_CHECKING:
+    from .graph_memory import GraphMemory
     from .machine import Machine
     from .memory import Allocation
+    from .process import Process
+    from .user_objects import UserObject
 
 Dim = tuple[int, int, int]
 
@@ -108,7 +112,7 @@ class Copy(Command):
             if machine.window.contains(self.destination, self.nbytes):
                 machine.window.mark_initialised(self.destination, self.nbytes)
         else:
-            machine.window.copy(self.destination, self.source, self.nbytes)
+            foreign.copy(machine.window, self.context.process.foreign, self.destination, self.source, self.nbytes)
 
     def accesses(self) -> tuple[Access, ...]:
         target = Access(self.destination, self.nbytes, True)
@@ -147,7 +151,7 @@ class Copy3D(Command):
 
     def run(self, machine: Machine) -> None:
         for destination, source in zip(self._rows(self.destination), self._rows(self.source), strict=True):
-            machine.window.copy(destination, source, self.width)
+            foreign.copy(machine.window, self.context.process.foreign, destination, source, self.width)
 
     def _rows(self, end: End) -> Iterator[int]:
         return end.rows(self.height, self.depth)
@@ -190,15 +194,33 @@ class Fill(Command):
 
 
 @dataclass(frozen=True, eq=False)
-class Free(Command):
-    """Give memory back to its pool."""
+class Allocate(Command):
+    """Put memory of a graph at its address."""
 
-    pool: Pool
-    address: int
-    nbytes: int
+    memory: GraphMemory
 
     def run(self, machine: Machine) -> None:
-        self.context.process.memory.pool_free(self.pool, self.address)
+        self.context.process.graph_memory.occupy(self.memory)
+
+
+@dataclass(frozen=True, eq=False)
+class Free(Command):
+    """Give memory back to its pool, or take that of a graph away until it is allocated again."""
+
+    allocation: Allocation
+
+    def run(self, machine: Machine) -> None:
+        self.context.process.memory.give_back(self.allocation)
+
+
+@dataclass(frozen=True, eq=False)
+class Release(Command):
+    """Give references to user objects back."""
+
+    objects: Mapping[UserObject, int]
+
+    def run(self, machine: Machine) -> None:
+        release(self.context.process, self.objects)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +236,13 @@ class Leave(Command):
 @dataclass(frozen=True, eq=False)
 class Record(Command):
     """An event record inside a graph, of an event that others outside of the graph wait for."""
+
+    event: Event
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(Command):
+    """A wait inside a graph for what an event has recorded when the graph is launched."""
 
     event: Event
 
@@ -243,7 +272,7 @@ class Callback(HostCall):
 @dataclass(frozen=True, eq=False)
 class Launch(Command):
     """A kernel launch with its parameters packed. `programmatic`: may overlap the kernel in front of it. `cluster`: the
-    shape of its clusters, None where it has none.
+    shape of its clusters, None where it has none. `hints`: attributes that change nothing here, by id.
     """
 
     function: Function
@@ -255,6 +284,7 @@ class Launch(Command):
     programmatic: bool = False
     priority: int | None = None
     cluster: Dim | None = None
+    hints: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -268,6 +298,18 @@ class Launch(Command):
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+
+def retain(objects: Mapping[UserObject, int]) -> None:
+    """Take more references to user objects."""
+    for item, count in objects.items():
+        item.retain(count)
+
+
+def release(process: Process, objects: Mapping[UserObject, int]) -> None:
+    """Give references to user objects back."""
+    for item, count in objects.items():
+        item.release(process, count)
 
 
 def call_host(address: int, *arguments: int) -> None:

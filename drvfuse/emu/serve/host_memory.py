@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..machine import host_files
+from ..machine.foreign import FOREIGN
 from ..space import pages
 from ..wire.parameters import Layout
 
@@ -69,11 +70,15 @@ class HostMemory:
         found = self._registration_of(address)
         return address + _REGISTERED if found is not None and found.file else None
 
+    def lasting(self, address: int) -> int:
+        known = self.shared(address)
+        return address + FOREIGN if known is None else known
+
     def known(self, address: int) -> int:
         return address if self._registration_of(address) is None else address + _REGISTERED
 
     def back(self, address: int) -> int:
-        return address - _REGISTERED if address >= _REGISTERED else address
+        return address - FOREIGN if address >= FOREIGN else address - _REGISTERED if address >= _REGISTERED else address
 
     def register(self, address: int) -> int:
         return address + _REGISTERED if address else 0

@@ -31,9 +31,12 @@ class Invalid(Exception):
 
 
 class Address(int):
-    """An address, and what has to live as long as it is used."""
+    """An address, and what has to live as long as it is used. `origin` is the address at the caller's end of memory
+    that has come along with a call.
+    """
 
     keep: Any = None
+    origin: int | None = None
 
     @classmethod
     def of(cls, address: int, keep: Any) -> Address:

@@ -27,6 +27,9 @@ class Caller(Protocol):
     def register(self, address: int) -> int:
         """By which address the machine shall know memory that is registered now."""
 
+    def lasting(self, address: int) -> int:
+        """By which address the machine shall name host memory that it uses after the call has returned."""
+
     def layout(self, function: int) -> Layout | None:
         """The parameters of a kernel; None if there is no such function."""
 
@@ -52,6 +55,9 @@ class Machine(Protocol):
     def call_back(self, function: int, argument: int) -> int:
         """Call `size_t f(int)` of the caller."""
 
+    def layout(self, function: int) -> Layout | None:
+        """The parameters of a kernel; None if there is no such function."""
+
 
 @dataclass
 class Call:
@@ -63,6 +69,7 @@ class Call:
     values: Sequence[Any]
     caller: Caller
     lent: list[Callable[[Any], None]] = field(default_factory=list)
+    told: list[Callable[[Any], None]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
 
     def value(self, name: str | None) -> Any:
@@ -80,6 +87,8 @@ class Run:
     machine: Machine
     values: list[Any] = field(default_factory=list)
     lent: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
+    told: list[Callable[[], bytes]] = field(default_factory=list)
+    """What the caller is told beside the results, also if the call fails."""
     keep: list[Any] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     """Descriptors that came with the call, to be closed after it."""

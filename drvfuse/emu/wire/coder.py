@@ -17,6 +17,7 @@ from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
 from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
+from .node_params import NodeParams, NodeResult, ToldParams
 from .rows import Batch, Rows, RowsArray
 from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
@@ -25,6 +26,8 @@ from .table import ATTRIBUTES
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
     "batch": Batch,
     "image": inputs.Image,
+    "node": NodeParams,
+    "told": ToldParams,
     "parameters": inputs.Parameters,
     "options": inputs.Options,
     "attribute": inputs.Attribute,
@@ -38,6 +41,7 @@ _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "code": outputs.Code,
     "descriptor": outputs.Descriptor,
     "managed": Managed,
+    "node": NodeResult,
     "pinned": outputs.Pinned,
     "range": RangeAttribute,
 }
@@ -154,7 +158,19 @@ class Coder:
             for item, value in zip(self.outputs, results, strict=True):
                 item.put(out, value, run)
         for memory in run.lent:
-            out.data(memoryview(memory)[:-1])
+            out.data(b"" if getattr(memory, "unused", False) else memoryview(memory)[:-1])
+        self.write_told(out, run)
+
+    @staticmethod
+    def write_told(out: Outgoing, run: Run) -> None:
+        """What the caller is told of a call that failed too."""
+        for content in run.told:
+            out.data(content())
+
+    @staticmethod
+    def read_told(incoming: Incoming, call: Call) -> None:
+        for store in call.told:
+            store(incoming.view() or b"")
 
     def read_result(self, incoming: Incoming, call: Call) -> list[Any]:
         if self._results is not None:
@@ -164,6 +180,7 @@ class Coder:
             found = [item.take(incoming, call) for item in self.outputs]
         for store in call.lent:
             store(incoming.view() or b"")
+        self.read_told(incoming, call)
         return found
 
 

@@ -134,7 +134,9 @@ class List(Input):
         count = int(others[self.places[self.parameter.extent or ""]])
         if count > len(value):
             if self.parameter.role == "uncounted":
-                raise Invalid  # the driver would read behind the end
+                if value:
+                    raise Invalid  # the driver would read behind the end
+                return value  # the driver gets NULL
             raise RuntimeError(f"List is too small: {len(value)} < {count}")
         return value
 
@@ -269,7 +271,14 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 def take_bytes(incoming: Incoming, run: Run) -> int:
     """The address of what `put_bytes` has written."""
     address, content = incoming.word(), incoming.view()
-    return address if content is None else run.memory(content)
+    return address if content is None else _brought(run.memory(content), address)
+
+
+def _brought(here: int, there: int) -> Address:
+    """Memory that has come along with a call."""
+    made = Address(here)
+    made.origin = there
+    return made
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
@@ -288,7 +297,11 @@ def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 def take_target(incoming: Incoming, run: Run) -> int:
     """The address of what `put_target` has lent."""
     address, nbytes = incoming.word(), incoming.word()
-    return address if nbytes == NONE else run.lend(nbytes)
+    if nbytes == NONE:
+        return address
+    made = _brought(run.lend(nbytes), address)
+    made.keep = run.lent[-1]
+    return made
 
 
 def _store(address: int, content: Any) -> None:

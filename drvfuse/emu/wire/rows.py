@@ -19,7 +19,7 @@ _POINTER = 1  # CUmemcpy3DOperandType
 _MASK = (1 << 64) - 1
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """One end of a copy of layers of rows: the address that is given and how it is written in the structure (a path of
     fields), whether it may be host memory, how far behind it the first byte is, and how far apart rows and layers are.
     """
@@ -47,8 +47,8 @@ class _Side(NamedTuple):
         return (z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
 
-def _side(p: Any, end: str) -> _Side:
-    """Of a CUDA_MEMCPY2D, CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER."""
+def side_of(p: Any, end: str) -> Side:
+    """One end of a CUDA_MEMCPY2D, CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER."""
     kind, width, height = getattr(p, f"{end}MemoryType"), p.WidthInBytes, p.Height
     field = f"{end}Host" if kind == _HOST else f"{end}Device"
     x, y, z = getattr(p, f"{end}XInBytes"), getattr(p, f"{end}Y"), getattr(p, f"{end}Z", 0)
@@ -56,25 +56,25 @@ def _side(p: Any, end: str) -> _Side:
     layer = (getattr(p, f"{end}Height", 0) or height + y) * pitch
     base = getattr(p, field) or 0
     host = kind in (_HOST, _UNIFIED) and bool(base)
-    return _Side(base, (field,), host, z * layer + y * pitch + x, pitch, layer, (width, height, getattr(p, "Depth", 1)))
+    return Side(base, (field,), host, z * layer + y * pitch + x, pitch, layer, (width, height, getattr(p, "Depth", 1)))
 
 
-def _operand(p: Any, end: str) -> _Side:
+def _operand(p: Any, end: str) -> Side:
     """Of a CUDA_MEMCPY3D_BATCH_OP, whose elements are bytes."""
     operand, extent = getattr(p, end), p.extent
     at, shape = operand.op.ptr, (extent.width, extent.height, extent.depth)
     pitch = at.rowLength or extent.width
     host = operand.type == _POINTER and bool(at.ptr)
-    return _Side(at.ptr, (end, "op", "ptr", "ptr"), host, 0, pitch, (at.layerHeight or extent.height) * pitch, shape)
+    return Side(at.ptr, (end, "op", "ptr", "ptr"), host, 0, pitch, (at.layerHeight or extent.height) * pitch, shape)
 
 
-def _set(p: Any, path: tuple[str, ...], address: int) -> None:
+def set_address(p: Any, path: tuple[str, ...], address: int) -> None:
     for name in path[:-1]:
         p = getattr(p, name)
     setattr(p, path[-1], address & _MASK)
 
 
-def _put(out: Outgoing, p: Any, sides: tuple[_Side, _Side], call: Call) -> None:
+def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
     """A structure that describes a copy, with the host memory of its source, and the size of that of its target. Raises
     Invalid where that memory cannot be read or written.
     """
@@ -83,7 +83,7 @@ def _put(out: Outgoing, p: Any, sides: tuple[_Side, _Side], call: Call) -> None:
         known = call.caller.shared(side.base) if side.host else side.base
         local.append(known is None)
         if known is not None and side.host:
-            _set(p, side.path, known)
+            set_address(p, side.path, known)
     source, target = sides
     readable = not local[0] or mapped.readable(source.start, source.nbytes)
     if not readable or (local[1] and not mapped.writable(target.start, target.nbytes)):
@@ -95,13 +95,13 @@ def _put(out: Outgoing, p: Any, sides: tuple[_Side, _Side], call: Call) -> None:
         call.lent.append(_scatter(target))
 
 
-def _take(p: Any, sides: tuple[_Side, _Side], incoming: Incoming, run: Run) -> bytes:
+def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> bytes:
     """What `_put` has written behind the structure, which then names memory of the machine's end."""
     rows, lent = incoming.view(), incoming.word()
     here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
     for side, address in zip(sides, here, strict=True):
         if address is not None:
-            _set(p, side.path, address - side.skipped)
+            set_address(p, side.path, address - side.skipped)
     return bytes(p)
 
 
@@ -113,14 +113,14 @@ class Rows(Struct):
             out.data(None)
         else:
             p = STRUCTS[self.kind.c].from_buffer_copy(self.kind.bytes_of(value))
-            _put(out, p, (_side(p, "src"), _side(p, "dst")), call)
+            _put(out, p, (side_of(p, "src"), side_of(p, "dst")), call)
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         content = incoming.data()
         if content is None:
             return None
         p = STRUCTS[self.kind.c].from_buffer_copy(content)
-        return self.kind.made_of(_take(p, (_side(p, "src"), _side(p, "dst")), incoming, run))
+        return self.kind.made_of(_take(p, (side_of(p, "src"), side_of(p, "dst")), incoming, run))
 
 
 class RowsArray(StructArray):
@@ -141,7 +141,7 @@ class RowsArray(StructArray):
         return found
 
 
-def _scatter(target: _Side) -> Callable[[Any], None]:
+def _scatter(target: Side) -> Callable[[Any], None]:
     """What lies between the rows is not the copy's to write."""
 
     def store(content: Any) -> None:

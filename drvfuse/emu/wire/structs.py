@@ -91,6 +91,46 @@ CUmemcpyAttributes = _struct(
     *(("srcAccessOrder", _int), ("srcLocHint", CUmemLocation), ("dstLocHint", CUmemLocation), ("flags", _u32)),
 )
 CUstreamBatchMemOpParams = _struct("CUstreamBatchMemOpParams", ("words", _u64 * 6))
+_GRID = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
+CUDA_KERNEL_NODE_PARAMS = _struct(
+    "CUDA_KERNEL_NODE_PARAMS",
+    *(("func", _pointer), *((name, _u32) for name in _GRID), ("kernelParams", _pointer), ("extra", _pointer)),
+    *(("kern", _pointer), ("ctx", _pointer)),
+)
+_FILL = (
+    *(("dst", _u64), ("pitch", _size), ("value", _u32), ("elementSize", _u32), ("width", _size), ("height", _size)),
+)
+CUDA_MEMSET_NODE_PARAMS = _struct("CUDA_MEMSET_NODE_PARAMS", *_FILL)
+CUDA_HOST_NODE_PARAMS = _struct("CUDA_HOST_NODE_PARAMS", ("fn", _pointer), ("userData", _pointer))
+CUDA_MEM_ALLOC_NODE_PARAMS = _struct(
+    "CUDA_MEM_ALLOC_NODE_PARAMS",
+    *(("poolProps", CUmemPoolProps), ("accessDescs", _pointer), ("accessDescCount", _size), ("bytesize", _size)),
+    ("dptr", _u64),
+)
+CUDA_BATCH_MEM_OP_NODE_PARAMS = _struct(
+    "CUDA_BATCH_MEM_OP_NODE_PARAMS", ("ctx", _pointer), ("count", _u32), ("paramArray", _pointer), ("flags", _u32)
+)
+_MemcpyNode = _struct(
+    "MemcpyNode", ("flags", _int), ("pad", _int), ("copyCtx", _pointer), ("copyParams", CUDA_MEMCPY3D)
+)
+
+
+class _NodeParams(ctypes.Union):
+    """The members of CUgraphNodeParams that hold pointers, and the room for all of them."""
+
+    _fields_ = (
+        *(("kernel", CUDA_KERNEL_NODE_PARAMS), ("memcpy", _MemcpyNode), ("host", CUDA_HOST_NODE_PARAMS)),
+        *(("alloc", CUDA_MEM_ALLOC_NODE_PARAMS), ("memOp", CUDA_BATCH_MEM_OP_NODE_PARAMS), ("room", _u64 * 29)),
+    )
+
+
+CUgraphNodeParams = _struct(
+    "CUgraphNodeParams", ("type", _int), ("pad", _int * 3), ("of", _NodeParams), ("reserved2", ctypes.c_int64)
+)
+CUgraphExecUpdateResultInfo = _struct(
+    "CUgraphExecUpdateResultInfo", ("result", _int), ("errorNode", _pointer), ("errorFromNode", _pointer)
+)
+CUkernelNodeAttrValue = _struct("CUkernelNodeAttrValue", ("words", _u64 * 8))
 CUDA_LAUNCH_PARAMS = _struct(
     "CUDA_LAUNCH_PARAMS",
     *(("function", _pointer), *((name, _u32) for name in ("gridDimX", "gridDimY", "gridDimZ"))),
@@ -108,8 +148,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
         *(CUmemLocation, CUmemAllocationProp, CUmemAccessDesc, CUmemPoolProps, CUmulticastObjectProp),
         *(CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraphEdgeData, CUuuid, CUdevprop, CUexecAffinityParam, CUctxCreateParams),
         *(CUlaunchAttribute, CUlaunchConfig, CUDA_MEMCPY2D, CUstreamBatchMemOpParams, CUDA_MEMCPY3D),
-        *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue),
-        *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_LAUNCH_PARAMS),
+        *(CUDA_MEMCPY3D_PEER, CUDA_MEMCPY3D_BATCH_OP, CUmemcpyAttributes, CUDA_KERNEL_NODE_PARAMS),
+        *(CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS, CUDA_MEM_ALLOC_NODE_PARAMS, CUDA_BATCH_MEM_OP_NODE_PARAMS),
+        *(CUgraphNodeParams, CUgraphExecUpdateResultInfo, CUkernelNodeAttrValue),
+        *(CUipcMemHandle, CUipcEventHandle, CUmemPoolPtrExportData, CUstreamAttrValue, CUDA_LAUNCH_PARAMS),
     )
 }
 
@@ -127,6 +169,10 @@ class Structure:
 
     def bytes_of(self, value: Any) -> bytes:
         return ctypes.string_at(int(value.getPtr()), self.size)
+
+    def plain(self, value: Any) -> Any:
+        """A copy of it as a structure of ctypes: numbers alone, pointers too."""
+        return STRUCTS[self.c].from_buffer_copy(self.bytes_of(value))
 
     def made_of(self, content: bytes) -> Any:
         if len(content) != self.size:

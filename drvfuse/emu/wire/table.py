@@ -9,6 +9,8 @@ Words that C has no place for say what a prototype leaves open:
                      says. Memory that the caller lends is so described; cuda.bindings makes all else that is written
     @batch           memory of so many bytes as the list `sizes` says, in a list
     @image           PTX, a cubin or a fat binary, whose size it says itself
+    @node            parameters of a graph node, whose pointers tell of memory that goes with them (`node_params`)
+    @told            the same, or parameters of an instantiation, in which the call writes some fields
     @code            the address of an image, which a link keeps
     @parameters      the parameters of a kernel, whose sizes the kernel says (`parameters`)
     @options         values of options, whose types follow from the options (`jit_options`)
@@ -54,6 +56,12 @@ ATTRIBUTES = {
         "MAPPING_SIZE": "size_t",
         "MAPPING_BASE_ADDR": "CUdeviceptr",
         "MEMORY_BLOCK_ID": "unsigned long long",
+    },
+    "CUgraphMem_attribute": {
+        "USED_MEM_CURRENT": "cuuint64_t",
+        "USED_MEM_HIGH": "cuuint64_t",
+        "RESERVED_MEM_CURRENT": "cuuint64_t",
+        "RESERVED_MEM_HIGH": "cuuint64_t",
     },
     "CUmemPool_attribute": {
         "REUSE_FOLLOW_EVENT_DEPENDENCIES": "int",
