@@ -170,7 +170,7 @@ class _Again:
         return self.rows * self.times
 
     def __str__(self) -> str:
-        which = "this row" if self.rows == 1 else f"these {self.rows} rows"
+        which = "the row above" if self.rows == 1 else f"the {self.rows} rows above"
         return f"({which} {self.times} times more, until {self.until} ns)"
 
 
