@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import DriverUnavailable
 
 try:
-    import cuda.bindings
+    from cuda.bindings import __version__ as _version  # not `import cuda.bindings`: see program/in_children
     from cuda.bindings import driver as _driver
 except ImportError as error:  # pragma: no cover - the package is installed wherever the tests run
     raise DriverUnavailable(
@@ -21,7 +21,7 @@ except ImportError as error:  # pragma: no cover - the package is installed wher
 
 T: Any = _driver
 R: Any = _driver.CUresult
-MAJOR = int(cuda.bindings.__version__.split(".")[0])
+MAJOR = int(_version.split(".")[0])
 """Major version of the installed bindings; in 13 some functions have another signature than in 12."""
 
 

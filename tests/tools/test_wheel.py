@@ -14,7 +14,7 @@ import pytest
 import drvfuse
 from drvfuse.compiler.nvrtc import compile_source
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 CHECKOUT = Path(drvfuse.__file__).parents[1]
 SOURCE = 'extern "C" __global__ void square(int* p) { p[threadIdx.x] = threadIdx.x * threadIdx.x; }'

@@ -274,6 +274,15 @@ class Absent(IntEnum):
     NOT_YET, EXITED, LATE = range(3)
 
 
+class NoticeKind(IntEnum):
+    """What is wrong without ending a launch. `NOTICES` of them are kept until Python takes them."""
+
+    SHUFFLE, VOTE, BARRIER = range(3)
+
+
+NOTICES = 16
+
+
 class EventKind(IntEnum):
     """What has happened: entries of the engine's ring."""
 

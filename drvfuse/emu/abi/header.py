@@ -35,6 +35,7 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.MbarrierError: "E_",
     abi.Absent: "ABSENT_",
     abi.ClusterError: "E_",
+    abi.NoticeKind: "NOTICE_",
     abi.EventKind: "V_",
     abi.Range: "RANGE_",
     abi.Entry: "N_",
@@ -48,7 +49,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         *("KIND_FULL", "LOOP_SLICE", "EVENTS", "WRITES", "BARRIERS", "POLL_WORDS", "POLL_COUNT", "NO_SITE"),
         *("CLUSTER_SHIFT", "PIECE_SHIFT", "MEMBERS", "ELEMENT_SHIFT", "ACCUMULATE_SHIFT"),
         *("SCOPE_SHIFT", "ORDER_SHIFT", "SPACE_SHIFT", "ELEMENTS_SHIFT"),
-        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "CERTAIN", "MISSES"),
+        *("MBARRIER_EXPECTED_SHIFT", "MBARRIER_BYTES_SHIFT", "FOUND", "CERTAIN", "MISSES", "NOTICES"),
     ),
     "u64": (
         *("SHADOW_OFFSET", "MBARRIER_COUNT_MASK", "MBARRIER_BYTES_MASK"),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-from . import BARRIERS, CERTAIN, CLASSES, FOUND, JOINED, MISSES, POLL_WORDS, WRITES
+from . import BARRIERS, CERTAIN, CLASSES, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
 
 DECLARATIONS: dict[str, tuple[str, ...]] = {}
 """By the name of a structure, in the order of definition: declarations of members, "type name, name[count], ..."."""
@@ -200,6 +200,16 @@ class Event(Structure):
     """Something that happened: an entry of the engine's ring of the last EVENTS."""
 
 
+@layout(
+    "u32 op, kind, site, block, thread",
+    "u32 mask",  # of the instruction
+    "u32 lanes, live",  # those that the warp was started with, and those that have not exited
+    "u32 lane",  # that a shuffle reads
+)
+class Notice(Structure):
+    """Something that is wrong at a place and has not ended the launch."""
+
+
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
     """Addresses of a multicast object. `members` has MEMBERS addresses for each piece, by device; 0 where nothing is
@@ -240,6 +250,8 @@ class Teams(Structure):
     "Delay* delay",  # null where stores are not delayed
     "Teams* teams",
     f"Write write[{WRITES}]",
+    "u32 notices",
+    f"Notice notice[{NOTICES}]",
 )
 class Engine(Structure):
     """What the launches of one machine have in common."""

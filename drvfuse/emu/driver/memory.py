@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ..bindings import R, T
@@ -124,8 +123,8 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
-    """Pins memory for asynchronous copies. Emulated kernels reach shared memory of a file of which a descriptor is open
-    (`host_files`), at the address that cuMemHostGetDevicePointer tells; mapping any other memory is not supported.
+    """Pins memory for asynchronous copies. Kernels reach it, at the address that cuMemHostGetDevicePointer tells,
+    if it is shared memory of a file of which a descriptor is open, or if DEVICEMAP asks for that (`host_files`).
     """
     context = proc.current()
     address, _ = host_address(p)
@@ -133,18 +132,17 @@ def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
     check(address and bytesize > 0 and 0 <= flags <= _REGISTER_FLAGS)
     check(not proc.memory.within(address, bytesize), R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
     file = proc.file_behind(address, bytesize)
-    check(file is not None or not flags & _HOST_DEVICEMAP, R.CUDA_ERROR_NOT_SUPPORTED)
-    try:
-        proc.memory.register(context, address, bytesize, flags, file)
-    finally:
-        if file is not None:
-            os.close(file.descriptor)
+    if file is None and flags & _HOST_DEVICEMAP:
+        file = present(proc.make_shared(address, bytesize), R.CUDA_ERROR_NOT_SUPPORTED)
+    proc.memory.register(context, address, bytesize, flags, file)
 
 
 @entry(unsafe=True)
 def cuMemHostUnregister(proc: Process, p: Any) -> None:
-    allocation = present(proc.memory.at(host_address(p)[0]), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
-    check(allocation.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    address, _ = host_address(p)
+    found = present(proc.memory.find(address), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    check(found.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    allocation = present(proc.memory.at(address))
     _free_host(proc, allocation)
 
 

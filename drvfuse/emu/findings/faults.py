@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import abi
-from ..abi import Absent, BarrierCount, ClusterError, Endless, FaultKind, MbarrierError, structs
+from ..abi import Absent, BarrierCount, ClusterError, Endless, FaultKind, Kind, MbarrierError, structs
 from ..space.window import Window
 from .blocked import RAISE_LIMIT
 from .places import Identity, Index
@@ -31,6 +31,7 @@ class Fault:
     thread: Index
     address: int | None
     process: str | None
+    hint: str | None
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
@@ -46,6 +47,18 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
         *identity.index(f.block, f.thread),
         int(f.addr) if f.size else None,
         identity.process,
+        _missing_barrier(record) if record.kind is FaultKind.UNINITIALISED else None,
+    )
+
+
+def _missing_barrier(f: Record) -> str | None:
+    """Of a read of shared memory that nobody has written and no copy will: the question after a barrier."""
+    lines = f.shared_writers if f.space is Kind.SHARED and not f.value else []
+    if not lines:
+        return None
+    return (
+        f"the kernel writes shared memory at {', '.join(lines)}: if another thread of the block is to write this word, "
+        "a barrier (__syncthreads) is missing between that and this read"
     )
 
 

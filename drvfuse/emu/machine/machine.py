@@ -341,12 +341,21 @@ _default_lock = threading.Lock()
 
 
 def default_machine() -> Machine:
-    """The process-wide machine behind `driver="emu"`, made on first use: 8 devices of its own, or the machine at the
-    address that the setting `emu_machine` (`DRVFUSE_EMU_MACHINE`) names, which another process holds.
+    """The process-wide machine behind `driver="emu"`, `drvfuse.emu.driver` and `drvfuse emu run`, made on first use.
+
+    It is the machine at the address that the setting `emu_machine` names, which another process holds; else one of
+    this process, as the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores` say (without
+    them 8 devices, seed 0, no detector). Settings are read when it is made; once it was closed, the next call makes a
+    new one. Raises ArgumentError for a setting that it cannot have.
     """
     global _default
     with _default_lock:
         if _default is None or _default.closed:
             address = config.get("emu_machine")
-            _default = api.attach(address) if address else Machine()
+            _default = api.attach(address) if address else _configured()
         return _default
+
+
+def _configured() -> Machine:
+    names = ("devices", "arch", "seed", "race", "delay_stores")
+    return Machine(**{name: config.get(f"emu_{name}") for name in names})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class Allocation:
     host_flags: int | None = None
     registered: bool = False
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
+    descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
     host: int | None = None  # of such addresses: where the host has the memory
     of_module: bool = False  # the variables of a module
     managed: Advice | None = None  # of managed memory: what the program has said about its use
@@ -357,12 +359,16 @@ class ProcessMemory:
         return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
-        """Memory of the host that is pinned where it is. With its `file`, devices reach it too, by other addresses."""
+        """Memory of the host that is pinned where it is. With its `file`, whose descriptor it takes, devices reach it
+        too, by other addresses.
+        """
         memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
         if file is not None:
+            memory.descriptor = file.descriptor
             try:
                 base = self._window.map_host(nbytes, *file, self._process.table)
             except WindowError as error:
+                os.close(file.descriptor)
                 raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
             memory.alias = Allocation(base, nbytes, None, context=context, host_flags=flags, host=address)
             self.add(memory.alias)
@@ -420,6 +426,8 @@ class ProcessMemory:
             if allocation.alias is not None:
                 self.drop(allocation.alias)
                 self._window.unmap_host(allocation.alias.base)
+            if allocation.descriptor is not None:
+                os.close(allocation.descriptor)
             return
         if allocation.graph is not None:
             self.give_back(allocation)

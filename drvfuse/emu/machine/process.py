@@ -46,8 +46,9 @@ class Process:
     threads are those that call its driver; one thread may call the drivers of several processes.
     `close()`, or the end of a `with` block, is the death of the process.
 
-    Two functions do what depends on where the process really is, which is this process of the operating system unless
-    they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`, and
+    Three functions do what depends on where the process really is, which is this process of the operating system unless
+    they are replaced: `file_behind(address, nbytes)` finds the file of its shared memory, as `host_files.behind`,
+    `make_shared(address, nbytes)` gives private memory a file, as `host_files.make_shared`, and
     `call_host(function, *arguments)`, which is called without the machine's lock, calls one of its host functions.
     """
 
@@ -66,6 +67,7 @@ class Process:
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
         self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
+        self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return

@@ -66,6 +66,7 @@ class Progress:
         self._pending = 0
         self._ended = 0
         self._races: set[Any] = set()  # those reported, by their places
+        self._noticed: set[Any] = set()  # notices, likewise
 
     # Queueing --------------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class Progress:
             priority = command.priority
         number = next(self._sequence)
         op = Op(command, (priority, self._backlog.draw(), number), number)
+        op.call = self.machine.lock.call
         op.allocations = command.context.process.memory.identify(command)
         after = dict.fromkeys(after)
         if self.detector is not None:
@@ -189,6 +191,7 @@ class Progress:
             launches = [op.launch for op in self._kernels.running]
             with interrupts.taken():
                 engine.run(launches, budget_ms=BUDGET_MS)
+            self._report_notices()
             moved = not engine.idle or moved
             for op in list(self._kernels.running):
                 if op in self._kernels.running:  # the fault of another may have ended it
@@ -198,6 +201,14 @@ class Progress:
             moved = self._start_ready()
         self._report_races()
         return moved
+
+    def _report_notices(self) -> None:
+        """Each place once."""
+        for report in self.machine.engine.notices():
+            place = (report.kind, report.kernel, report.file, report.line, report.callers)
+            if place not in self._noticed:
+                self._noticed.add(place)
+                self.machine.report(report)
 
     def _report_races(self) -> None:
         """Each pair of places once, in whichever order."""

@@ -30,13 +30,14 @@ Dim = tuple[int, int, int]
 
 class Op(Ordered):
     """One queued command, the machine's `number`th. `primary` is the kernel in front of it that it may overlap
-    (programmatic launch); `allocations` tells what the addresses of the command meant when it was queued
-    (`MachineMemory.identify`).
+    (programmatic launch); `call` is the driver function that queued it; `allocations` tells what the addresses of the
+    command meant when it was queued (`MachineMemory.identify`).
     """
 
     __slots__ = (
         "allocations",
         "at",
+        "call",
         "command",
         "dependents",
         "launch",
@@ -51,6 +52,7 @@ class Op(Ordered):
     def __init__(self, command: Command, order: tuple[int, ...], number: int) -> None:
         super().__init__(number, command.context.device.index)
         self.command = command
+        self.call = ""
         self.order = order
         self.waits = 0
         self.allocations: list[tuple[int, ...]] = []

@@ -19,6 +19,25 @@ FAR void fault(Launch* l, Thread* t, u32 kind, u32 site, u64 addr, u32 size, u32
     l->state = FAULTED;
 }
 
+// Something is wrong that ends nothing: told once for each place of a launch until Python has taken it.
+FAR void notice(Launch* l, Thread* t, u32 kind, u32 lane) {
+    Engine* e = l->engine;
+    LOOP for (u32 i = 0; i < e->notices; i++)
+        if (e->notice[i].op == l->op && e->notice[i].site == t->site && e->notice[i].kind == kind) return;
+    if (e->notices == NOTICES) return;
+    Warp* warp = &t->block->warps[t->warp];
+    Notice* n = &e->notice[e->notices++];
+    n->op = l->op;
+    n->kind = kind;
+    n->site = t->site;
+    n->block = t->block->index;
+    n->thread = t->linear;
+    n->mask = t->op_mask;
+    n->lanes = warp->lanes;
+    n->live = warp->live;
+    n->lane = lane;
+}
+
 FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
 }

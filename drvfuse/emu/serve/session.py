@@ -42,6 +42,7 @@ class Session:
         process.foreign = self
         process.call_host = self.call_host
         process.file_behind = self._file_behind
+        process.make_shared = lambda address, nbytes: None  # the pages are the client's
 
     def offer_file(self, file: tuple[int, int] | None) -> None:
         """The file that the calling thread's next call registers memory of."""

@@ -7,6 +7,7 @@ emitted by `emitter.Emitter`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,13 +36,18 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """Where an access or a suspend comes from; `inlined` are (file, line) of the inlining calls, innermost first."""
+    """Where an access or a suspend comes from; `inlined` are (file, line) of the inlining calls, innermost first.
+    `address` is the operand that names the memory, as the PTX has it; "" where there is none. `function` is the kernel
+    or function that it is in.
+    """
 
     opcode: str
     ptx_line: int
     file: str
     line: int
     inlined: tuple[tuple[str, int], ...]
+    address: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,7 @@ class Unit:
         self.module, self.raw, self.prefix = module, raw, prefix
         self.helpers = Helpers()
         self.sites: list[Site] = []
+        self._emitted = ""  # the function that is
         self._site_of: dict[int, int] = {}
         self._kept: list[Instruction] = []  # ids must stay unique
         self._shared: dict[str, dict[str, int]] = {}
@@ -240,7 +247,9 @@ class Unit:
             index = self._site_of[id(ins)] = len(self.sites)
             self._kept.append(ins)
             where: Location = self.module.locations[ins.loc]
-            self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined))
+            named = re.search(r"\[(.*?)\]", ins.text)
+            address = named[1] if named else ""
+            self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined, address, self._emitted))
         return index
 
     # Functions called by kernels ------------------------------------------------------------------------------------
@@ -259,6 +268,7 @@ class Unit:
             if fn.kernel and fn.body is not None:
                 inliner.expand(fn)
                 self._layout_shared(fn)
+                self._emitted = fn.name
                 g = Emitter(self, fn, "kernel", self.helpers)
                 self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', _prologue()))
                 emitted[fn.name] = g
@@ -292,6 +302,7 @@ class Unit:
         return out
 
     def _device(self, fn: Function) -> Emitter:
+        self._emitted = fn.name
         g = Emitter(self, fn, "device", self.helpers)
         names = []
         for i, v in enumerate((*fn.returns, *fn.params)):

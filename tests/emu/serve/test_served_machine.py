@@ -22,7 +22,7 @@ from process_pool import Died, RankFailed
 import drvfuse as df
 from drvfuse.emu.bindings import R, T
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 KERNELS = """
 extern "C" __global__ void add(unsigned* words, unsigned value, unsigned count) {

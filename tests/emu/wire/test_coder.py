@@ -20,7 +20,7 @@ from drvfuse.emu.wire.calls import Call, Run
 from drvfuse.emu.wire.coder import coder
 from drvfuse.emu.wire.message import Incoming, Outgoing
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture

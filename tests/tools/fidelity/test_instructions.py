@@ -11,7 +11,7 @@ from drvfuse.emu.translate.opcode import HANDLERS  # noqa: E402
 from tools.fidelity import execute, forms, verdict  # noqa: E402
 from tools.fidelity.batch import Batch, batches, form_digest  # noqa: E402
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize("batch", batches(), ids=lambda b: b.name.replace(" ", "-"))
