@@ -127,7 +127,8 @@ def emu_machine(request: pytest.FixtureRequest, emu_seed: int) -> Iterator[Machi
     from .run import Run
 
     options = marked_options(request.node)
-    options.pop("seeds", None)
+    if options.pop("seeds", None) is not None and not hasattr(request.node, "callspec"):
+        pytest.fail("seeds of the mark emu: a test method of unittest runs once; use a function or a plain class")
     race = request.config.getoption("emu_race")
     run = request.node.stash[_RUN] = Run(request.node, emu_seed, options, race)
     yield run.machine

@@ -131,6 +131,28 @@ def test_a_wrong_mark_is_an_error_that_names_it(inner: Inner, mark: str, said: s
     assert said in result.stdout.str()
 
 
+def test_a_method_of_unittest_gets_a_machine_but_not_several_seeds(inner: Inner) -> None:
+    result = inner(
+        HEAD
+        + """
+import unittest
+from cuda.bindings import driver
+
+class TestCase(unittest.TestCase):
+    @pytest.mark.emu(devices=3)
+    def test_once(self):
+        driver.cuInit(0)
+        self.assertEqual(driver.cuDeviceGetCount()[1], 3)
+
+    @pytest.mark.emu(seeds=3)
+    def test_seeds(self):
+        pass
+"""
+    )
+    result.assert_outcomes(passed=1, errors=1)
+    assert "a test method of unittest runs once" in result.stdout.str()
+
+
 def test_an_unexpected_report_fails_the_test_and_is_shown_with_its_timeline(inner: Inner) -> None:
     result = inner(
         HEAD

@@ -14,6 +14,7 @@ from ..abi import EventKind
 from . import mbarriers
 from .events import Event, decode, of_blocks
 from .places import Identity, Index, called_at, index_text, short_place
+from .rows import Again, last_rows
 
 if TYPE_CHECKING:
     from ..space.window import Allocation, Window
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 WIDTH = 120
 ROWS = 32
 COLUMNS = 3  # more blocks than this share one column, which then names them
-PERIOD = 8  # rows of the longest sequence whose repetitions are folded
 APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 NEAR = 256  # bytes around a word that nobody wrote in which a write by a peer is worth telling
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
@@ -88,20 +88,13 @@ def render(
     Threads of a block that did the same in a row are one event. `last` adds a row for what a participant does now.
     """
     names = names or Names(window)
-    grouped = _grouped([e for e in events if any(p.takes(e) for p in participants)])
-    folded = _folded(grouped)
-    start = max(0, len(folded) - rows)
-    for at, item in enumerate(folded[start : start + PERIOD + 1], start):
-        if isinstance(item, _Again):  # what is repeated is shown too
-            start = min(start, at - item.rows)
-            break
-    hidden = sum(item.events if isinstance(item, _Again) else 1 for item in folded[:start])
+    hidden, shown = last_rows([e for e in events if any(p.takes(e) for p in participants)], rows)
     shared = len(participants) > COLUMNS
     heads = ["block", "event"] if shared else [str(p) for p in participants]
     table: list[list[str] | str] = []
     clock = -1
-    for members in folded[start:]:
-        if isinstance(members, _Again):
+    for members in shown:
+        if isinstance(members, Again):
             table.append(str(members))
             continue
         time = str(members[0].clock) if members[0].clock != clock else ""
@@ -126,82 +119,6 @@ def render(
     lines += [f"({hidden} earlier events)"] if hidden else []
     lines += [row if isinstance(row, str) else _row(row, widths) for row in table]
     return "\n".join([*lines, *(_cut(text, width) for text in names.legend())])
-
-
-def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
-    the same, as long as nobody does anything but load.
-    """
-    groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
-    for e in events:
-        if e.kind == "load":
-            word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
-            held = polls.get(word)
-            if held and held[0] == e.value:
-                held[1].append(e)
-                continue
-        else:
-            polls.clear()
-        key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
-        if groups:
-            f = groups[-1][-1]
-            if e.kind not in ("start", "end", "barrier", "cluster") and key == (
-                f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
-            ):  # fmt: skip
-                groups[-1].append(e)
-                continue
-        groups.append([e])
-        if e.kind == "load":
-            polls[word] = e.value, groups[-1]
-    return groups
-
-
-@dataclass(frozen=True)
-class _Again:
-    """A line that stands for more repetitions of the rows above it."""
-
-    rows: int
-    times: int
-    until: int
-
-    @property
-    def events(self) -> int:
-        return self.rows * self.times
-
-    def __str__(self) -> str:
-        which = "this row" if self.rows == 1 else f"these {self.rows} rows"
-        return f"({which} {self.times} times more, until {self.until} ns)"
-
-
-def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | _Again]:
-    """The rows, where rows that repeat one another, alone or as a sequence of up to PERIOD, stand there once."""
-    keys = [_key(members) for members in groups]
-    folded: list[list[Event] | _Again] = []
-    at = 0
-    while at < len(keys):
-        best, saved = (1, 1), 0
-        for period in range(1, PERIOD + 1):
-            end = at + period
-            while end < len(keys) and keys[end] == keys[end - period]:
-                end += 1
-            times = (end - at) // period
-            if (times - 1) * period - 1 > saved:
-                best, saved = (period, times), (times - 1) * period - 1
-        period, times = best
-        folded += groups[at : at + period]
-        at += period * times
-        if times > 1:
-            folded.append(_Again(period, times - 1, groups[at - 1][-1].clock))
-    return folded
-
-
-def _key(members: Sequence[Event]) -> tuple[Any, ...]:
-    """What two rows have in common that say the same, but for the time and who came last to a barrier."""
-    e = members[0]
-    who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
-    number = e.value if e.kind == "barrier" else 0
-    return e.device, e.block, e.kind, e.kernel, e.file, e.line, e.opcode, number, who
 
 
 def _text(members: Sequence[Event], names: Names) -> str:

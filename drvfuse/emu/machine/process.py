@@ -66,8 +66,8 @@ class Process:
         self.memory = ProcessMemory(self)
         self.graph_memory = GraphMemories(self)
         self.file_behind: Callable[[int, int], FilePart | None] = host_files.behind
-        self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.foreign: Foreign | None = None  # its host memory, if it is another process of the operating system
+        self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
         self.callers: set[int] = set()  # threads that have ever called its driver
         self._blocked: dict[int, Callable[[], bool]] = {}  # those in a call that blocks: whether it may return

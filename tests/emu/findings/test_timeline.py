@@ -150,7 +150,7 @@ def test_rows_that_repeat_one_another_are_folded_whatever_they_are(kinds: list[s
     ring = records(event("trigger"), *(event(kind) for _ in range(times) for kind in kinds), event("fence"))
     for rows in (32, 2):
         text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))], rows=rows)
-        which = f"these {len(kinds)} rows" if len(kinds) > 1 else "this row"
+        which = f"the {len(kinds)} rows above" if len(kinds) > 1 else "the row above"
         assert f"({which} {times - 1} times more, until {times * len(kinds)} ns)" in text.splitlines()
         shown = [row[0] for row in body(text)]
         repeated = [str(1 + n) for n in range(len(kinds))]

@@ -18,7 +18,7 @@ from driver_helpers import code, ok, primary
 import drvfuse as df
 from drvfuse.emu.bindings import R, T
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 MANAGED = b"""
 .version 7.0

@@ -94,10 +94,12 @@ BAR
 if (t == 0) READS(&s)  // @r
 """
 suite.add("others-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t >= 64"), grid(1, 96))
-suite.add("lanes-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t % 32 > 10"), grid(1, 96))
+suite.add("lanes-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t % 32 > 10"), grid(1, 96), exited=True)
 # A thread that has left has not executed the barrier: nothing orders what it wrote before that.
 suite.add("a-warp-leaves-after-its-write", fill(LEAVE, writer="70", leaves="t >= 64"), grid(1, 96), races="w~r")
-suite.add("a-lane-leaves-after-its-write", fill(LEAVE, writer="50", leaves="t == 50"), grid(1, 96), races="w~r")
+suite.add(
+    "a-lane-leaves-after-its-write", fill(LEAVE, writer="50", leaves="t == 50"), grid(1, 96), races="w~r", exited=True
+)
 
 # Producers and consumers ----------------------------------------------------------------------------------------------
 
