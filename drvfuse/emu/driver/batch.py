@@ -11,7 +11,7 @@ from ..bindings import R, T
 from ..machine.objects import Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
-from .copy import check_range, field, pageable
+from .copy import check_range, field, pageable, read_now
 from .entry import check, entry, number
 
 _ORDER = T.CUmemcpySrcAccessOrder
@@ -113,8 +113,9 @@ def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any)
         check(0 not in shape and not p.flags & ~_FLAGS)
         now = _at_once(p)
         target, source = _end(proc, p.dst, "writes", shape), _end(proc, p.src, "reads", shape)
-        copies.append(Copy3D(stream.context, target, source, *shape))
-        waits.append(now or pageable(proc, target.address) or pageable(proc, source.address))
+        copy = Copy3D(stream.context, target, source, *shape)
+        copies.append(read_now(copy) if now or pageable(proc, source.address) else copy)
+        waits.append(pageable(proc, target.address))
     _queue(proc, stream, copies, waits)
 
 

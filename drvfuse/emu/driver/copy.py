@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 from ..bindings import R, T
@@ -212,14 +213,23 @@ def _rows(proc: Process, p: Any) -> None:
 
 
 def _rows_async(proc: Process, p: Any, hStream: Any) -> None:
-    """Copy rows in the order of a stream; where pageable memory takes part, the call waits for that."""
+    """Copy rows in the order of a stream. Pageable memory is read, or written, before the call returns."""
     check(p is not None)
     stream = proc.stream(hStream)
     command = copy_3d(proc, p, stream.context)
     if command is not None:
-        ends = command.source.address, command.destination.address
-        _capturable(proc, stream, *ends)
-        _queue(proc, stream, command, any(pageable(proc, address) for address in ends))
+        _capturable(proc, stream, command.source.address, command.destination.address)
+        if pageable(proc, command.source.address):
+            command = read_now(command)
+        _queue(proc, stream, command, pageable(proc, command.destination.address))
+
+
+def read_now(command: Copy3D) -> Copy3D:
+    """The same copy of what its source holds now."""
+    source = command.source
+    nbytes = source.span(command.width, command.height, command.depth)
+    held = ctypes.create_string_buffer(ctypes.string_at(source.address, nbytes), nbytes)
+    return replace(command, source=source._replace(address=ctypes.addressof(held)), keep=(command.keep, held))
 
 
 @entry(unsafe=True, name="cuMemcpy2DUnaligned")

@@ -42,11 +42,7 @@ def cuMemFree(proc: Process, dptr: Any) -> None:
     if address == 0:
         return
     allocation = proc.memory.at(address)
-    if (
-        allocation is None
-        or (allocation.device is None and allocation.managed is None)
-        or allocation.memory is not None
-    ):
+    if allocation is None or not allocation.freeable:
         raise proc.memory.stray("cuMemFree needs an address that an allocation returned", address)
     check(allocation.origin is None or allocation.pool is not None)
     if allocation.pool is not None:

@@ -66,6 +66,7 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
             allocation = proc.memory.managed_alloc(context, image.globals_bytes)
         else:
             allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)
+        allocation.of_module = True
         module.globals_address = allocation.base
         for variable in image.globals:
             start = allocation.base + variable.offset

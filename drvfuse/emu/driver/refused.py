@@ -80,8 +80,8 @@ BY_REASON = {
     UNPUBLISHED: "cuGetExportTable",
     NEWER: """
         cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuKernelGetParamCount
-        cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
-        cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
+        cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice cuLogicalEndpointBindAddr
+        cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
         cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
         cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMemGetLocationInfo
         cuMemcpy3DWithAttributesAsync cuMemcpyWithAttributesAsync cuStreamBeginCaptureToCig

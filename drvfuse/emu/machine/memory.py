@@ -62,6 +62,7 @@ class Allocation:
     alias: Allocation | None = None  # of registered memory: the addresses by which devices reach it
     descriptor: int | None = None  # of registered memory: its file, so that what else lies in its pages is found there
     host: int | None = None  # of such addresses: where the host has the memory
+    of_module: bool = False  # the variables of a module
     managed: Advice | None = None  # of managed memory: what the program has said about its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # a pool free is queued
@@ -72,9 +73,15 @@ class Allocation:
     number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
+    def freeable(self) -> bool:
+        """Memory that cuMemFree takes: of cuMemAlloc, managed or of a pool."""
+        memory = self.device is not None or self.managed is not None
+        return memory and self.mapped is None and not self.of_module
+
+    @property
     def exportable(self) -> bool:
         """Memory of cuMemAlloc, which another process can open (cuIpcGetMemHandle)."""
-        return self.device is not None and self.context is not None and self.origin is None
+        return self.device is not None and self.context is not None and self.origin is None and not self.of_module
 
     @property
     def mapped(self) -> Mappable | None:
@@ -231,7 +238,7 @@ class ProcessMemory:
                 if a.mapped is None and a.device is device and not absent:
                     maker = "a graph" if a.graph else "a pool" if a.pool else "cuMemAlloc"
                     maker = maker if a.host_flags is None else "cuMemHostAlloc"
-                    maker = "managed memory" if a.managed else maker
+                    maker = "a module" if a.of_module else "managed memory" if a.managed else maker
                     yield a.nbytes, f"at 0x{a.base:x} of {maker}{whose}"
         for memory in machine.mappables.memories():
             if memory.device is device:

@@ -197,7 +197,7 @@ class Progress:
                 if op in self._kernels.running:  # the fault of another may have ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        if not moved and self._backlog.let_go():
+        while not moved and self._backlog.let_go():  # what begins may have to wait for a value, or for room
             moved = self._start_ready()
         self._report_races()
         return moved

@@ -90,6 +90,20 @@ def test_layers_are_copied_and_nothing_between_their_rows(
     assert (back == expected).all()
 
 
+def test_an_asynchronous_copy_of_layers_reads_pageable_memory_at_once(cuda: Any, rng: np.random.Generator) -> None:
+    data, stream, word = _bytes(rng, 3, 4, 8), ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(4))
+    target, expected = _upload(cuda, np.zeros((2, 2, 5), np.uint8)), data[1:, 1:3, 2:7].copy()
+    ok(cuda.cuMemsetD32(word, 0, 1))
+    ok(cuda.cuStreamWaitValue32(stream, word, 1, 1))
+    source = (HOST, data.ctypes.data, (2, 1, 1), 8, 4)
+    p = _copy(types.CUDA_MEMCPY3D, source, (DEVICE, target, (0, 0, 0), 5, 2), (5, 2, 2))
+    ok(cuda.cuMemcpy3DAsync(p, stream))
+    data[:] = 0
+    ok(cuda.cuStreamWriteValue32(0, word, 1, 0))
+    ok(cuda.cuStreamSynchronize(stream))
+    assert (_read(cuda, target, 2, 2, 5) == expected).all()
+
+
 def test_rows_without_gaps_need_no_pitch(cuda: Any, rng: np.random.Generator) -> None:
     data = _bytes(rng, 2, 3, 4)
     source, target = _upload(cuda, data), _upload(cuda, np.zeros_like(data))
