@@ -14,7 +14,7 @@ from ..machine.objects import Context, Stream
 from ..machine.process import Process
 from ..machine.work import Copy, Copy3D, End
 from ..wire import mapped
-from .entry import check, entry, host_address, number
+from .entry import check, entry, number
 
 _NOW = object()  # in place of a stream: the legacy one, and the call waits
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
@@ -74,13 +74,11 @@ def _queue(proc: Process, stream: Stream, command: Copy | Copy3D, wait: bool) ->
         proc.healthy(stream.context)
 
 
-def _copy(proc: Process, kind: str, dst: Any, src: Any, nbytes: int, hStream: Any = _NOW) -> None:
+def _copy(proc: Process, kind: str, dst: int, src: int, nbytes: int, hStream: Any = _NOW) -> None:
     """Copy now, or in the order of a stream. `kind` says what each end is, as in the driver's names: "HtoD", "DtoD", or
     "" where any memory may be at both.
     """
-    target, keep = host_address(dst) if kind == "DtoH" else (number(dst), None)
-    source, more = host_address(src) if kind == "HtoD" else (number(src), None)
-    target, source = proc.memory.on_device(target), proc.memory.on_device(source)
+    target, source = proc.memory.on_device(dst), proc.memory.on_device(src)
     context = proc.current()
     stream = None if hStream is _NOW else proc.stream(hStream)
     if nbytes:
@@ -90,7 +88,7 @@ def _copy(proc: Process, kind: str, dst: Any, src: Any, nbytes: int, hStream: An
             _queue(proc, context.legacy, Copy(context, target, source, nbytes), True)
         else:
             target, source = _lasting(proc, stream, dst, target), _lasting(proc, stream, src, source)
-            _copy_async(proc, target, source, nbytes, stream, (keep, more))
+            _copy_async(proc, target, source, nbytes, stream, (dst, src))
 
 
 @entry(unsafe=True)
@@ -147,7 +145,7 @@ def cuMemcpyPeer(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int
 ) -> None:
     """Needs no peer access: without it the copy goes through the host."""
-    context, dst, src = proc.current(), number(dstDevice), number(srcDevice)
+    context, dst, src = proc.current(), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     if ByteCount:
         _queue(proc, context.legacy, Copy(context, dst, src, ByteCount), True)
@@ -158,7 +156,7 @@ def cuMemcpyPeerAsync(
     proc: Process, dstDevice: Any, dstContext: Any, srcDevice: Any, srcContext: Any, ByteCount: int, hStream: Any
 ) -> None:
     """As cuMemcpyPeer. In a capture it is refused, and the capture is spoilt."""
-    stream, dst, src = proc.stream(hStream), number(dstDevice), number(srcDevice)
+    stream, dst, src = proc.stream(hStream), dstDevice, srcDevice
     _peer(proc, dst, dstContext, src, srcContext, ByteCount)
     stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     if ByteCount:
@@ -189,7 +187,7 @@ def copy_3d(proc: Process, p: Any, context: Context) -> Copy3D | None:
         pitch = given["Pitch"] or width + given["XInBytes"]
         rows = given["Height"] or height + given["Y"]
         check(pitch >= width + given["XInBytes"] and (depth == 1 or rows >= height + given["Y"]))
-        base = host_address(given["Host"])[0] if kind == kinds.CU_MEMORYTYPE_HOST else number(given["Device"])
+        base = number(given["Host" if kind == kinds.CU_MEMORYTYPE_HOST else "Device"])
         first = base + (given["Z"] * rows + given["Y"]) * pitch + given["XInBytes"]
         found = End(proc.memory.on_device(first), pitch, rows * pitch, given)
         device = kind == kinds.CU_MEMORYTYPE_DEVICE

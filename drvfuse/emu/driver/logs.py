@@ -11,7 +11,6 @@ from ..bindings import R, T
 from ..machine.failure import Failure
 from ..machine.objects import Listener
 from ..machine.process import Process
-from ..machine.work import call_host
 from ..wire.arguments import Address
 from .entry import check, entry, text
 
@@ -69,7 +68,7 @@ def cuLogsRegisterCallback(proc: Process, callbackFunc: int, userData: int) -> A
     this process: for a client of a served machine it is not supported.
     """
     check(callbackFunc)
-    check(proc.call_host is call_host, R.CUDA_ERROR_NOT_SUPPORTED)
+    check(proc.foreign is None, R.CUDA_ERROR_NOT_SUPPORTED)
     function, data = _CALLBACK(callbackFunc), int(userData)
     level = int(T.CUlogLevel.CU_LOG_LEVEL_ERROR)
 
