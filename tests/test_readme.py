@@ -37,7 +37,16 @@ def plain(text: str) -> str:
 
 @pytest.mark.emulated
 @pytest.mark.parametrize(
-    "name,outputs", [("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)]
+    "name,outputs",
+    [
+        ("checking", 4),
+        ("findings", 30),
+        ("fp8", 2),
+        ("gemv", 1),
+        ("multicast", 2),
+        ("nodes", 1),
+        ("emulated-graphs", 1),
+    ],
 )
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()

@@ -25,12 +25,9 @@ MAJOR = int(_version.split(".")[0])
 """Major version of the installed bindings; in 13 some functions have another signature than in 12."""
 
 
-def is_function(name: str) -> bool:
-    """True for the name of a function of cuda.bindings.driver."""
-    value = getattr(T, name, None)
-    return name.startswith("cu") and callable(value) and not isinstance(value, type)
-
-
-def names() -> list[str]:
-    """The public names of cuda.bindings.driver."""
-    return [name for name in dir(T) if not name.startswith("_") and not isinstance(getattr(T, name), ModuleType)]
+NAMES = [name for name in dir(T) if not name.startswith("_") and not isinstance(getattr(T, name), ModuleType)]
+"""The public names of cuda.bindings.driver."""
+FUNCTIONS = {
+    name: getattr(T, name) for name in NAMES if name.startswith("cu") and not isinstance(getattr(T, name), type)
+}
+"""Its functions, as they are now: a program that runs on the emulated driver has others there."""

@@ -16,33 +16,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import T, is_function, names
+from ..bindings import FUNCTIONS, NAMES, T
 from ..machine.machine import default_machine
 from ..machine.process import Process
 from . import (  # noqa: F401
+    batch,
     context,
     copy,
     device,
     error,
     event,
+    fill,
     function,
     graph,
+    graph_any_node,
+    graph_dot,
+    graph_edges,
+    graph_exec,
+    graph_memory,
+    graph_nodes,
+    ipc,
     launch,
+    legacy_launch,
+    link,
+    logs,
+    managed,
+    managed_batch,
     memory,
     module,
     multicast,
     occupancy,
     pointer,
     pool,
+    pool_share,
     settings,
     stream,
+    stream_attributes,
+    user_object,
+    values,
     vmm,
 )
 from .entry import ENTRIES, invoke
 from .entry import perform as perform
 from .refused import refusal, refuse
 
-__all__ = sorted({*names(), *ENTRIES})  # noqa: PLE0605
+__all__ = sorted({*NAMES, *ENTRIES})  # noqa: PLE0605
 
 
 class EmulatedDriver:
@@ -71,7 +89,7 @@ def _lookup(name: str, process: Process) -> Any:
             return invoke(process, entry, args, kwargs)
 
         return _named(call, name)
-    if is_function(name):
+    if name in FUNCTIONS:
         return _named(lambda *args, **kwargs: refuse(process, name), name)
     return getattr(T, name)
 
@@ -85,15 +103,17 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
+    """Give a function the name, the signature and perhaps the docstring that it has in the bindings."""
+    call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = ENTRIES[name].function.__doc__ if name in ENTRIES else refusal(name)
+    call.__doc__ = (ENTRIES[name].function.__doc__ or original.__doc__) if name in ENTRIES else refusal(name)
     return call
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    value = _of_default_machine(name) if name in ENTRIES or is_function(name) else getattr(T, name)
+    value = _of_default_machine(name) if name in ENTRIES or name in FUNCTIONS else getattr(T, name)
     globals()[name] = value
     return value
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..bindings import MAJOR, R, T
+from ..findings.reports import Report
 from ..machine import interrupts
 from ..machine.failure import Failure
 from ..machine.objects import Handle, Memory
@@ -86,15 +87,20 @@ def entry(
 
 def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
+    values: Sequence[Any] | Invalid
     try:
         values = e.coder.read(args, kwargs)
-    except Invalid:
-        values = None
-    return perform(process, e, values)
+    except Invalid as invalid:
+        values = invalid
+    result = perform(process, e, values)
+    if result[0] and process.refusal is not None:
+        for listener in process.listeners():
+            listener.tell(process.refusal.brief().encode())
+    return result
 
 
-def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[Any, ...]:
-    """`invoke` with arguments that were read already; None if they were refused."""
+def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:
+    """`invoke` with arguments that were read already, or refused."""
     machine = process.machine
     process.refusal = None
     if process.closed and not e.without_machine:
@@ -103,7 +109,10 @@ def perform(process: Process, e: Entry, values: Sequence[Any] | None) -> tuple[A
         return e.failure(R.CUDA_ERROR_NOT_INITIALIZED)
     if process.threads.in_host_function:
         return e.failure(R.CUDA_ERROR_NOT_PERMITTED)
-    if values is None:
+    if isinstance(values, Invalid):
+        if values.args:
+            process.refusal = Report("out_of_bounds", f"{e.name}: {values}", process=process.title)
+            machine.report(process.refusal)
         return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     with interrupts.held(), machine.lock:
         machine.lock.called(process, e.name)

@@ -12,12 +12,9 @@ import re
 from functools import cache
 from typing import Any
 
-from ..bindings import R, T
+from ..bindings import FUNCTIONS, R
 from ..findings.reports import Report
 from ..machine.process import Process
-from .error import DRIVER_VERSION
-
-_NEWEST = f"{DRIVER_VERSION // 1000}.{DRIVER_VERSION % 1000 // 10}"
 
 ARRAYS = "arrays, textures and surfaces are not emulated"
 CONDITIONAL = "conditional nodes of graphs are not emulated"
@@ -27,10 +24,11 @@ CHECKPOINTS = "checkpoints of processes are not emulated"
 GRAPHICS = "interoperability with graphics is not emulated"
 EXTERNAL = "external memory and semaphores are not emulated"
 TENSOR_MAPS = "tensor maps are not emulated"
+DECOMPRESSION = "emulated devices have no engine that decompresses, as those of many architectures have none"
 UNPUBLISHED = "it hands out interfaces of the driver that are not published"
-NEWER = f"it is newer than CUDA {_NEWEST}, which the emulated driver has"
+NEWER = "it is newer than CUDA 12.9 and 13.0, which the emulated driver stands for"
 
-_BY_REASON = {
+BY_REASON = {
     ARRAYS: """
         cuArrayCreate cuArrayDestroy cuArrayGetDescriptor cuArrayGetMemoryRequirements cuArrayGetPlane
         cuArrayGetSparseProperties cuArray3DCreate cuArray3DGetDescriptor cuMipmappedArrayCreate
@@ -78,11 +76,11 @@ _BY_REASON = {
         cuWaitExternalSemaphoresAsync""",
     TENSOR_MAPS: """
         cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide cuTensorMapEncodeTiled cuTensorMapReplaceAddress""",
+    DECOMPRESSION: "cuMemBatchDecompressAsync",
     UNPUBLISHED: "cuGetExportTable",
     NEWER: """
-        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuGraphAddNode_v3 cuGraphExecGetId
-        cuGraphGetId cuGraphNodeGetContainingGraph cuGraphNodeGetLocalId cuGraphNodeGetParams cuGraphNodeGetToolsId
-        cuGraphNodeSetParams_v2 cuKernelGetParamCount cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
+        cuDeviceGetCliqueCount cuDeviceGetCliqueInfo cuDeviceGetFabricClusterUuid cuKernelGetParamCount
+        cuLaunchHostFunc_v2 cuLogicalEndpointAddDevice
         cuLogicalEndpointBindAddr cuLogicalEndpointBindMem cuLogicalEndpointCreate cuLogicalEndpointDestroy
         cuLogicalEndpointExport cuLogicalEndpointGetLimits cuLogicalEndpointIdRelease cuLogicalEndpointIdReserve
         cuLogicalEndpointImport cuLogicalEndpointQuery cuLogicalEndpointUnbind cuMemGetLocationInfo
@@ -92,7 +90,7 @@ _BY_REASON = {
 _RESULTS = {"cuGetExportTable": 1} | dict.fromkeys(("cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"), 1)
 _RESULTS |= dict.fromkeys(("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal"), 0)
 """Of functions whose docstrings do not tell."""
-REFUSED = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
+REFUSED = {name: reason for reason, names in BY_REASON.items() for name in names.split()}
 """Name of a function -> why it is refused. The functions of both major versions of cuda.bindings, 12.9 and 13."""
 
 
@@ -120,7 +118,7 @@ def results(name: str) -> int:
     """How many results a function of cuda.bindings has behind the CUresult, as its docstring lists them."""
     if name in _RESULTS:
         return _RESULTS[name]
-    _, _, listed = (getattr(T, name).__doc__ or "").partition("Returns\n")
+    _, _, listed = (FUNCTIONS[name].__doc__ or "").partition("Returns\n")
     entries = re.split(r"\n *\n", re.sub(r"^ *-+\n", "", listed))[0].split("\n")
     indent = len(entries[0]) - len(entries[0].lstrip())
     return max(0, sum(bool(line.strip()) and line[indent : indent + 1] != " " for line in entries) - 1)

@@ -13,8 +13,10 @@ from .places import Index, called_at, index_text, long_place, short_place
 
 PAGE = "docs/findings.md"
 """It has a section for each kind of report: that of a new kind is added there."""
-NO_FINDINGS = ("unsupported",)
-"""Kinds that say nothing against the program: it has called what is not emulated, and was told so."""
+NO_FINDINGS = ("unsupported", "graph")
+"""Kinds that say nothing against the program: a call was refused, because it is not emulated, or because a graph does
+not fit, which programs try out.
+"""
 _WORDS = 4
 """A standstill has a line for each word that is polled at a place, up to so many."""
 
@@ -129,13 +131,15 @@ def standstill(
     launches: Sequence[tuple[str, int, Any]],
     crowded: Iterable[tuple[str, int]],
     without_work: Mapping[int, Report | None],
+    stream_waits: Iterable[str] = (),
 ) -> Report:
     """The report of where launches are that cannot go on, or that are ended.
 
     `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
     `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
-    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line, and
-    so are all that wait at one place for more than _WORDS things.
+    ended their kernels, if that was a finding; `stream_waits` what streams wait for in memory, in words. Threads that
+    wait at the same place for the same thing are one line, and so are all that wait at one place for more than _WORDS
+    things.
     """
     lines: list[str] = []
     missing: list[str] = []
@@ -168,6 +172,7 @@ def standstill(
             missing.append(f"{share.replace('its', 'the', 1)} of {kernel} on device {device} were never placed")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
+    lines += [f"device {wait}" for wait in stream_waits]
     idle = [
         f"device {device} has no launch queued" if report is None else _ended(device, report)
         for device, report in without_work.items()

@@ -129,8 +129,8 @@ class Engine:
         """Remember what an operation is, for reports; the last ones."""
         if launch is None:
             context = op.command.context
-            kind = type(op.command).__name__.lower()
-            name = f"{op.call} ({kind})" if op.call else kind
+            title = op.command.title
+            name = f"{op.call} ({title})" if op.call else title
             found = Identity(name, context.device.index, process=context.process.title)
         else:
             found = launch.identity

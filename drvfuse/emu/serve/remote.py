@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..bindings import T, is_function
+from ..bindings import FUNCTIONS, T
 from ..wire.coder import coder
 from ..wire.signatures import SIGNATURES
 
@@ -20,7 +20,7 @@ class AttachedDriver:
         self.machine = machine
 
     def __getattr__(self, name: str) -> Any:
-        value = self._function(name) if is_function(name) else getattr(T, name)
+        value = self._function(name) if name in FUNCTIONS else getattr(T, name)
         setattr(self, name, value)
         return value
 

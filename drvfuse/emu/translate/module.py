@@ -82,7 +82,7 @@ class GlobalVar:
     """A `.global` or `.const` variable at `offset` of the globals blob.
 
     init: its first bytes, the rest is zero. relocations: (offset in the variable, offset in the blob): a u64 there
-    is the blob's address plus that.
+    is the blob's address plus that. managed: the host may use it too.
     """
 
     name: str
@@ -92,6 +92,7 @@ class GlobalVar:
     offset: int
     init: bytes
     relocations: tuple[tuple[int, int], ...] = ()
+    managed: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Unit:
                     raise PtxError(v.line, v.name, f"the address of {name!r} in an initial value is not supported")
                 relocations.append((at, offsets[name] + addend))
             self.globals[v.name] = GlobalVar(
-                v.name, v.space, v.size, v.align, offsets[v.name], v.init, tuple(relocations)
+                v.name, v.space, v.size, v.align, offsets[v.name], v.init, tuple(relocations), v.managed
             )
         self.globals_bytes = offset
 

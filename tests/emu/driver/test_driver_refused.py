@@ -11,11 +11,10 @@ import pytest
 from driver_helpers import R, code, ok, primary
 
 from drvfuse.emu import Machine
-from drvfuse.emu.bindings import T, is_function, names
+from drvfuse.emu.bindings import FUNCTIONS, NAMES, T
 from drvfuse.emu.driver import ENTRIES
 from drvfuse.emu.driver.refused import NEWER, REFUSED, refusal, results
 
-FUNCTIONS = [name for name in names() if is_function(name)]
 _COMING = "cu(Graph|Ipc|L|Mem|P|Func|Stream|User|Mod|Device.*Graph)"
 NOT_YET = {name for name in FUNCTIONS if re.match(_COMING, name) and name not in ENTRIES}
 
@@ -62,7 +61,7 @@ def test_a_function_that_is_newer_than_this_version_is_refused_too(
         cuInit
         """
 
-    monkeypatch.setattr(T, "cuDoSomethingNew", newest, raising=False)
+    monkeypatch.setitem(FUNCTIONS, "cuDoSomethingNew", newest)
     primary(cuda)
     assert cuda.cuDoSomethingNew(7) == (R.CUDA_ERROR_NOT_SUPPORTED, None, None)
     assert machine.reports[0].message == refusal("cuDoSomethingNew") and NEWER in machine.reports[0].message
@@ -78,7 +77,7 @@ def test_results_are_counted_in_the_docstrings() -> None:
 def test_all_names_come_with_a_star(monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, Any] = {}
     exec("from drvfuse.emu.driver import *", namespace)
-    assert set(names()) <= namespace.keys() and namespace["CUresult"] is R
+    assert set(NAMES) <= namespace.keys() and namespace["CUresult"] is R
     assert code(namespace["cuDriverGetVersion"]()) == R.CUDA_SUCCESS
 
 
