@@ -131,6 +131,7 @@ def _add_emulator(commands: Any) -> None:
     ):
         run.add_argument(option, dest="race", action="store_const", const=profile, help=text)
     run.add_argument("--delay-stores", action="store_true", help="show stores late where nothing orders them")
+    run.add_argument("--share", action="store_true", help="processes that the program starts use its machine")
     run.add_argument("--report", metavar="FILE.json", help="write what was found, and on what machine, as JSON")
     run.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module in place of a script"

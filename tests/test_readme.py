@@ -39,12 +39,7 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(
     "name,outputs",
     [
-        ("checking", 4),
-        ("findings", 30),
-        ("fp8", 2),
-        ("gemv", 1),
-        ("multicast", 2),
-        ("nodes", 1),
+        *(("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)),
         ("emulated-graphs", 1),
     ],
 )

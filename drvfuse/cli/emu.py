@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 option = f"--{name.replace('_', '-')}"
                 raise ArgumentError(option, "given", "left out, as DRVFUSE_EMU_MACHINE names a machine that is there")
             os.environ[f"DRVFUSE_EMU_{name.upper()}"] = str(int(value)) if value is True else str(value)
-    return emu.program.run(program, module=bool(arguments.module), report=arguments.report)
+    return emu.program.run(program, module=bool(arguments.module), report=arguments.report, share=arguments.share)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -35,15 +35,15 @@ class Argument:
 ArgumentMaker = Callable[[State, Any], Argument]
 
 
-def argument_maker(annotation: Any, other: Any) -> ArgumentMaker:
-    """From the annotations of a parameter in the two signatures, which are text, or `inspect.Parameter.empty`."""
+def argument_maker(name: str, annotation: Any, other: Any) -> ArgumentMaker:
+    """For the parameter of that name, by its annotations in the two signatures: text, or `inspect.Parameter.empty`."""
     if not isinstance(annotation, str):
         return lambda state, value: Argument(_plain(value))
     many, one = _LIST.fullmatch(annotation), _OPTIONAL.fullmatch(annotation)
     there = re.findall(r"\w+", str(other))
     if many:
-        return _list_of(_element(many[2], there[-1]))
-    make = _element(one[1] if one else annotation, there[-1])
+        return _list_of(_element(name, many[2], there[-1]))
+    make = _element(name, one[1] if one else annotation, there[-1])
     return lambda state, value: Argument(None) if value is None else make(state, value)
 
 
@@ -62,10 +62,11 @@ def _list_of(make: ArgumentMaker) -> ArgumentMaker:
     return made
 
 
-def _element(name: str, other: str) -> ArgumentMaker:
-    kind, target = getattr(RT, name, None), getattr(T, other, None)
+def _element(name: str, type_name: str, other: str) -> ArgumentMaker:
+    kind: Any = getattr(RT, type_name, None)
+    target = getattr(T, other, None)
     if is_structure(kind) and target is not None:
-        return lambda state, value: _structure(state, value, kind, target)
+        return lambda state, value: _structure(state, structs.given(name, value, kind), kind, target)
     if is_enum(kind) and is_enum(target):
         return lambda state, value: Argument(enum_of(target, value))
     return lambda state, value: Argument(_plain(value))
@@ -95,8 +96,6 @@ def _plain(value: Any) -> Any:
 
 
 def _structure(state: State, value: Any, kind: Any, target: Any) -> Argument:
-    if not isinstance(value, kind):
-        raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
     special = structs.TO_DRIVER.get(kind.__name__)
     if special is not None:
         return Argument(special(state, value))

@@ -8,7 +8,8 @@ from typing import Any
 from ..bindings import T
 from ..wire.arguments import host_address, integer
 from .state import State, function, only
-from .structs import INVALID_PITCH, set_side, sides
+from .structs import INVALID_PITCH, given, set_side, sides
+from .types import RT
 
 _M = T.CUmemorytype
 _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
@@ -107,6 +108,8 @@ def cudaMemset3DAsync(state: State, pitchedDevPtr: Any, value: Any, extent: Any,
 
 def _planes(where: Any, value: Any, extent: Any) -> list[tuple[Any, ...]]:
     """The arguments of a fill of each plane."""
+    given("pitchedDevPtr", where, RT.cudaPitchedPtr)
+    given("extent", extent, RT.cudaExtent)
     step = where.pitch * where.ysize
     rest = where.pitch, integer(value) & 0xFF, extent.width, extent.height
     return [(int(where.ptr) + z * step, *rest) for z in range(extent.depth)] if extent.width and extent.height else []

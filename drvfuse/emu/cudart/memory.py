@@ -8,6 +8,7 @@ from typing import Any
 from ..bindings import T
 from ..wire.arguments import host_address
 from .state import Failed, State, function
+from .structs import given
 from .types import RT
 
 _P = T.CUpointer_attribute
@@ -66,6 +67,7 @@ def cudaMallocPitch(state: State, width: Any, height: Any) -> tuple[int, int]:
 @function(1)
 def cudaMalloc3D(state: State, extent: Any) -> Any:
     """Rows of `width` bytes and planes of `height` rows."""
+    given("extent", extent, RT.cudaExtent)
     found = RT.cudaPitchedPtr()
     found.ptr, found.pitch = cudaMallocPitch(state, extent.width, extent.height * extent.depth)
     found.xsize, found.ysize = extent.width, extent.height

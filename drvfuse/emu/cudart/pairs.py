@@ -59,7 +59,7 @@ def paired(name: str) -> Function:
     with_context = len(others) == len(parameters) + 1 and others[-1].name == "ctx"
     if other is None or not (with_context or len(others) == len(parameters)):
         return Function(name, refuse(name, signature), len(outputs), False)
-    makers = [argument_maker(p.annotation, q.annotation) for p, q in zip(parameters, others, strict=False)]
+    makers = [argument_maker(p.name, p.annotation, q.annotation) for p, q in zip(parameters, others, strict=False)]
     result_makers = [result_maker(text) for text in outputs]
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:

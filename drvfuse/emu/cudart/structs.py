@@ -26,6 +26,14 @@ _SIDES = {
 }
 
 
+def given(name: str, value: Any, kind: type) -> Any:
+    """A structure that is an argument; TypeError, as of the bindings, for anything else."""
+    if not isinstance(value, kind):
+        wanted, found = f"{kind.__module__}.{kind.__name__}", type(value).__name__
+        raise TypeError(f"Argument {name!r} has incorrect type (expected {wanted}, got {found})")
+    return value
+
+
 def sides(kind: Any) -> tuple[Any, Any]:
     """The memory types of source and destination that a kind of copy names."""
     only(int(kind) in _SIDES, INVALID_DIRECTION)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from ..findings.reports import NO_FINDINGS, Report
 
@@ -37,12 +39,13 @@ def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [report for report in reports if report["kind"] not in NO_FINDINGS]
 
 
-def show(reports: Sequence[Mapping[str, Any]], own_pid: int, title: str, out: TextIO) -> None:
-    """Print findings, oldest first, each with what led there."""
+def show(reports: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print findings on stderr, oldest first, each with what led there."""
+    out = sys.stderr
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(report["kind"] for report in reports).items())
     print(f"\n{title}: {len(reports)} finding{'s' if len(reports) > 1 else ''} ({kinds})", file=out)
     for report in reports[:SHOWN]:
-        where = "" if report["pid"] == own_pid else f"process {report['pid']}: "
+        where = "" if report["pid"] == os.getpid() else f"process {report['pid']}: "
         print(f"\n{where}{report['text']}", file=out)
         if report["timeline"]:
             print(report["timeline"], file=out)

@@ -14,7 +14,6 @@ import json
 import os
 import runpy
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,39 +28,38 @@ from .switch import switch_for_good
 
 _INTERRUPTED = 130
 _NOT_INITIALISED = 3
-_HINT = (
-    "drvfuse emu run: cuda.bindings' Python modules are switched to the emulated driver. Libraries that call the CUDA "
-    "driver from C, as cuda.core, CuPy and PyTorch do, do not go through them."
-)
+_BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
+"""Libraries that call the CUDA driver from C."""
 
 
-def run(program: Sequence[str], *, module: bool = False, report: str | None = None) -> int:
+def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
     """Run a script, or a module as `python -m` does, on the default machine of this process, with its arguments.
 
     `program` is the path or name, and the arguments. What was found is printed on stderr, and goes with what else is
-    known of the run into the JSON file `report`. Returns 1 if anything was found, else the program's own status. Once
-    for a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
+    known of the run into the JSON file `report`. With `share`, the processes that the program starts use this machine
+    too, and each has one of its own otherwise. Returns 1 if anything was found, else the program's own status. Once for
+    a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
     switched, before the program runs.
     """
     name = _existing(program, module)
     _refuse_used_driver()
-    machine = default_machine()
-    known = len(machine.reports)
+    machine = default_machine(served=share)
+    facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": os.getpid()}
+    known, pid = len(machine.reports), os.getpid()
     switch_for_good(machine)
-    with tempfile.TemporaryDirectory(prefix="drvfuse-emu-") as folder:
-        os.environ.update(children.environment(folder), DRVFUSE_DRIVER="emu")
+    os.environ["DRVFUSE_DRIVER"] = "emu"
+    with children.Switched(machine, share) as started:
         status = _run(program, module)
+        if os.getpid() != pid:
+            return status  # a process that the program has forked: the machine is its parent's
         _join_threads()
         found.finish(machine)
-        os.environ.pop(children.VARIABLE)
-        pid = os.getpid()
-        reports = [found.as_json(one, pid) for one in machine.reports[known:]] + children.collect(folder)
+    reports = [found.as_json(one, pid) for one in machine.reports[known:]] + started.reports
     findings = found.findings(reports)
     if findings:
-        found.show(findings, pid, f"drvfuse emu run: {name} on {machine!r}", sys.stderr)
+        found.show(findings, f"drvfuse emu run: {name} on {machine!r}")
     result = 1 if findings else status
     if report is not None:
-        facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": pid}
         facts |= {"program_status": status, "status": result, "findings": len(findings), "reports": reports}
         Path(report).write_text(json.dumps(facts, indent=1) + "\n")
     return result
@@ -117,8 +115,10 @@ def _run(program: Sequence[str], module: bool) -> int:
     except BaseException as error:
         shown = error.with_traceback(_of_program(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
-        if "libcuda" in str(error) or type(error).__name__ == "DynamicLibNotFoundError":
-            print(_HINT, file=sys.stderr)
+        below = [library for library in _BELOW if library in sys.modules]
+        if below:
+            names = ", ".join(below)
+            print(f"drvfuse emu run: {names} may call the CUDA driver from C, not by cuda.bindings", file=sys.stderr)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from drvfuse.emu.program import runner
+from drvfuse.errors import ArgumentError, Unsupported
+
 PROGRAM = '''
 import ctypes, sys
 import numpy as np
@@ -66,6 +69,12 @@ from cuda.bindings import driver, runtime
 from kernels import *  # the program's folder is in sys.path
 assert __name__ == "__main__" and Path(__file__).name == "program.py"
 assert "program/in_children" not in " ".join(sys.path)
+from drvfuse import emu, errors
+try:
+    with emu.program.switched():
+        raise AssertionError
+except errors.Unsupported as error:
+    assert "switched to <Machine of 3 x sm_90a, seed 0> already" in str(error)
 found = np.empty(4, np.uint32)
 ok(runtime.cudaMemcpy(found, put(4), 16, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
 print(found, sys.argv[1:], ok(driver.cuDeviceGetCount()))
@@ -108,6 +117,48 @@ else:
     found = json.loads((tmp_path / "found.json").read_text())
     assert done.returncode == 1 and [report["kind"] for report in found["reports"]] == ["out_of_bounds"]
     assert found["reports"][0]["pid"] != found["pid"] and f"process {found['reports'][0]['pid']}:" in done.stderr
+
+
+def test_processes_share_the_machine_where_that_is_asked_for(run, tmp_path):
+    text = """
+import multiprocessing
+from cuda.bindings import runtime
+import kernels
+def work(handle):
+    given = runtime.cudaIpcMemHandle_t()
+    given.reserved = handle
+    found = bytearray(16)
+    memory = kernels.ok(runtime.cudaIpcOpenMemHandle(given, 1))
+    kernels.ok(runtime.cudaMemcpy(found, memory, 16, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+    kernels.put(5)
+    assert runtime.cudaDeviceSynchronize()[0] == runtime.cudaError_t.cudaErrorIllegalAddress
+    return bytes(found)
+if __name__ == "__main__":
+    memory = kernels.put(4)
+    kernels.ok(runtime.cudaDeviceSynchronize())
+    handle = bytes(kernels.ok(runtime.cudaIpcGetMemHandle(memory)).reserved)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(work, [handle])[::4])
+"""
+    done = run(text, "--share")
+    assert done.stdout == f"{bytes([0, 1, 2, 3])}\n", done.stderr
+    assert done.returncode == 1 and "1 finding (1 out_of_bounds)" in done.stderr and "process 1" in done.stderr
+
+
+def test_forks_of_a_program_report_nothing_and_a_program_that_replaces_itself_does(run):
+    text = """
+import os, sys
+import kernels
+if len(sys.argv) == 1:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+kernels.put(5)
+"""
+    done = run(text)
+    assert done.returncode == 1 and done.stderr.count("1 finding (1 out_of_bounds)") == 1
 
 
 def test_an_exception_is_shown_from_the_program_on_and_its_findings_too(run):
@@ -167,17 +218,23 @@ def test_what_cannot_be_run_is_said_before_anything_runs(command, message, capsy
     assert status == 2 and message in capsys.readouterr().err
 
 
-def test_a_second_switch_of_a_process_is_refused(run):
-    text = """
-from drvfuse import emu
-from drvfuse.errors import Unsupported
-try:
-    with emu.program.switched():
-        pass
-except Unsupported as error:
-    print(error)
-"""
-    assert "cuda-python is switched to <Machine of 8 x sm_90a, seed 0> already" in run(text).stdout
+def test_a_process_that_has_used_the_real_driver_is_refused(monkeypatch):
+    class Loaded:
+        status = 3  # CUDA_ERROR_NOT_INITIALIZED: it was loaded, and nothing else
+
+        def __init__(self, name, mode):
+            assert name == "libcuda.so.1" and mode & os.RTLD_NOLOAD
+
+        def cuDeviceGetCount(self, count):
+            return self.status
+
+    monkeypatch.setattr(runner.ctypes, "CDLL", Loaded)
+    with pytest.raises(ArgumentError, match=r"the program is 'no_such\.py'"):
+        runner.run(["no_such.py"])
+    runner._refuse_used_driver()
+    monkeypatch.setattr(Loaded, "status", 0)
+    with pytest.raises(Unsupported, match="has initialised the real CUDA driver already"):
+        runner._refuse_used_driver()
 
 
 def test_options_of_a_machine_that_is_there_already_are_refused(run):

@@ -5,6 +5,8 @@ Python imports this module when it starts, before anything of the program. It co
 cuda.bindings nothing, hides no other `sitecustomize`, and takes its folder out of `sys.path` again.
 """
 
+import builtins
+import importlib
 import importlib.machinery
 import importlib.util
 import sys
@@ -37,9 +39,13 @@ class _Switch:
 def _switch() -> None:
     if importlib.util.find_spec("drvfuse") is None:  # found by the working folder of the process that has set this up
         sys.path.append(str(_HERE.parents[3]))
-    from drvfuse.emu.program.children import switch
+    program, builtins.__import__ = builtins.__import__, importlib.__import__  # a program may watch its imports
+    try:
+        from drvfuse.emu.program.children import switch
 
-    switch()
+        switch()
+    finally:
+        builtins.__import__ = program
 
 
 def _import_hidden() -> None:
