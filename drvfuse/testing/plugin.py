@@ -28,7 +28,8 @@ OPTIONS = ("devices", "race", "seeds", "arch", "peers", "sm_count", "memory_byte
 _RUN: pytest.StashKey[Run] = pytest.StashKey()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    _keep_as_written(pluginmanager)
     group = parser.getgroup("emu", "emulated CUDA driver (drvfuse)")
     # Two options each, as one with a value that may be missing would take the path behind it for the value.
     group.addoption(
@@ -53,6 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run each test on emulated GPUs with the seeds 0 to N - 1, whatever its mark says",
     )
+
+
+def _keep_as_written(pluginmanager: pytest.PytestPluginManager) -> None:
+    """pytest compiles all modules of a distribution that has a plugin anew, with an `assert` of its own. Those of
+    drvfuse gain nothing by it, and it takes seconds. There is no public way to say so; without this one it is slower.
+    """
+    marked = getattr(getattr(pluginmanager, "rewrite_hook", None), "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked.discard("drvfuse")
 
 
 def _count(text: str) -> int:

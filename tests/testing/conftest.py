@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from drvfuse.emu.program import switched
 from drvfuse.testing import plugin, run
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 CACHE = config.get("cache_dir")  # by default below the home directory, of which pytester makes another one
 OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
@@ -37,7 +39,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, _loaded: N
 
     With `apart=True` in one of its own, which may start others.
     """
-    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DRVFUSE_CACHE_DIR": CACHE, "PYTHONPATH": str(ROOT)}
+    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DRVFUSE_CACHE_DIR": CACHE, "PYTHONPATH": PATH}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
 

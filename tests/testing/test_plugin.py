@@ -297,6 +297,7 @@ def test_where_it_is_installed_other_tests_do_not_notice(pytester: pytest.Pytest
     folder = site / "stand_in-1.dist-info"
     folder.mkdir()
     folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 1\n")
+    folder.joinpath("RECORD").write_text("drvfuse/__init__.py,,\n")  # as pytest finds what to compile anew
     folder.joinpath("entry_points.txt").write_text("" if INSTALLED else f"[pytest11]\ndrvfuse = {plugin.__name__}\n")
     pytester.makepyfile("""
 import sys
@@ -306,8 +307,10 @@ def test_it(pytestconfig):
     ours = sorted(name for name in sys.modules if name.startswith("drvfuse"))
     assert ours == ["drvfuse", "drvfuse.lazy", "drvfuse.testing", "drvfuse.testing.plugin"]
     assert not {"llvmlite", "cuda.bindings", "numpy"} & set(sys.modules)
+    import drvfuse.errors
+    assert not [name for name in vars(drvfuse.errors) if name.startswith("@")]
 """)
-    path = os.pathsep.join([str(site), str(ROOT)])
+    path = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"],
         env={**os.environ, "PYTHONPATH": path}, cwd=pytester.path, capture_output=True, text=True,

@@ -24,7 +24,7 @@ from .failure import Failure
 from .kernels import Kernels
 from .objects import Context, Stream, new_chain
 from .values import ValueOps, WaitValue
-from .work import Callback, Command, Free, HostCall, Launch, Op
+from .work import Callback, Command, Free, HostCall, Launch, Op, Release
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
@@ -252,6 +252,8 @@ class Progress:
         if command.context.error is not None or command.context.destroyed:
             if isinstance(command, Callback) and not command.context.destroyed:
                 self.call_host(command.context.process, command.function, *command.arguments())
+            elif isinstance(command, Release):
+                command.run(self.machine)
             self._finish(op)
         elif isinstance(command, Launch):
             if not self._place(op, command):

@@ -217,7 +217,7 @@ class Free(Command):
 
 @dataclass(frozen=True, eq=False)
 class Release(Command):
-    """Give references to user objects back."""
+    """Give references to user objects back, after a fault too."""
 
     objects: Mapping[UserObject, int]
 

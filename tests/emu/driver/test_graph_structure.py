@@ -12,6 +12,7 @@ from cuda.bindings import driver as T
 from driver_helpers import R, code, ok
 from graph_helpers import Graphs
 
+from drvfuse.emu import Machine
 from drvfuse.emu.bindings import MAJOR
 
 AS_MESSAGES = True
@@ -51,6 +52,46 @@ def test_edges_alone_decide_the_order(cuda: Any, rng: np.random.Generator, seed:
     dependents = cuda.cuGraphNodeGetDependentNodes_v2 if MAJOR == 12 else cuda.cuGraphNodeGetDependentNodes
     found, _, count = ok(dependents(nodes[order[0]], 9))
     assert {int(n) for n in found[:count]} == {handles[b] for a, b in edges if a == order[0]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_node_runs_once_and_behind_what_it_waits_for(seed: int) -> None:
+    """Host functions in a random graph, each third node a child graph of two; other seeds draw other orders."""
+    rng, seen, calls, keep = np.random.default_rng(seed), list[int](), 0, list[Any]()
+    with Machine(devices=1, seed=seed) as machine:
+        cuda = machine.driver
+        ok(cuda.cuInit(0))
+        g = Graphs(cuda)
+
+        def note(graph: Any, after: list[Any]) -> tuple[Any, int]:
+            nonlocal calls
+            number, calls = calls, calls + 1
+            keep.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _, number=number: seen.append(number)))
+            p = T.CUDA_HOST_NODE_PARAMS()
+            p.fn = T.CUhostFn(ctypes.cast(keep[-1], ctypes.c_void_p).value)
+            return ok(cuda.cuGraphAddHostNode(graph, after, len(after), p)), number
+
+        nodes, inside, edges = [], [], []
+        for i in range(12):
+            chosen = [j for j in range(i) if rng.random() < 0.25]
+            after = [nodes[j] for j in chosen]
+            edges += [(j, i) for j in chosen]
+            if i % 3 == 2:
+                child = ok(cuda.cuGraphCreate(0))
+                numbers = [note(child, [])[1] for _ in range(2)]
+                nodes.append(ok(cuda.cuGraphAddChildGraphNode(g.graph, after, len(after), child)))
+            else:
+                node, number = note(g.graph, after)
+                nodes.append(node)
+                numbers = [number]
+            inside.append(numbers)
+        executable = g.instantiate()
+        for _ in range(2):
+            seen.clear()
+            g.run(executable)
+            assert sorted(seen) == list(range(calls))
+            at = [[seen.index(number) for number in numbers] for numbers in inside]
+            assert all(max(at[a]) < min(at[b]) for a, b in edges)
 
 
 def test_a_cycle_is_found_by_instantiation_and_named(cuda: Any) -> None:
