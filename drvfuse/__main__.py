@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver,
-130 interrupted; of `drvfuse run` that of the first process that failed."""
+130 interrupted; of `drvfuse run` that of the first process that failed; of `drvfuse emu run` 1 if anything was found,
+else that of the program."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from . import __version__, errors
 from .cli.options import check_files
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -22,6 +23,8 @@ def _at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is {'not positive' if least else 'negative'}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is above {most}")
         return value
 
     return parse
@@ -110,6 +113,30 @@ def _add_emulator(commands: Any) -> None:
     serve.add_argument(
         "--address", metavar="ADDRESS", default=None, help='"unix:@NAME" or "unix:/PATH" (default: a name nobody has)'
     )
+    run = emu.add_parser(
+        "run",
+        usage="drvfuse emu run [options] SCRIPT ... | -m MODULE ...",
+        help="run a program that was written for cuda-python, as it is",
+        description="Runs a Python program on emulated GPUs: cuda-python's modules are switched in its process. What "
+        "is found is printed when it ends, and the status is 1 then, else the program's own.",
+        allow_abbrev=False,
+    )
+    run.add_argument("--devices", type=_at_least(1, 8), help="emulated GPUs, up to 8 (default: 8)")
+    run.add_argument("--arch", help="what they are (default: sm_90a)")
+    run.add_argument("--seed", type=_natural, help="of the order in which work runs (default: 0)")
+    for option, profile, text in (  # options of their own: a value is never the word behind --race
+        ("--race", "hardware", "report data races"),
+        ("--race=hardware", "hardware", "the same"),
+        ("--race=strict", "strict", "report also what hardware orders beyond the PTX memory model"),
+    ):
+        run.add_argument(option, dest="race", action="store_const", const=profile, help=text)
+    run.add_argument("--delay-stores", action="store_true", help="show stores late where nothing orders them")
+    run.add_argument("--share", action="store_true", help="processes that the program starts use its machine")
+    run.add_argument("--report", metavar="FILE.json", help="write what was found, and on what machine, as JSON")
+    run.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module in place of a script"
+    )
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a script and its arguments")
 
 
 def _parser() -> argparse.ArgumentParser:

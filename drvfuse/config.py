@@ -63,6 +63,13 @@ def _text(value: Any) -> str:
     return text
 
 
+def _race(value: Any) -> Any:
+    """False, or the name of a profile of the emulated driver's race detector; True is its default profile."""
+    if isinstance(value, str) and value.strip().lower() in ("hardware", "strict"):
+        return value.strip().lower()
+    return "hardware" if _boolean(value) else False
+
+
 def _driver(value: Any) -> Any:
     """A name, or an object that `runtime.driver.get_driver` takes: an emulated machine or an open Driver."""
     machine = hasattr(value, "driver") and hasattr(value, "reports")
@@ -122,6 +129,11 @@ SETTINGS: Mapping[str, Setting] = {
         'an address such as "unix:@NAME" or "unix:/PATH"',
         "the emulated machine of another process (`drvfuse emu serve`) that this one uses in place of its own",
     ),
+    "emu_devices": Setting(_whole(1, 8), 8, "a whole number, 1 to 8", "devices of the default emulated machine"),
+    "emu_arch": Setting(_text, "sm_90a", 'an architecture such as "sm_90a"', "what these devices are"),
+    "emu_seed": Setting(_whole(0, (1 << 64) - 1), 0, "a whole number of at least 0", "the order in which it runs work"),
+    "emu_race": Setting(_race, False, '0, 1, "hardware" or "strict"', "report data races on the default machine"),
+    "emu_delay_stores": Setting(_boolean, False, "0 or 1", "let its stores come late where nothing orders them"),
     "emu_window_gib": Setting(
         _whole(1, 1024), 64, "a whole number of GiB, 1 to 1024", "address space reserved by the emulated driver"
     ),

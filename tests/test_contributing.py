@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_the_example_op_works_as_written(tmp_path: Path) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     blocks = r"`((?:drvfuse|tests)/[\w/]+\.(?:py|cu))`:\n\n```(?:python|cpp)\n((?:#|//) SPDX.*?)```"

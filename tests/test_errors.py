@@ -57,7 +57,7 @@ def _refuse() -> None:
     drvfuse.device("first", driver="emu")  # type: ignore[arg-type]
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_worker_process_delivers_its_error() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(ArgumentError) as caught:
         pool.submit(_refuse).result(timeout=100)

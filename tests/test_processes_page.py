@@ -47,19 +47,19 @@ def served():
         assert not machine.reports
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_drvfuse_run(program):
     assert "drvfuse run -n 4 --driver emu rank.py" in PAGE
     lines(4, [sys.executable, "-m", "drvfuse", "run", "-n", "4", "--driver", "emu", program])
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="needs mpiexec (pip install mpich)")
 def test_mpiexec(program, served):
     lines(2, [MPIEXEC, "-n", "2", sys.executable, program], **served)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_torchrun(program, served):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

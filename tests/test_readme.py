@@ -20,7 +20,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=110)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_python_blocks_run(tmp_path: Path) -> None:
     assert PYTHON_BLOCKS
     for number, block in enumerate(PYTHON_BLOCKS):
@@ -35,8 +35,14 @@ def plain(text: str) -> str:
     return re.sub(r"0x[0-9a-f]{5,}", "0x...", text).strip()
 
 
-@pytest.mark.emu
-@pytest.mark.parametrize("name,outputs", [("checking", 4), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)])
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    "name,outputs",
+    [
+        *(("checking", 4), ("findings", 30), ("fp8", 2), ("gemv", 1), ("multicast", 2), ("nodes", 1)),
+        ("emulated-graphs", 1),
+    ],
+)
 def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: int) -> None:
     page = (ROOT / "docs" / f"{name}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page, re.DOTALL)
@@ -49,7 +55,7 @@ def test_a_page_shows_what_its_code_prints(tmp_path: Path, name: str, outputs: i
     assert [plain(text) for text in printed] == [plain(shown) for _, shown in blocks]
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     result = run("-m", "drvfuse", "demo", "--driver", "emu", "--json", "--rows", "24", "--cols", "512")
     assert result.returncode == 0, result.stderr
@@ -61,14 +67,14 @@ def test_demo_on_the_emulated_driver_finds_no_mismatch() -> None:
     assert checks == {(op, algo): 0 for op in ops for algo in algos}
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_demo_says_first_which_driver_it_uses() -> None:
     result = run("-m", "drvfuse", "demo", "--driver", "emu", "--gpus", "2", "--rows", "3", "--cols", "40")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0].startswith("driver: emulated, 2 ")
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_doctor_moves_data_between_every_pair() -> None:
     result = run("-m", "drvfuse", "doctor", "--driver", "emu", "--json")
     report = json.loads(result.stdout)

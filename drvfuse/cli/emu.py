@@ -4,13 +4,34 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 
-from .. import emu
+from .. import config, emu
+from ..errors import ArgumentError
+from .options import program_of
 
 
 def run_emu(arguments: argparse.Namespace) -> int:
+    """The command `serve` or `run`."""
+    return _serve(arguments) if arguments.emu_command == "serve" else _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run a program on the default machine. Options are settings for it, and for the processes that it starts."""
+    program = program_of(arguments)
+    for name in ("devices", "arch", "seed", "race", "delay_stores"):
+        value = getattr(arguments, name)
+        if value not in (None, False):
+            if config.get("emu_machine"):
+                option = f"--{name.replace('_', '-')}"
+                raise ArgumentError(option, "given", "left out, as DRVFUSE_EMU_MACHINE names a machine that is there")
+            os.environ[f"DRVFUSE_EMU_{name.upper()}"] = str(int(value)) if value is True else str(value)
+    return emu.program.run(program, module=bool(arguments.module), report=arguments.report, share=arguments.share)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     """Serve a machine until SIGINT or SIGTERM; the last word of the first line is its address. What was found is
     printed at the end, and the status is 1 then, else 0.
     """

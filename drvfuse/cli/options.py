@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import ArgumentError
 
-_FILES = ("out", "plot", "png", "record")
+_FILES = ("out", "plot", "png", "record", "report")
 
 
 def check_files(arguments: argparse.Namespace) -> None:
@@ -18,6 +18,20 @@ def check_files(arguments: argparse.Namespace) -> None:
         path = getattr(arguments, option, None)
         if path is not None:
             _check_file(f"--{option}", path)
+
+
+def program_of(arguments: argparse.Namespace) -> list[str]:
+    """The script or module of a command that runs one, and its arguments. ArgumentError if there is none."""
+    if arguments.module:
+        if arguments.program:
+            raise ArgumentError("-m", "given together with a script", "the last option, before the module's arguments")
+        return list(arguments.module)
+    program: list[str] = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise ArgumentError("the program", "missing", "a Python script, or -m and a module, and its arguments")
+    if not os.path.exists(program[0]):
+        raise ArgumentError("the program", repr(program[0]), "a Python script that exists, or -m and a module")
+    return program
 
 
 def _check_file(option: str, path: str) -> None:

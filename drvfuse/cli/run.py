@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .. import config
 from ..bootstrap.supervisor import Supervisor
-from ..errors import ArgumentError
+from .options import program_of
 
 _MORE_THAN_SPIN = 5.0
 _MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is compiled first
@@ -20,7 +20,9 @@ _MACHINE_SECONDS = 120.0  # with an empty cache, the machine's native runtime is
 
 def run_run(arguments: argparse.Namespace) -> int:
     """Run the ranks. Returns 0 if all ended well, else the exit status of the first that failed."""
-    return run_ranks(_program(arguments), arguments.n, arguments.driver or config.get("driver"))
+    program = program_of(arguments)
+    command = ["-m", *program] if arguments.module else program
+    return run_ranks(command, arguments.n, arguments.driver or config.get("driver"))
 
 
 def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
@@ -40,19 +42,6 @@ def run_ranks(program: Sequence[str], size: int, driver: str) -> int:
             own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             supervisor.start(f"rank {rank}", f"[{rank}] ", [sys.executable, *program], own)
         return supervisor.wait()
-
-
-def _program(arguments: argparse.Namespace) -> list[str]:
-    if arguments.module:
-        if arguments.program:
-            raise ArgumentError("-m", "given together with a script", "the last option, before the module's arguments")
-        return ["-m", *arguments.module]
-    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if not program:
-        raise ArgumentError("the program", "missing", "a Python script, or -m and a module, and its arguments")
-    if not os.path.exists(program[0]):
-        raise ArgumentError("the program", repr(program[0]), "a Python script that exists, or -m and a module")
-    return list(program)
 
 
 def _environment(size: int, driver: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 # The public names, here and nowhere else: see `drvfuse.lazy`.
 
 from . import driver as driver
+from . import program as program
 from .findings.reports import Report as Report
 from .machine.machine import Machine as Machine
 from .machine.machine import default_machine as default_machine

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cuda.bindings have of their own: enums and structs, which the emulated driver takes and returns, and functions
-that it has not. Importing them needs no driver.
+"""What cuda.bindings have of their own: enums and structs, which the emulated driver takes and returns, and the names
+of all functions. Importing them needs no driver.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from ..errors import DriverUnavailable, Unsupported
+from ..errors import DriverUnavailable
 
 try:
-    import cuda.bindings
+    from cuda.bindings import __version__ as _version  # not `import cuda.bindings`: see program/in_children
     from cuda.bindings import driver as _driver
 except ImportError as error:  # pragma: no cover - the package is installed wherever the tests run
     raise DriverUnavailable(
@@ -20,20 +21,13 @@ except ImportError as error:  # pragma: no cover - the package is installed wher
 
 T: Any = _driver
 R: Any = _driver.CUresult
-MAJOR = int(cuda.bindings.__version__.split(".")[0])
+MAJOR = int(_version.split(".")[0])
 """Major version of the installed bindings; in 13 some functions have another signature than in 12."""
 
 
-def other(name: str) -> Any:
-    """What cuda.bindings.driver has by a name that is no emulated function: a function raises Unsupported when called.
-
-    Raises AttributeError for a name that it does not have.
-    """
-    value = getattr(T, name)
-    if name.startswith("cu") and callable(value) and not isinstance(value, type):
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise Unsupported(f"{name} is not part of the emulated driver")
-
-        return refuse
-    return value
+NAMES = [name for name in dir(T) if not name.startswith("_") and not isinstance(getattr(T, name), ModuleType)]
+"""The public names of cuda.bindings.driver."""
+FUNCTIONS = {
+    name: getattr(T, name) for name in NAMES if name.startswith("cu") and not isinstance(getattr(T, name), type)
+}
+"""Its functions, as they are now: a program that runs on the emulated driver has others there."""

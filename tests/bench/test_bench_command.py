@@ -18,7 +18,7 @@ from drvfuse.bench import collective_calls, fp8_rmsnorm, fp8_siblings, gemv, tra
 from drvfuse.cli import bench
 from drvfuse.runtime.multicast_support import VETOES
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 Command = Callable[..., tuple[list[dict[str, Any]], str]]
 

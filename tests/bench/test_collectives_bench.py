@@ -21,7 +21,7 @@ from drvfuse.bench.peer_worker import NORM, PEERS
 from drvfuse.bench.settings import EMULATED
 from drvfuse.runtime.multicast_support import VETOES
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 Command = Callable[..., tuple[list[dict[str, Any]], list[str]]]
 

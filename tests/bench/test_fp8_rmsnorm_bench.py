@@ -18,7 +18,7 @@ from drvfuse.bench.timing import copy_launch, microseconds_per_call
 from drvfuse.errors import ArgumentError
 from drvfuse.reference import coat_rmsnorm
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import drvfuse as df
 from drvfuse.bench import fp8_siblings
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 # Bytes of an element: of the arrays of a call that have one, and the group scales.
 ELEMENT = (3, 3, 4, 4, 3.125, 3.125, 5.125, 5.125, 2.25, 7.125, 8.25, 7.125, 9.125)

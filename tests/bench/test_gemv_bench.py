@@ -13,7 +13,7 @@ from drvfuse.bench import gemv
 from drvfuse.cli.shapes import gemv_shape
 from drvfuse.errors import ArgumentError
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def test_a_shape_gives_all_figures(monkeypatch: pytest.MonkeyPatch) -> None:

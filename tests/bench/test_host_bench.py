@@ -13,7 +13,7 @@ from drvfuse.bench import host
 from drvfuse.runtime.driver import get_driver
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_the_command_times_every_call_four_ways_and_the_skew_of_collectives(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(host, "BURST", 1)
     monkeypatch.setattr(host, "BURSTS", 1)
@@ -34,7 +34,7 @@ def test_more_gpus_than_there_are_is_refused(capsys):
     assert "--gpus is 9; it must be from 1 to 8" in capsys.readouterr().err
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_driver_calls_of_a_launch(counted_calls):
     """A launch makes its context current and asks once for each stream whether it is captured, and nothing else."""
     with df.emu.Machine(devices=4) as machine, host.cases(get_driver(machine), 4) as cases:

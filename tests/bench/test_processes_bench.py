@@ -14,7 +14,7 @@ from drvfuse.__main__ import main
 from drvfuse.emu import Machine
 from drvfuse.emu.serve.server import Server
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def test_a_row_for_each_op_and_algorithm(tmp_path):

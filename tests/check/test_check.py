@@ -27,7 +27,7 @@ from drvfuse.ops.call import faults
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.collectives import kernels
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def check(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:

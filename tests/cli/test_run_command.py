@@ -259,7 +259,7 @@ def machine():
         yield one, server.address
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_ranks_share_the_machine_that_a_variable_names(run, machine):
     code = """
         import numpy as np
@@ -277,7 +277,7 @@ def test_ranks_share_the_machine_that_a_variable_names(run, machine):
 EMU = "--driver", "emu"
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
     code = """
         import drvfuse as df
@@ -297,7 +297,7 @@ def test_a_machine_is_started_for_the_ranks_and_says_what_it_found(run):
     assert err[-1] == "drvfuse run: the emulated machine ended with exit status 1"
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_machine_that_is_killed_is_named(run):
     code = """
         import drvfuse as df
@@ -314,14 +314,14 @@ def test_a_machine_that_is_killed_is_named(run):
     assert said == "drvfuse run: the emulated machine was killed by SIGKILL; the others have 5.5 s to end"
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_machine_that_does_not_start_is_said_to(run):
     status, out, err = run(99, "print('started')", options=EMU)
     assert status == 2 and not out
     assert err[-1] == "drvfuse run: the emulated machine did not start: it ended with exit status 2"
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_the_demo_runs_with_a_process_for_each_gpu(machine):
     command = [
         "-m",

@@ -31,7 +31,7 @@ from drvfuse.errors import (
     Unsupported,
 )
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 SET_UP = {
     "cuMemCreate": 1,

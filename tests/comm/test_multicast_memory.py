@@ -15,7 +15,7 @@ from drvfuse.comm import multicast
 from drvfuse.errors import ArgumentError, CaptureError, ClosedError, DriverError, MulticastError, Unsupported
 from drvfuse.runtime.lifetime import flush
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 UNIT = 2 << 20
 

@@ -15,7 +15,7 @@ import pytest
 import drvfuse as df
 from drvfuse.errors import DriverError
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "multicast.md"
 EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -20,7 +20,7 @@ from drvfuse.errors import ArgumentError, DriverError, MulticastError
 from drvfuse.runtime import multicast as objects
 from drvfuse.runtime.lifetime import flush
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 UNIT = 2 << 20
 DEVICES = [2, 0, 1]  # by rank, so that a rank's number is not its device's

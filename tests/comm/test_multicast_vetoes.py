@@ -23,7 +23,7 @@ from drvfuse import config
 from drvfuse.runtime.driver import Driver
 from drvfuse.runtime.multicast_support import VETOES, vetoes
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 PROGRAM = """
 import json, sys

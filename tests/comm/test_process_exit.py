@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 PROGRAM = """
 import os, signal, sys, time

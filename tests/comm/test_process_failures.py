@@ -27,7 +27,7 @@ from drvfuse.errors import (
     RankEnded,
 )
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 ALGOS = ("one_stage", "push_one_shot")
 

@@ -17,7 +17,7 @@ from drvfuse import reference
 from drvfuse.comm import multicast
 from drvfuse.errors import CaptureError, GroupError, MulticastError, Unsupported
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 UNIT = 2 << 20
 CALLS = {

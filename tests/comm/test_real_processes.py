@@ -324,7 +324,7 @@ def test_symmetric_memory_of_several_processes(run, n):
     run(n, symmetric_memory)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_sums_in_the_switch(pool):
     pool.run(3, switch_sums)
 

@@ -40,7 +40,7 @@ from drvfuse.ops.collectives.kernels import (
 from drvfuse.ops.gemv.gemv_partial_norm import GemvParams
 from drvfuse.trace import layout
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 class Block(NamedTuple):

@@ -14,7 +14,7 @@ from thread_exchange import Table, ThreadExchange
 import drvfuse as df
 from drvfuse import config, dtypes, errors, reference
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def engines(n):

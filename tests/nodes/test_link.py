@@ -12,7 +12,7 @@ import drvfuse as df
 from drvfuse import config, errors, reference
 from drvfuse.nodes.in_process import InProcess
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 class Watched(InProcess):

@@ -21,7 +21,7 @@ from drvfuse.nodes.exchange import Member, Part
 from drvfuse.nodes.layout import Nodes
 from drvfuse.nodes.mpi import Mpi
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 ROOT = Path(__file__).resolve().parents[2]
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 

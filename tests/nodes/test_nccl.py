@@ -15,7 +15,7 @@ from drvfuse import errors, reference
 from drvfuse.nodes.layout import Nodes
 from drvfuse.nodes.nccl import Nccl, _refuse_multicast
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 FLOAT32, BYTES = 7, 4
 
 

@@ -147,7 +147,7 @@ def test_synchronise_in_a_capture_is_refused_and_capture_survives(driver: str) -
         stream.synchronize()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_closed_device_raises_and_a_new_one_can_be_made() -> None:
     machine = df.emu.Machine(devices=1)
     device = df.device(0, driver=machine)
@@ -160,7 +160,7 @@ def test_closed_device_raises_and_a_new_one_can_be_made() -> None:
     assert again is not device and again.stream.query()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_machine_that_nobody_uses_is_collected() -> None:
     machine = df.emu.Machine(devices=2)
     device = df.device(0, driver=machine)
@@ -175,7 +175,7 @@ def test_a_machine_that_nobody_uses_is_collected() -> None:
     assert weak() is None
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_an_array_that_the_driver_itself_keeps_does_not_keep_the_machine() -> None:
     machine = df.emu.Machine(devices=1)
     array = df.device(0, driver=machine).zeros((10,), "float32")

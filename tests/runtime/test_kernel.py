@@ -273,7 +273,7 @@ def test_clusters_that_a_kernel_requires_or_that_do_not_fit(driver: str) -> None
         module["pairs"].prepare(7, 1, out)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_cluster_that_fits_nowhere_is_refused() -> None:
     with df.emu.Machine(devices=1, sm_count=2) as machine:
         device = df.device(0, driver=machine)
@@ -283,7 +283,7 @@ def test_a_cluster_that_fits_nowhere_is_refused() -> None:
             kernel.prepare(8, 32, out, cluster=4, smem=200 << 10)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_clusters_need_compute_capability_9() -> None:
     with df.emu.Machine(devices=1, arch="sm_80") as machine:
         device = df.device(0, driver=machine)

@@ -167,7 +167,7 @@ def test_free_comes_after_a_stream_given_as_int_that_is_gone_by_then(driver: str
     assert [entry[0] for entry in calls.ring].count("cuStreamWaitEvent") == 1
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_copies_come_after_the_work_of_other_streams(rng: np.random.Generator) -> None:
     with df.emu.Machine(devices=1) as machine:
         device = df.device(0, driver=machine)

@@ -17,7 +17,7 @@ from drvfuse.runtime.lifetime import flush
 from drvfuse.runtime.multicast import _properties
 from drvfuse.runtime.vmm import AddressRange, MappedMemory, Mapping, PhysicalMemory, allocation_properties
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 UNIT = 2 << 20
 Refused = Callable[..., None]

@@ -142,7 +142,7 @@ def test_untraced_collectives_are_kernels_without_calls(op, algo, staged, tmp_pa
     assert code(CU) == code(tmp_path)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("m", [1, 3])
 def test_an_untraced_gemv_is_a_kernel_without_calls(m, tmp_path, monkeypatch):
     plain_sources(tmp_path)

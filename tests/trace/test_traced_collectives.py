@@ -303,7 +303,7 @@ def test_a_rank_that_never_comes_is_waited_for_to_the_end(group, rng):
     assert (records["end_ns"][records["role"] == "block"] > 10e6).all()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["two_stage", *PUSH])
 def test_two_launches_of_a_traced_call_in_a_pdl_chain_do_not_race(rng, algo):
     machine = df.emu.Machine(devices=2, race="strict")

@@ -16,7 +16,7 @@ from drvfuse.trace.decode import RECORD
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tracing.md").read_text()
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

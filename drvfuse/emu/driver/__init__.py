@@ -9,35 +9,58 @@ with one changed import:
     error, count = cuda.cuDeviceGetCount()
 
 `EmulatedDriver(process)` is the same namespace for a process of a machine of one's own. Enums and structs are
-cuda.bindings' own. A function of the driver that is not emulated raises `Unsupported` when it is called.
+cuda.bindings' own. A function of the driver that is not emulated is refused when it is called (`refused`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import T, other
+from ..bindings import FUNCTIONS, NAMES, T
 from ..machine.machine import default_machine
 from ..machine.process import Process
 from . import (  # noqa: F401
+    batch,
     context,
     copy,
     device,
     error,
     event,
+    fill,
     function,
     graph,
+    graph_any_node,
+    graph_dot,
+    graph_edges,
+    graph_exec,
+    graph_memory,
+    graph_nodes,
+    ipc,
     launch,
+    legacy_launch,
+    link,
+    logs,
+    managed,
+    managed_batch,
     memory,
     module,
     multicast,
     occupancy,
     pointer,
     pool,
+    pool_share,
+    settings,
     stream,
+    stream_attributes,
+    user_object,
+    values,
     vmm,
 )
 from .entry import ENTRIES, invoke
+from .entry import perform as perform
+from .refused import refusal, refuse
+
+__all__ = sorted({*NAMES, *ENTRIES})  # noqa: PLE0605
 
 
 class EmulatedDriver:
@@ -58,15 +81,17 @@ class EmulatedDriver:
         return f"<EmulatedDriver of {self.process!r}>"
 
 
-def _lookup(name: str, process: Process | None) -> Any:
+def _lookup(name: str, process: Process) -> Any:
     entry = ENTRIES.get(name)
-    if entry is not None and process is not None:
+    if entry is not None:
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             return invoke(process, entry, args, kwargs)
 
         return _named(call, name)
-    return other(name)
+    if name in FUNCTIONS:
+        return _named(lambda *args, **kwargs: refuse(process, name), name)
+    return getattr(T, name)
 
 
 def _of_default_machine(name: str) -> Any:
@@ -78,15 +103,17 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
+    """Give a function the name, the signature and perhaps the docstring that it has in the bindings."""
+    call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = ENTRIES[name].function.__doc__
+    call.__doc__ = (ENTRIES[name].function.__doc__ or original.__doc__) if name in ENTRIES else refusal(name)
     return call
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    value = _of_default_machine(name) if name in ENTRIES else _lookup(name, None)
+    value = _of_default_machine(name) if name in ENTRIES or name in FUNCTIONS else getattr(T, name)
     globals()[name] = value
     return value
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
+from ..machine import heap
 from ..machine.objects import Context
 from ..machine.process import Process
-from .entry import check, entry, is_enum, number, present
+from .entry import check, entry, present
 from .error import DRIVER_VERSION
 
 _LIMITS = {
     T.CUlimit.CU_LIMIT_STACK_SIZE: 1024,
     T.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE: 8 << 20,
-    T.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE: 8 << 20,
+    T.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE: heap.DEFAULT_BYTES,
     T.CUlimit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY: 128,
     T.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE: 0,
 }
@@ -23,7 +24,7 @@ _LIMITS = {
 
 def _context(proc: Process, ctx: Any) -> Context:
     """A context argument, or the current one for 0."""
-    if number(ctx) == 0:
+    if ctx == 0:
         return proc.current()
     return proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
 
@@ -78,10 +79,29 @@ def cuCtxDestroy(proc: Process, ctx: Any) -> None:
         stack.pop()
 
 
+@entry(1)
+def cuCtxAttach(proc: Process, flags: int) -> Any:
+    """One use more of the current context, which `cuCtxDetach` takes back."""
+    check(flags == 0)
+    context = proc.current()
+    context.uses += 1
+    return T.CUcontext(context.handle)
+
+
+@entry()
+def cuCtxDetach(proc: Process, ctx: Any) -> None:
+    """One use less: the last one destroys it."""
+    context = proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
+    if context.uses == 1:
+        cuCtxDestroy(proc, ctx)
+    else:
+        context.uses -= 1
+
+
 @entry()
 def cuCtxSetCurrent(proc: Process, ctx: Any) -> None:
     """Replaces the top of the thread's stack; None pops it."""
-    top = [proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if number(ctx) else []
+    top = [proc.get(ctx, Context, R.CUDA_ERROR_INVALID_CONTEXT)] if ctx else []
     proc.threads.contexts[-1:] = top
 
 
@@ -128,10 +148,23 @@ def cuCtxGetApiVersion(proc: Process, ctx: Any) -> int:
 
 @entry(unsafe=True)
 def cuCtxSynchronize(proc: Process) -> None:
-    context = proc.current()
+    _synchronise(proc, proc.current())
+
+
+def _synchronise(proc: Process, context: Context) -> None:
     for stream in context.streams:
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     proc.synchronise(context)
+
+
+@entry(1, bindings=13)
+def cuCtxGetDevice_v2(proc: Process, ctx: Any) -> Any:
+    return T.CUdevice(_context(proc, ctx).device.index)
+
+
+@entry(bindings=13, unsafe=True)
+def cuCtxSynchronize_v2(proc: Process, ctx: Any) -> None:
+    _synchronise(proc, _context(proc, ctx))
 
 
 @entry(2)
@@ -143,17 +176,17 @@ def cuCtxGetStreamPriorityRange(proc: Process) -> tuple[int, int]:
 
 @entry(1)
 def cuCtxGetLimit(proc: Process, limit: Any) -> int:
-    is_enum(limit, T.CUlimit, "limit")
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
     return proc.current().limits.get(int(limit), _LIMITS[limit])
 
 
 @entry()
 def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
-    """Kept and given back; nothing emulated depends on a limit."""
-    is_enum(limit, T.CUlimit, "limit")
+    """Kept and given back. Only that of the heap has an effect; it is settled once a kernel has allocated from it."""
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
-    proc.current().limits[int(limit)] = value
+    context = proc.current()
+    check(int(limit) != heap.LIMIT or context.heap is None or not context.heap.settled)
+    context.limits[int(limit)] = value
 
 
 @entry()
@@ -177,8 +210,3 @@ def cuCtxDisablePeerAccess(proc: Process, peerContext: Any) -> None:
     proc.synchronise(context)
     context.peers.discard(peer)
     proc.memory.refresh_context(peer)
-
-
-@entry()
-def cuCtxSetCacheConfig(proc: Process, config: Any) -> None:
-    proc.current()

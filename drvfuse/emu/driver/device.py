@@ -8,10 +8,11 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine import multicast
+from ..machine.failure import Failure
 from ..machine.objects import Context, Pool
 from ..machine.process import Process
 from . import context as contexts
-from .entry import check, entry, is_enum, number, present, text
+from .entry import check, entry, present, text
 
 _A = T.CUdevice_attribute
 _PREFIX = "CU_DEVICE_ATTRIBUTE_"
@@ -21,7 +22,10 @@ _SUPPORTED = (
     *("STREAM_PRIORITIES_SUPPORTED", "GLOBAL_L1_CACHE_SUPPORTED", "LOCAL_L1_CACHE_SUPPORTED"),
     *("COMPUTE_PREEMPTION_SUPPORTED", "COOPERATIVE_LAUNCH", "HOST_REGISTER_SUPPORTED"),
     *("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
-    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    *("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "MEMPOOL_SUPPORTED_HANDLE_TYPES", "IPC_EVENT_SUPPORTED"),
+    *("MANAGED_MEMORY", "CONCURRENT_MANAGED_ACCESS", "COOPERATIVE_MULTI_DEVICE_LAUNCH"),
+    *("CAN_USE_64_BIT_STREAM_MEM_OPS", "CAN_USE_STREAM_WAIT_VALUE_NOR"),
+    *("CAN_USE_STREAM_MEM_OPS_V1", "CAN_USE_64_BIT_STREAM_MEM_OPS_V1", "CAN_USE_STREAM_WAIT_VALUE_NOR_V1"),
 )
 # The same on every emulated device; what depends on the machine is in `_attributes`, and what is in neither is 0.
 _FIXED = {
@@ -96,11 +100,47 @@ def cuDeviceGetUuid(proc: Process, dev: Any) -> Any:
 @entry(1)
 def cuDeviceGetAttribute(proc: Process, attrib: Any, dev: Any) -> int:
     """Every attribute of the enum has a value; what the emulated device does not have is 0."""
-    is_enum(attrib, _A, "attrib")
     index = proc.device(dev).index
     name = attrib.name.removeprefix(_PREFIX)
     check(name != "MAX")
     return _attributes(proc, index).get(name, _FIXED.get(name, 0))
+
+
+@entry(1)
+def cuDeviceGetProperties(proc: Process, dev: Any) -> Any:
+    known, found = _FIXED, T.CUdevprop()
+    proc.device(dev)
+    found.maxThreadsPerBlock, found.SIMDWidth = known["MAX_THREADS_PER_BLOCK"], known["WARP_SIZE"]
+    found.maxThreadsDim = [known[f"MAX_BLOCK_DIM_{axis}"] for axis in "XYZ"]
+    found.maxGridSize = [known[f"MAX_GRID_DIM_{axis}"] for axis in "XYZ"]
+    found.sharedMemPerBlock = known["MAX_SHARED_MEMORY_PER_BLOCK"]
+    found.totalConstantMemory, found.memPitch = known["TOTAL_CONSTANT_MEMORY"], known["MAX_PITCH"]
+    found.regsPerBlock, found.clockRate = known["MAX_REGISTERS_PER_BLOCK"], known["CLOCK_RATE"]
+    found.textureAlign = known["TEXTURE_ALIGNMENT"]
+    return found
+
+
+@entry(2)
+def cuDeviceGetLuid(proc: Process, dev: Any) -> tuple[bytes, int]:
+    """Devices have such a number under Windows alone."""
+    proc.device(dev)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
+
+
+@entry(1)
+def cuDeviceGetTexture1DLinearMaxWidth(proc: Process, pformat: Any, numChannels: int, dev: Any) -> int:
+    """No texture is so small that it could be emulated."""
+    proc.device(dev)
+    check(numChannels in (1, 2, 4))
+    return 0
+
+
+@entry(1)
+def cuDeviceGetExecAffinitySupport(proc: Process, typename: Any, dev: Any) -> int:
+    """A context cannot be given a part of the multiprocessors."""
+    proc.device(dev)
+    check(typename == T.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
+    return 0
 
 
 @entry(1)
@@ -121,12 +161,44 @@ def cuDeviceCanAccessPeer(proc: Process, dev: Any, peerDev: Any) -> int:
 
 @entry(1)
 def cuDeviceGetP2PAttribute(proc: Process, attrib: Any, srcDevice: Any, dstDevice: Any) -> int:
-    is_enum(attrib, T.CUdevice_P2PAttribute, "attrib")
     source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     kind = T.CUdevice_P2PAttribute
     access = kind.CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, kind.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
     return int(attrib in access and proc.machine.can_reach(source, target))
+
+
+@entry(1, bindings=13)
+def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], count: int, dev: Any) -> list[int]:
+    """None: the attribute of native atomics on host memory is 0."""
+    proc.device(dev)
+    check(count)
+    return [0] * count
+
+
+@entry(1, bindings=13)
+def cuDeviceGetP2PAtomicCapabilities(
+    proc: Process, operations: list[Any], count: int, srcDevice: Any, dstDevice: Any
+) -> list[int]:
+    """Everything that kernels have instructions for, where a device reaches the other one."""
+    source, target = proc.device(srcDevice), proc.device(dstDevice)
+    check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
+    check(count)
+    reached = proc.machine.can_reach(source, target)
+    return [_atomics(operation) if reached else 0 for operation in operations[:count]]
+
+
+def _atomics(operation: Any) -> int:
+    """The CUatomicOperationCapability of an operation."""
+    kinds = T.CUatomicOperationCapability
+    words = kinds.CU_ATOMIC_CAPABILITY_SCALAR_32 | kinds.CU_ATOMIC_CAPABILITY_SCALAR_64
+    reduced = kinds.CU_ATOMIC_CAPABILITY_REDUCTION | words
+    name = operation.name.removeprefix("CU_ATOMIC_OPERATION_")
+    if name.startswith("FLOAT"):
+        return int(reduced) if name == "FLOAT_ADD" else 0
+    if name in ("EXCHANGE", "CAS"):
+        return int(words | kinds.CU_ATOMIC_CAPABILITY_SCALAR_128)
+    return int(reduced | kinds.CU_ATOMIC_CAPABILITY_SIGNED | kinds.CU_ATOMIC_CAPABILITY_UNSIGNED)
 
 
 @entry(1)
@@ -163,7 +235,7 @@ def cuDeviceGetMemPool(proc: Process, dev: Any) -> Any:
 def cuDeviceSetMemPool(proc: Process, dev: Any, pool: Any) -> None:
     device = proc.device(dev)
     found = proc.get(pool, Pool, R.CUDA_ERROR_INVALID_VALUE)
-    check(found.device is device)
+    check(found.device is device and not found.imported)
     proc.tenancy(device).pool = found
 
 
@@ -207,5 +279,5 @@ def cuDevicePrimaryCtxGetState(proc: Process, dev: Any) -> tuple[int, int]:
 @entry()
 def cuDevicePrimaryCtxSetFlags(proc: Process, dev: Any, flags: int) -> None:
     had = proc.tenancy(proc.device(dev))
-    check(0 <= number(flags) < 0x100)
-    had.primary_flags = number(flags)
+    check(0 <= flags < 0x100)
+    had.primary_flags = flags

@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every function of the emulated driver shares: its registration, its result tuple and the reading of arguments.
+"""What every function of the emulated driver shares: its registration, the reading of its arguments, its result tuple.
 
 A function is written as `name(process, arguments...)`; it returns its outputs and raises `Failure` for anything but
 success. `@entry` registers it under its own name, and `invoke` turns both into cuda.bindings' `(CUresult, outputs...)`.
+
+What a function gets of its arguments follows from its prototype (`wire.inputs`): an int for a number, a handle, a
+device pointer or a host pointer (which keeps the buffer that it came from), a member for an enum, bytes for a C string
+or an image, a list for a list, the bindings' own object for a structure, or None.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
-
 from ..bindings import MAJOR, R, T
+from ..findings.reports import Report
 from ..machine import interrupts
 from ..machine.failure import Failure
 from ..machine.objects import Handle, Memory
-from ..wire.arguments import host_address as host_address
-from ..wire.arguments import is_enum as is_enum
-from ..wire.arguments import number as number
-from ..wire.arguments import text as text
+from ..wire.arguments import Invalid
+from ..wire.coder import Coder, coder
 
 if TYPE_CHECKING:
     from ..machine.process import Process
@@ -43,6 +46,16 @@ class Entry:
     without_machine: bool
     unsafe: bool
 
+    @functools.cached_property
+    def coder(self) -> Coder:
+        return coder(self.name)
+
+    def failure(self, code: Any) -> tuple[Any, ...]:
+        """The result of a call that failed."""
+        return (code, *(None,) * self.outputs)
+
+
+_NO_MEMBER = re.compile(r"is not a valid CU\w+$")
 
 ENTRIES: dict[str, Entry] = {}
 
@@ -74,18 +87,33 @@ def entry(
 
 def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Call an entry for a process and give the result the shape that cuda.bindings gives it."""
+    values: Sequence[Any] | Invalid
+    try:
+        values = e.coder.read(args, kwargs)
+    except Invalid as invalid:
+        values = invalid
+    result = perform(process, e, values)
+    if result[0] and process.refusal is not None:
+        for listener in process.listeners():
+            listener.tell(process.refusal.brief().encode())
+    return result
+
+
+def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:
+    """`invoke` with arguments that were read already, or refused."""
     machine = process.machine
     process.refusal = None
     if process.closed and not e.without_machine:
-        return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
+        return e.failure(R.CUDA_ERROR_DEINITIALIZED)
     if machine.pid != os.getpid() or not (process.initialised or e.before_init):
-        return (R.CUDA_ERROR_NOT_INITIALIZED, *(None,) * e.outputs)
+        return e.failure(R.CUDA_ERROR_NOT_INITIALIZED)
     if process.threads.in_host_function:
-        return (R.CUDA_ERROR_NOT_PERMITTED, *(None,) * e.outputs)
-    for a in args:
-        if isinstance(a, np.integer):
-            args = tuple(int(a) if isinstance(a, np.integer) else a for a in args)
-            break
+        return e.failure(R.CUDA_ERROR_NOT_PERMITTED)
+    if isinstance(values, Invalid):
+        if values.args:
+            process.refusal = Report("out_of_bounds", f"{e.name}: {values}", process=process.title)
+            machine.report(process.refusal)
+        return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     with interrupts.held(), machine.lock:
         machine.lock.called(process, e.name)
         process.callers.add(threading.get_ident())
@@ -93,27 +121,31 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
             if e.unsafe:
                 process.refuse_in_capture()
             if process.injected:
-                inject(process, e, args, kwargs)
-            value = e.function(process, *args, **kwargs)
+                inject(process, e, values)
+            value = e.function(process, *values)
         except Failure as failure:
             if process.closed:  # by another thread, while this call waited
-                return (R.CUDA_ERROR_DEINITIALIZED, *(None,) * e.outputs)
+                return e.failure(R.CUDA_ERROR_DEINITIALIZED)
             report = failure.report
             if report is not None:
                 report = replace(report, process=process.title)
                 machine.report(report)
             process.refusal = report
-            return (failure.code, *(None,) * e.outputs)
+            return e.failure(failure.code)
+        except ValueError as error:  # a field of a structure holds a number that its enum does not have
+            if not _NO_MEMBER.search(str(error)):
+                raise
+            return e.failure(R.CUDA_ERROR_INVALID_VALUE)
     if e.outputs == 0:
         return (R.CUDA_SUCCESS,)
     return (R.CUDA_SUCCESS, value) if e.outputs == 1 else (R.CUDA_SUCCESS, *value)
 
 
-def inject(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def inject(process: Process, e: Entry, values: Sequence[Any]) -> None:
     """Failure if this call was chosen to fail (`Process.inject`)."""
     rules = [rule for rule in process.injected if rule.function == e.name]
     if rules:
-        devices = _devices(process, inspect.signature(e.function).bind(process, *args, **kwargs).arguments)
+        devices = _devices(process, inspect.signature(e.function).bind(process, *values).arguments)
         for rule in rules:
             if rule.hits(devices):
                 raise Failure(rule.code)
@@ -124,17 +156,17 @@ def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
     found: set[int] = set()
     for name, value in arguments.items():
         if name in ("dev", "device"):
-            found.add(number(value))
+            found.add(value)
         elif name in ("prop", "poolProps") and hasattr(value, "location"):
             found.add(value.location.id)
         elif name == "desc":
             found.update(d.location.id for d in value or ())
         elif name in ("memHandle", "handle"):
-            handle = process.handles.get(number(value))
+            handle = process.handles.get(value)
             memory = handle.item if isinstance(handle, Handle) else None
             found.update({memory.device.index} if isinstance(memory, Memory) else ())
         elif name in ("ptr", "memptr", "dptr"):
-            allocation = process.memory.find(number(value))
+            allocation = process.memory.find(value)
             found.update({allocation.device.index} if allocation and allocation.device else ())
     stack = process.threads.contexts
     if not found and stack and stack[-1] is not None:
@@ -152,3 +184,18 @@ def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Valu
     """The value; fail with `code` if it is None."""
     check(value is not None, code)
     return cast(Value, value)
+
+
+def number(value: Any) -> int:
+    """The number of a handle or a pointer in a structure of cuda.bindings; None is 0."""
+    return 0 if value is None else int(value)
+
+
+def host_address(value: Any) -> tuple[int, Any]:
+    """(address, what keeps it alive) of a host pointer."""
+    return number(value), value
+
+
+def text(value: bytes) -> str:
+    """A C string; bytes that are no UTF-8 stay what they are."""
+    return value.decode(errors="surrogateescape")

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..bindings import MAJOR, R
+from ..bindings import MAJOR, T
 from ..machine.process import Process
-from .entry import check, entry, is_enum
+from .entry import ENTRIES, check, entry, text
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000
-NEWEST_PTX = (8, 8) if MAJOR == 12 else (9, 99)
-"""What CUDA 12.9 knows, or any CUDA 13: the NVRTC that is installed may be of a later minor version than is claimed."""
+NEWEST_PTX = (9, 99)
+"""All of PTX 9, whatever bindings are installed: compilers are newer than these, and bring assemblers of their own."""
 
 TEXTS = {
     "CUDA_SUCCESS": "no error",
@@ -73,16 +73,24 @@ def cuDriverGetVersion(proc: Process) -> int:
 
 @entry(1, without_machine=True)
 def cuGetErrorName(proc: Process, error: Any) -> bytes:
-    is_enum(error, R, "error")
     name: str = error.name
     return name.encode()
 
 
 @entry(1, without_machine=True)
 def cuGetErrorString(proc: Process, error: Any) -> bytes:
-    is_enum(error, R, "error")
     fallback = error.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()
     return TEXTS.get(error.name, fallback).encode()
+
+
+@entry(2)
+def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int) -> tuple[int, Any]:
+    """The emulated functions are no machine code, so none is found; of those that the version lacks it is said."""
+    check(cudaVersion >= 0 and flags in (0, 1, 2))
+    status = T.CUdriverProcAddressQueryResult
+    if text(symbol) in ENTRIES and cudaVersion > DRIVER_VERSION:
+        return 0, status.CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+    return 0, status.CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
 
 
 @entry(name="cuProfilerStop")

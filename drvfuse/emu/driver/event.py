@@ -7,7 +7,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.failure import Failure
-from ..machine.objects import Event
+from ..machine.objects import Context, Event, Stream
 from ..machine.process import Process
 from ..machine.work import Command, Record
 from .entry import check, entry
@@ -18,12 +18,15 @@ _RECORD_EXTERNAL = 1
 
 @entry(1)
 def cuEventCreate(proc: Process, Flags: int) -> Any:
-    flags = int(Flags)
-    check(0 <= flags < 8)
-    check(not flags & _INTERPROCESS, R.CUDA_ERROR_NOT_SUPPORTED)
-    event = proc.add(Event(proc.current(), flags))
+    check(0 <= Flags < 8)
+    check(not Flags & _INTERPROCESS or Flags & _DISABLE_TIMING)
+    return T.CUevent(new_event(proc, Event(proc.current(), Flags)).handle)
+
+
+def new_event(proc: Process, event: Event) -> Event:
+    """Make an event known to its process."""
     event.context.events.add(event)
-    return T.CUevent(event.handle)
+    return proc.add(event)
 
 
 @entry()
@@ -40,7 +43,6 @@ def cuEventRecord(proc: Process, hEvent: Any, hStream: Any) -> None:
 
 @entry()
 def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int) -> None:
-    flags = int(flags)
     event = proc.get(hEvent, Event)
     stream = proc.stream(hStream)
     check(flags in (0, _RECORD_EXTERNAL))
@@ -53,7 +55,37 @@ def cuEventRecordWithFlags(proc: Process, hEvent: Any, hStream: Any, flags: int)
         proc.enqueue(stream, Record(stream.context, event))
     else:
         stream.capture.valid()
-        event.captured = (stream.capture, tuple(stream.capture_tail))
+        event.captured = (stream.capture, dict(stream.capture_tail))
+
+
+@entry()
+def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
+    """The event comes when all is done that was queued in the context."""
+    context, event = _uncaptured(proc, hCtx), proc.get(hEvent, Event)
+    check(event.context is context, R.CUDA_ERROR_INVALID_HANDLE)
+    event.captured = None
+    behind = Stream(context, flags=1, tail=proc.context_ops(context))
+    event.op = proc.machine.progress.enqueue(behind, Command(context))
+
+
+@entry()
+def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
+    """All that is queued in the context from now on waits for the event, in streams that come later too."""
+    context, event = _uncaptured(proc, hCtx), _recorded(proc, hEvent)
+    if event.op is not None:
+        context.gate = [op for op in context.gate if not op.done] + [event.op]
+        for stream in (*context.streams, context.legacy):
+            stream.tail.append(event.op)
+            stream.last = None
+
+
+def _uncaptured(proc: Process, hCtx: Any) -> Context:
+    """A context of which no stream is being captured."""
+    context = proc.get(hCtx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
+    proc.healthy(context)
+    for stream in context.streams:
+        stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    return context
 
 
 def _recorded(proc: Process, value: Any) -> Event:
@@ -78,14 +110,14 @@ def cuEventQuery(proc: Process, hEvent: Any) -> None:
 def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
     event = _recorded(proc, hEvent)
     if event.op is not None:
-        proc.machine.waits.wait([event.op])
+        proc.machine.waits.wait([event.op], proc)
         proc.healthy(event.context)
 
 
 @entry(1, bindings=12, name="cuEventElapsedTime_v2")
 @entry(1)
 def cuEventElapsedTime(proc: Process, hStart: Any, hEnd: Any) -> float:
-    """Milliseconds of virtual time."""
+    """Milliseconds of virtual time, of which every operation between the two takes some."""
     start, end = _recorded(proc, hStart), _recorded(proc, hEnd)
     check(start.timed and end.timed and start.op is not None and end.op is not None, R.CUDA_ERROR_INVALID_HANDLE)
     assert start.op is not None and end.op is not None

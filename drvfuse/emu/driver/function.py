@@ -10,7 +10,7 @@ from ..machine import residency
 from ..machine.objects import Function
 from ..machine.process import Process
 from ..machine.work import Dim
-from .entry import check, entry, is_enum
+from .entry import check, entry
 from .module import function_of
 
 _F = T.CUfunction_attribute
@@ -38,7 +38,6 @@ def required_cluster(function: Function) -> Dim | None:
 
 
 def _attribute(proc: Process, function: Function, attrib: Any, own: dict[int, int]) -> int:
-    is_enum(attrib, _F, "attrib")
     check(attrib != _F.CU_FUNC_ATTRIBUTE_MAX)
     code = function.code
     version = proc.machine.capability[0] * 10 + proc.machine.capability[1]
@@ -59,7 +58,6 @@ def _attribute(proc: Process, function: Function, attrib: Any, own: dict[int, in
 
 
 def _set_attribute(proc: Process, function: Function, attrib: Any, value: int, own: dict[int, int]) -> None:
-    is_enum(attrib, _F, "attrib")
     if attrib == _F.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
         check(0 <= value <= proc.machine.limits.shared_block - function.code.shared_static)
     elif attrib == _F.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
@@ -86,15 +84,9 @@ def cuFuncSetAttribute(proc: Process, hfunc: Any, attrib: Any, value: int) -> No
     _set_attribute(proc, function, attrib, value, function.attributes)
 
 
-@entry()
-def cuFuncSetCacheConfig(proc: Process, hfunc: Any, config: Any) -> None:
-    """A hint without effect here."""
-    is_enum(config, T.CUfunc_cache, "config")
-    function_of(proc, hfunc)
-
-
 @entry(1)
 def cuFuncGetName(proc: Process, hfunc: Any) -> bytes:
+    check(hfunc)
     return function_of(proc, hfunc).name.encode()
 
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ..bindings import R, T
+from ..machine.failure import Failure
 from ..machine.memory import Allocation
 from ..machine.process import Process
 from .entry import check, entry, host_address, number, present
@@ -36,18 +36,24 @@ def cuMemAllocPitch(proc: Process, WidthInBytes: int, Height: int, ElementSizeBy
 
 @entry(unsafe=True)
 def cuMemFree(proc: Process, dptr: Any) -> None:
-    """Waits for all work of the memory's context first, as the driver does."""
+    """Waits for all work of the memory's context first, as the driver does. Memory of other processes is closed."""
     proc.current()
     address = number(dptr)
     if address == 0:
         return
     allocation = proc.memory.at(address)
-    if allocation is None or allocation.device is None or allocation.memory is not None:
+    if allocation is None or not allocation.freeable:
         raise proc.memory.stray("cuMemFree needs an address that an allocation returned", address)
+    check(allocation.origin is None or allocation.pool is not None)
     if allocation.pool is not None:
         check(not allocation.freed)
         proc.synchronise(proc.current())
-        proc.memory.pool_free(allocation.pool, address)
+        proc.memory.give_back(allocation)
+        return
+    if allocation.graph is not None:
+        check(allocation.graph.freeable_by_call)
+        proc.synchronise(proc.current())
+        proc.graph_memory.free_now(allocation.graph)
         return
     assert allocation.context is not None
     proc.synchronise(allocation.context)
@@ -117,8 +123,8 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
-    """Pins memory for asynchronous copies. Emulated kernels reach shared memory of a file of which a descriptor is open
-    (`host_files`), at the address that cuMemHostGetDevicePointer tells; mapping any other memory is not supported.
+    """Pins memory for asynchronous copies. Kernels reach it, at the address that cuMemHostGetDevicePointer tells,
+    if it is shared memory of a file of which a descriptor is open, or if DEVICEMAP asks for that (`host_files`).
     """
     context = proc.current()
     address, _ = host_address(p)
@@ -126,16 +132,23 @@ def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
     check(address and bytesize > 0 and 0 <= flags <= _REGISTER_FLAGS)
     check(not proc.memory.within(address, bytesize), R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
     file = proc.file_behind(address, bytesize)
-    check(file is not None or not flags & _HOST_DEVICEMAP, R.CUDA_ERROR_NOT_SUPPORTED)
-    try:
-        proc.memory.register(context, address, bytesize, flags, file)
-    finally:
-        if file is not None:
-            os.close(file.descriptor)
+    if file is None and flags & _HOST_DEVICEMAP:
+        file = present(proc.make_shared(address, bytesize), R.CUDA_ERROR_NOT_SUPPORTED)
+    proc.memory.register(context, address, bytesize, flags, file)
 
 
 @entry(unsafe=True)
 def cuMemHostUnregister(proc: Process, p: Any) -> None:
-    allocation = present(proc.memory.at(host_address(p)[0]), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
-    check(allocation.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    address, _ = host_address(p)
+    found = present(proc.memory.find(address), R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    check(found.registered, R.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+    allocation = present(proc.memory.at(address))
     _free_host(proc, allocation)
+
+
+@entry(1)
+def cuMemGetHandleForAddressRange(proc: Process, dptr: Any, size: int, handleType: Any, flags: int) -> int:
+    """No emulated device has buffers for other devices of the host (DMA_BUF_SUPPORTED): CUDA_ERROR_NOT_SUPPORTED."""
+    proc.current()
+    check(size > 0 and proc.memory.uncovered(dptr, size) is None)
+    raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)

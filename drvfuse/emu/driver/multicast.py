@@ -11,7 +11,7 @@ from ..machine.memory import Allocation
 from ..machine.objects import Device, Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.members import PIECE
-from .entry import check, entry, is_enum, number, present
+from .entry import check, entry, present
 from .vmm import exportable, memory_of
 
 RECOMMENDED = 2 * PIECE
@@ -36,7 +36,6 @@ def _properties(proc: Process, prop: Any) -> int:
 @entry(1)
 def cuMulticastGetGranularity(proc: Process, prop: Any, option: Any) -> int:
     kinds = T.CUmulticastGranularity_flags
-    is_enum(option, kinds, "option")
     _properties(proc, prop)
     return RECOMMENDED if option == kinds.CU_MULTICAST_GRANULARITY_RECOMMENDED else PIECE
 
@@ -93,7 +92,7 @@ def cuMulticastBindMem(
 @entry(unsafe=True)
 def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any, size: int, flags: int) -> None:
     """Waits until all devices were added."""
-    _bind_address(proc, mcHandle, None, mcOffset, number(memptr), size, flags)
+    _bind_address(proc, mcHandle, None, mcOffset, memptr, size, flags)
 
 
 @entry(unsafe=True, optional=True)
@@ -108,7 +107,7 @@ def cuMulticastBindMem_v2(
 def cuMulticastBindAddr_v2(
     proc: Process, mcHandle: Any, dev: Any, mcOffset: int, memptr: Any, size: int, flags: int
 ) -> None:
-    _bind_address(proc, mcHandle, proc.device(dev), mcOffset, number(memptr), size, flags)
+    _bind_address(proc, mcHandle, proc.device(dev), mcOffset, memptr, size, flags)
 
 
 @entry(unsafe=True)

@@ -11,7 +11,7 @@ from ..machine import residency
 from ..machine.objects import Function
 from ..machine.process import Process
 from . import launch
-from .entry import check, entry, number
+from .entry import check, entry
 from .module import function_of
 
 
@@ -29,7 +29,7 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     proc: Process, func: Any, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> int:
     function = function_of(proc, func)
-    check(blockSize > 0 and dynamicSMemSize >= 0 and int(flags) in (0, 1))
+    check(blockSize > 0 and dynamicSMemSize >= 0 and flags in (0, 1))
     return _blocks(proc, function, blockSize, dynamicSMemSize)
 
 
@@ -38,6 +38,16 @@ def cuOccupancyMaxPotentialBlockSize(
     proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
 ) -> tuple[int, int]:
     """The block size with the most resident threads; the larger one of equals, as the driver chooses."""
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(
+        proc, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0
+    )
+
+
+@entry(2)
+def cuOccupancyMaxPotentialBlockSizeWithFlags(
+    proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int, flags: int
+) -> tuple[int, int]:
+    check(flags in (0, 1))
     function = function_of(proc, func)
     limit = residency.max_threads(function)
     if blockSizeLimit > 0:
@@ -52,10 +62,9 @@ def cuOccupancyMaxPotentialBlockSize(
 
 
 def _smem_function(callback: Any, fixed: int) -> Any:
-    address = number(callback)
-    if address == 0:
+    if callback == 0:
         return lambda threads: fixed
-    return ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(address)
+    return ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(callback)
 
 
 @entry(1)

@@ -13,8 +13,8 @@ from ..machine.memory import Allocation
 from ..machine.objects import Handle, Memory, Multicast
 from ..machine.process import Process
 from ..space.window import WindowError
-from .entry import check, entry, is_enum, number, present
-from .pool import access_list, located_device
+from .entry import check, entry, present
+from .pool import access_list, exportable, located_device
 
 GRANULARITY = 2 << 20
 _T = T.CUmemAllocationHandleType
@@ -28,18 +28,8 @@ def memory_of(proc: Process, value: Any) -> tuple[Handle, Memory]:
     return handle, cast(Memory, handle.item)
 
 
-def exportable(types: int) -> int:
-    """The handle types that memory or a multicast object is asked to have: descriptors, or none. Fabric handles are not
-    permitted, as on a machine without an IMEX channel.
-    """
-    check(types != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
-    check(types in (_T.CU_MEM_HANDLE_TYPE_NONE, _DESCRIPTOR), R.CUDA_ERROR_NOT_SUPPORTED)
-    return types
-
-
 @entry(1)
 def cuMemGetAllocationGranularity(proc: Process, prop: Any, option: Any) -> int:
-    is_enum(option, T.CUmemAllocationGranularity_flags, "option")
     check(prop is not None)
     located_device(proc, prop.location)
     return GRANULARITY
@@ -85,7 +75,7 @@ def cuMemAddressReserve(proc: Process, size: int, alignment: int, addr: Any, fla
 @entry(unsafe=True)
 def cuMemAddressFree(proc: Process, ptr: Any, size: int) -> None:
     try:
-        proc.memory.free_reservation(number(ptr), size)
+        proc.memory.free_reservation(ptr, size)
     except ValueError:
         raise Failure(R.CUDA_ERROR_INVALID_VALUE) from None
 
@@ -94,7 +84,7 @@ def cuMemAddressFree(proc: Process, ptr: Any, size: int) -> None:
 def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
     """No device may access the range before cuMemSetAccess. It waits for the team of a multicast object."""
     found = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
-    address = number(ptr)
+    address = ptr
     check(flags == 0 and offset == 0 and size > 0 and size % GRANULARITY == 0 and address % GRANULARITY == 0)
     check(size <= found.item.nbytes)
     if isinstance(found.item, Multicast):
@@ -107,7 +97,7 @@ def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags
 
 def _mapped(proc: Process, ptr: Any, size: int) -> list[Allocation]:
     """The mappings in a range that begins and ends with a mapping."""
-    address = number(ptr)
+    address = ptr
     mapped = proc.memory.within(address, size)
     check(mapped and all(a.mapped is not None for a in mapped))
     check(mapped[0].base == address and mapped[-1].base + mapped[-1].nbytes == address + size)
@@ -143,14 +133,14 @@ def cuMemSetAccess(proc: Process, ptr: Any, size: int, desc: Any, count: int) ->
 @entry(1)
 def cuMemGetAccess(proc: Process, location: Any, ptr: Any) -> int:
     device = located_device(proc, location)
-    allocation = present(proc.memory.find(number(ptr)))
+    allocation = present(proc.memory.find(ptr))
     check(allocation.mapped is not None)
     return allocation.access.get(device.index, 0)
 
 
 @entry(1)
 def cuMemRetainAllocationHandle(proc: Process, addr: Any) -> Any:
-    found = present(present(proc.memory.find(number(addr))).handle)
+    found = present(present(proc.memory.find(addr)).handle)
     if found.references == 0:
         proc.add(found)
         proc.machine.mappables.hold(found.item)
@@ -172,7 +162,6 @@ def cuMemGetAllocationPropertiesFromHandle(proc: Process, handle: Any) -> Any:
 @entry(1)
 def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> int:
     """A new descriptor of this process of the operating system, which the caller closes. It holds the memory."""
-    is_enum(handleType, _T, "handleType")
     item = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE).item
     check(flags == 0)
     check(handleType == _DESCRIPTOR and item.handle_types == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
@@ -182,12 +171,11 @@ def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, fl
 @entry(1)
 def cuMemImportFromShareableHandle(proc: Process, osHandle: Any, shHandleType: Any) -> Any:
     """A new handle of what any process of the machine has exported. The descriptor stays the caller's."""
-    is_enum(shHandleType, _T, "shHandleType")
     check(shHandleType != _T.CU_MEM_HANDLE_TYPE_FABRIC, R.CUDA_ERROR_NOT_PERMITTED)
     check(shHandleType == _DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)
-    descriptor = number(osHandle)
+    descriptor = osHandle
     item = proc.machine.mappables.descriptors.find(descriptor)
-    if item is None:
+    if not isinstance(item, Memory | Multicast):
         text = (
             f"{descriptor} is not a descriptor of memory or of a multicast object that was exported on this machine; "
             "processes share a machine by DRVFUSE_EMU_MACHINE, or if `drvfuse run --driver emu` starts them"

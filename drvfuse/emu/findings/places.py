@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from ..translate.module import Site
 
 Index = tuple[int, int, int]
+_HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Identity:
         """Where the functions that were inlined around a site were called."""
         site = self.site(number)
         return called_at(site.inlined) if site is not None else ""
+
+
+def long_place(file: str, line: int | None) -> str:
+    """A place by the file's path, but without the folders of a cache that keeps files by their hash."""
+    return f"{_HASHED.sub('', file)}:{line}"
 
 
 def short_place(file: str | None, line: int | None) -> str:

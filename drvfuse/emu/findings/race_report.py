@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,13 @@ _EDGES = {
 """What would have to order two accesses."""
 
 
+_APART = 6  # lines of PTX between the load and the store of a counter, at most
+_COUNTER = (
+    "each of the threads reads this word and writes it back, as a counter; in one step, without a race, that is an "
+    "atomic (atomicAdd, atomicMax, ...)"
+)
+
+
 def report(
     f: structs.Found, identities: Mapping[int, Identity], flag: str | None, multicast: tuple[int, int] | None = None
 ) -> Report:
@@ -103,7 +111,25 @@ def report(
     return Report(
         "race", message, mine.kernel, mine.file, mine.line, mine.device, mine.block, mine.thread, address,
         other=other, edge=edge, callers=mine.callers, process=mine.process,
+        hint=_COUNTER if _counts(here, there, identities.get(f.op)) else None,
     )  # fmt: skip
+
+
+def _counts(here: Site | None, there: Site | None, identity: Identity | None) -> bool:
+    """Are both accesses by a load of a word and a store to it behind that, of one source line, as of a counter? Without
+    lines the two instructions are near each other.
+    """
+    if here is None or there is None or identity is None or not here.address:
+        return False
+    sites = [s for s in identity.sites if (s.address, s.function) == (here.address, here.function)]
+    loads = [s for s in sites if s.opcode.startswith("ld.")]
+    pairs = [
+        (load, store)
+        for load, store in itertools.product(loads, (s for s in sites if s.opcode.startswith("st.")))
+        if (load.file, load.line, load.inlined) == (store.file, store.line, store.inlined)
+        and 0 < store.ptx_line - load.ptx_line <= (_APART if not load.line else store.ptx_line)
+    ]
+    return any({here, there} <= set(pair) for pair in pairs)
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:

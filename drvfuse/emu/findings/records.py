@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, Space, structs
+from ..abi import BARRIERS, MEMBERS, SPACE_SHIFT, Access, FaultKind, Kind, MemoryOf, Space, structs
 from ..space.window import Window, nearby
 from .blocked import resident, thread_of
-from .places import Identity, index_text
+from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
+_PLACES = 3  # that a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
@@ -106,6 +107,24 @@ class Record:
         return text
 
     @property
+    def shared_writers(self) -> list[str]:
+        """Where the launch has written shared memory so far, or, if nowhere yet, where its kernel does: some places."""
+        launch, sites = self.launch, self.identity.sites
+        stores = [n for n, s in enumerate(sites) if s.opcode.split(".")[0] in ("st", "atom", "red")]
+        rows = (structs.Site * len(sites)).from_address(launch.sites) if launch.sites else ()
+        written = [n for n in stores if rows and rows[n].writes[MemoryOf.SHARED]]
+        written = written or [
+            n for n in stores if ".shared" in sites[n].opcode and sites[n].function == self.identity.kernel
+        ]
+        return list(dict.fromkeys(short_place(*self.identity.place(n)) for n in written))[:_PLACES]
+
+    @property
+    def opcode(self) -> str:
+        """The instruction's name without its modifiers."""
+        site = self.identity.site(self.launch.fault.site)
+        return site.opcode.split(".")[0] if site is not None else "the instruction"
+
+    @property
     def other_line(self) -> int | None:
         """Where the other ones are: `flags` is their site."""
         return self.identity.place(self.flags)[1]
@@ -141,7 +160,7 @@ class Record:
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
         )
-        return f"{file}:{t.op_a}: {function}: assertion `{message}` failed"
+        return f"{long_place(file, t.op_a)}: {function}: assertion `{message}` failed"
 
     @property
     def pending_copy(self) -> str:

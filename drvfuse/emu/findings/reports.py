@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import timeline
-from .places import Index, called_at, index_text, short_place
+from .places import Index, called_at, index_text, long_place, short_place
 
+PAGE = "docs/findings.md"
+"""It has a section for each kind of report: that of a new kind is added there."""
+NO_FINDINGS = ("unsupported", "graph")
+"""Kinds that say nothing against the program: a call was refused, because it is not emulated, or because a graph does
+not fit, which programs try out.
+"""
 _WORDS = 4
 """A standstill has a line for each word that is polled at a place, up to so many."""
 
@@ -52,8 +58,10 @@ class Report:
     callers  of a race: where the functions that were inlined around the later access were called, as in `Place`
     timeline what happened before, one event a line
     process  the name of the process whose kernel or copy it is, where the machine has several
+    hint     what is often the mistake, where there is a guess
 
-    `str` is all that was found but the timeline, over several lines where it takes them; `repr` and `brief()` are one.
+    `str` is all that was found but the timeline, over several lines; `repr` and `brief()` are one. `page` is the place
+    in the documentation that explains the kind and shows how to mend it.
     """
 
     kind: str
@@ -70,6 +78,16 @@ class Report:
     callers: tuple[tuple[str, int], ...] = ()
     timeline: str | None = None
     process: str | None = None
+    hint: str | None = None
+
+    @property
+    def page(self) -> str:
+        return f"{PAGE}#{self.kind}"
+
+    @property
+    def finding(self) -> bool:
+        """Is something wrong with the program, and not just a call refused that is not emulated?"""
+        return self.kind not in NO_FINDINGS
 
     @property
     def rank(self) -> int | None:
@@ -84,8 +102,10 @@ class Report:
         printer.text(str(self))
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}: " if self.file else f"line {self.line}: " if self.line else ""
-        return f"{place}{self.kind}: {self.message}{self._where()}"
+        place = long_place(self.file, self.line) if self.file else f"line {self.line}" if self.line else None
+        lines = [": ".join(text for text in (place, self.kind, self.message) if text) + self._where()]
+        lines += [f"hint: {self.hint}"] if self.hint else []
+        return "\n  ".join([*lines, f"see {self.page}"])
 
     def brief(self) -> str:
         """One line, in which a file has its name alone."""
@@ -111,15 +131,18 @@ def standstill(
     launches: Sequence[tuple[str, int, Any]],
     crowded: Iterable[tuple[str, int]],
     without_work: Mapping[int, Report | None],
+    stream_waits: Iterable[str] = (),
 ) -> Report:
     """The report of where launches are that cannot go on, or that are ended.
 
     `launches` holds (kernel, device, engine launch), where the name of a kernel may be followed by that of its process;
     `crowded` the kernels (kernel, device) that find no room; `without_work` the devices that run nothing, with what
-    ended their kernels, if that was a finding. Threads that wait at the same place for the same thing are one line, and
-    so are all that wait at one place for more than _WORDS things.
+    ended their kernels, if that was a finding; `stream_waits` what streams wait for in memory, in words. Threads that
+    wait at the same place for the same thing are one line, and so are all that wait at one place for more than _WORDS
+    things.
     """
     lines: list[str] = []
+    missing: list[str] = []
     first: Any = None
     waits = [(kernel, device, launch.blocked()) for kernel, device, launch in launches]
     for (_, _, launch), (kernel, device, waiting) in zip(launches, waits, strict=True):
@@ -138,14 +161,24 @@ def standstill(
             lines.append(f"device {device}, {kernel}: {_who(members)} {status}{word}, at {place}")
         if not groups:
             lines.append(f"device {device}, {kernel}: no block is resident")
+        if launch.unplaced:
+            share = f"{launch.unplaced} of its {launch.block_count} blocks"
+            ended = f", and {launch.ended} have ended" if launch.ended else ""
+            held = launch.block_count - launch.unplaced - launch.ended
+            lines.append(
+                f"device {device}, {kernel}: {share} were never placed: {held} are resident, which do not end{ended}. "
+                "Blocks that wait for one another must all fit on the device at once (a cooperative launch asks for it)"
+            )
+            missing.append(f"{share.replace('its', 'the', 1)} of {kernel} on device {device} were never placed")
     for kernel, device in crowded:
         lines.append(f"device {device}, {kernel}: waits for a multiprocessor with room for a block")
+    lines += [f"device {wait}" for wait in stream_waits]
     idle = [
         f"device {device} has no launch queued" if report is None else _ended(device, report)
         for device, report in without_work.items()
     ]
     lines += idle
-    text = f"{headline}:\n  " + "\n  ".join(lines)
+    text = f"{'; '.join([headline, *missing])}:\n  " + "\n  ".join(lines)
     if first is None:
         return Report(kind, text)
     engine = launches[0][2].engine

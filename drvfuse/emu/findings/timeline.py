@@ -14,6 +14,7 @@ from ..abi import EventKind
 from . import mbarriers
 from .events import Event, decode, of_blocks
 from .places import Identity, Index, called_at, index_text, short_place
+from .rows import Again, last_rows
 
 if TYPE_CHECKING:
     from ..space.window import Allocation, Window
@@ -87,13 +88,15 @@ def render(
     Threads of a block that did the same in a row are one event. `last` adds a row for what a participant does now.
     """
     names = names or Names(window)
-    grouped = _grouped([e for e in events if any(p.takes(e) for p in participants)])
-    hidden = max(0, len(grouped) - rows)
+    hidden, shown = last_rows([e for e in events if any(p.takes(e) for p in participants)], rows)
     shared = len(participants) > COLUMNS
     heads = ["block", "event"] if shared else [str(p) for p in participants]
-    table: list[list[str]] = []
+    table: list[list[str] | str] = []
     clock = -1
-    for members in grouped[hidden:]:
+    for members in shown:
+        if isinstance(members, Again):
+            table.append(str(members))
+            continue
         time = str(members[0].clock) if members[0].clock != clock else ""
         clock = members[0].clock
         text = _text(members, names)
@@ -104,46 +107,18 @@ def render(
             table.append([time, *(text if p in takers else "" for p in participants)])
     for p, text in (last or {}).items():
         table.append(["race", str(p), text] if shared else ["race", *(text if p is q else "" for q in participants)])
-    first = max([len(row[0]) for row in table] + [2])
+    cells = [row for row in table if not isinstance(row, str)]
+    first = max([len(row[0]) for row in cells] + [2])
     if shared:
-        second = max([len(row[1]) for row in table] + [len("block")])
+        second = max([len(row[1]) for row in cells] + [len("block")])
         widths = [first, second, width - first - second - 6]
     else:
         each = (width - first - 3 * len(heads)) // len(heads)
         widths = [first, *[each] * len(heads)]
     lines = [_row(["ns", *heads], widths), "-+-".join("-" * w for w in widths)]
     lines += [f"({hidden} earlier events)"] if hidden else []
-    lines += [_row(row, widths) for row in table]
+    lines += [row if isinstance(row, str) else _row(row, widths) for row in table]
     return "\n".join([*lines, *(_cut(text, width) for text in names.legend())])
-
-
-def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
-    the same, as long as nobody does anything but load.
-    """
-    groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
-    for e in events:
-        if e.kind == "load":
-            word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
-            held = polls.get(word)
-            if held and held[0] == e.value:
-                held[1].append(e)
-                continue
-        else:
-            polls.clear()
-        key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
-        if groups:
-            f = groups[-1][-1]
-            if e.kind not in ("start", "end", "barrier", "cluster") and key == (
-                f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
-            ):  # fmt: skip
-                groups[-1].append(e)
-                continue
-        groups.append([e])
-        if e.kind == "load":
-            polls[word] = e.value, groups[-1]
-    return groups
 
 
 def _text(members: Sequence[Event], names: Names) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import ArgumentError
 from .. import abi
 from ..abi import Kind, LaunchState, MemoryOf, RunEnd, structs
-from ..findings import blocked, events, faults
+from ..findings import blocked, events, faults, notices
 from ..findings.blocked import Blocked
 from ..findings.counters import Counters
 from ..findings.faults import Fault
@@ -33,6 +33,8 @@ from . import interrupts
 
 if TYPE_CHECKING:
     from ..findings.race import Detector
+    from ..findings.reports import Report
+    from .heap import Heap
     from .work import Op
 
 EngineModule = loader.NativeModule
@@ -112,6 +114,13 @@ class Engine:
         """After an `advance_clock` that said False: how many polls it took for that if nothing proves it, else 0."""
         return int(self._state.loop_limit) if self._state.undecided else 0
 
+    def notices(self) -> list[Report]:
+        """What was found wrong since the last call and has ended nothing; a place may come again."""
+        state = self._state
+        taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
+        state.notices = 0
+        return [notices.report(n, identity) for n, identity in taken if identity is not None]
+
     @staticmethod
     def load(ptx: str) -> EngineModule:
         """Native code of a module. Raises PtxError with the line that the translator refuses."""
@@ -121,7 +130,9 @@ class Engine:
         """Remember what an operation is, for reports; the last ones."""
         if launch is None:
             context = op.command.context
-            found = Identity(type(op.command).__name__.lower(), context.device.index, process=context.process.title)
+            title = op.command.title
+            name = f"{op.call} ({title})" if op.call else title
+            found = Identity(name, context.device.index, process=context.process.title)
         else:
             found = launch.identity
         self.identities[op.number] = found
@@ -234,7 +245,7 @@ class EngineLaunch:
     `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
 
     `access` is the table of the process that launches it, the window's first one where it is None, and `process` its
-    name, if a machine has several.
+    name, if a machine has several. `heap` is that of its context; without one, malloc gives null.
     `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
     """
 
@@ -255,6 +266,7 @@ class EngineLaunch:
         op: Op | None = None,
         access: AccessTable | None = None,
         process: str | None = None,
+        heap: Heap | None = None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
@@ -328,6 +340,7 @@ class EngineLaunch:
             window_bytes=window.nbytes,
             access_base=(access or window.table).address,
             owner_class=_owner_classes(device),
+            heap=heap.address if heap is not None else 0,
         )
         if kernel.has_copies:
             self._struct.copies = self._take(Kind.NONE, slots * threads * 2 * sizeof(structs.CopyQueue))
@@ -392,6 +405,19 @@ class EngineLaunch:
     def remaining(self) -> int:
         """Blocks that have not ended, resident or not."""
         return int(self._struct.blocks - self._struct.finished)
+
+    @property
+    def block_count(self) -> int:
+        return int(self._struct.blocks)
+
+    @property
+    def unplaced(self) -> int:
+        """Blocks that have never been resident."""
+        return int(self._struct.blocks - self._struct.next)
+
+    @property
+    def ended(self) -> int:
+        return int(self._struct.finished)
 
     def allow(self, resident: int) -> None:
         """At most this many blocks are resident from now on (rounded down to whole clusters). May only grow, after the

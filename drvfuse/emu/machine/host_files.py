@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file behind shared memory of this process."""
+"""The file behind memory of this process: that which a shared mapping has, and one made for private memory.
+
+The devices of a machine reach memory of the host by a second mapping of the same file. Private memory, such as that of
+numpy's arrays, has none: `make_shared` gives it one, which takes the place of its pages at the same addresses.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 _MAPS = Path("/proc/self/maps")
 _DESCRIPTORS = Path("/proc/self/fd")
+_GROWTH = 1 << 40
+"""So much longer than the memory is the file: what `realloc` adds to a mapping in place has to be memory, too."""
+
+_libc = ctypes.PyDLL(None)  # it keeps the interpreter: no other Python thread writes while the pages change
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+_libc.write.restype = ctypes.c_ssize_t
+_MAP_FIXED = 0x10
 
 
 class FilePart(NamedTuple):
@@ -38,6 +53,49 @@ def behind(address: int, nbytes: int) -> FilePart | None:
         except OSError:  # another thread has closed it
             continue
     return None
+
+
+def make_shared(address: int, nbytes: int) -> FilePart | None:
+    """The file of private memory, whose pages become a shared mapping of it, with what they hold.
+
+    They stay that, so processes that are forked from now on share them. None for memory that cannot be written or is
+    shared already. A thread that runs no Python code must not write to the pages meanwhile.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    size = -(-(address + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE - start
+    if not _private(start, start + size):
+        return None
+    descriptor = os.memfd_create("drvfuse-registered")
+    try:
+        os.ftruncate(descriptor, size + _GROWTH)
+        written = 0
+        while written < size:
+            done = _libc.write(descriptor, start + written, size - written)
+            if done <= 0:
+                raise OSError(f"{size} bytes do not fit into a file in memory")
+            written += done
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        if _libc.mmap(start, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != start:
+            raise OSError(f"{size} bytes of a file in memory cannot be mapped")
+    except OSError:
+        os.close(descriptor)
+        return None
+    return FilePart(descriptor, address - start)
+
+
+def _private(start: int, end: int) -> bool:
+    """True if all of a range is private memory that can be written."""
+    at = start
+    for line in _MAPS.read_text().splitlines():
+        span, rights = line.split(maxsplit=2)[:2]
+        first, last = (int(word, 16) for word in span.split("-"))
+        if first <= at < last:
+            if rights[:2] != "rw" or rights[3] != "p" or "[stack]" in line:
+                return False
+            at = last
+        if at >= end:
+            return True
+    return False
 
 
 def _mapping(address: int, nbytes: int) -> tuple[int, int, int] | None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..findings import reports
 from .engine import EngineLaunch
+from .heap import heap_of
 from .work import Launch, Op
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Kernels:
             op=op,
             access=command.context.process.table,
             process=command.context.process.title,
+            heap=heap_of(command.context),
         )
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None
@@ -71,15 +74,15 @@ class Kernels:
         again, self.crowded = self.crowded, []
         return again
 
-    def standstill(self, kind: str, headline: str) -> reports.Report:
-        """Where all of them are, of which none can go on."""
+    def standstill(self, kind: str, headline: str, waits: Sequence[str]) -> reports.Report:
+        """Where all of them are, of which none can go on; `waits` is what streams wait for in memory, in words."""
         machine = self.machine
         busy = {op.command.context.device.index for op in self.running}
         primaries = {context.device.index for p in machine.processes for context in p.contexts() if context.primary}
         active = primaries | busy
         launches, crowded = [(*_named(op), op.launch) for op in self.running], map(_named, self.crowded)
         idle = {device: machine.finding(device) for device in sorted(active - busy)}
-        return reports.standstill(kind, headline, launches, crowded, idle)
+        return reports.standstill(kind, headline, launches, crowded, idle, waits)
 
     def _room(self, op: Op, command: Launch) -> int:
         """How many blocks of a kernel the SMs hold beside those of the other kernels that run on its device."""

@@ -28,6 +28,7 @@ class MachineLock:
         self._contenders = 0
         self._waiting = 0
         self._caller: Process | None = None
+        self.call = ""  # what the thread that has it was let in for
         self.changes = self._told = 0  # how often `changed` was called, and had been when way was last given
         self.pressed = 0.0  # when a thread had to stand at it last
         self.order: Order | None = None
@@ -51,10 +52,10 @@ class MachineLock:
 
     def called(self, process: Process, what: str) -> None:
         """The calling thread has it for a call of a process. Where a run repeats another it waits for its turn here."""
-        self._caller = process
+        self._caller, self.call = process, what
         if self.order is not None:
             self.order.called(process, what)
-            self._caller = process
+            self._caller, self.call = process, what
 
     def choose(self, kind: str, value: int) -> int:
         """The value of a choice that depends on the time of the wall, of which 0 is the usual one: `value`, unless a
@@ -104,13 +105,13 @@ class MachineLock:
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
         """Others have it inside the block; then the calling thread has it back."""
-        caller = self._caller
+        caller, call = self._caller, self.call
         if self.order is not None:
             self._condition.notify_all()
         try:
             yield
         finally:
-            self._caller = caller
             if self.order is not None and caller is not None:
-                self.order.back(caller)
                 self._caller = caller
+                self.order.back(caller)
+            self._caller, self.call = caller, call

@@ -27,6 +27,7 @@ from .objects import Device
 from .order import Recorder, Replayer
 from .process import Process
 from .progress import Progress
+from .shared import Shared
 from .threads import Threads
 from .waits import Waits
 from .work import Command, Dim, Launch
@@ -166,6 +167,7 @@ class Machine:
         self.devices = [Device(i, memory_bytes) for i in range(devices)]
         self.images: dict[str, EngineModule] = {}
         self.mappables = Mappables(self)
+        self.shared = Shared()
         self.progress = Progress(self, self.detector)
         self.waits = Waits(self)
         self._engine: Engine | None = None
@@ -338,13 +340,22 @@ _default: Machine | None = None
 _default_lock = threading.Lock()
 
 
-def default_machine() -> Machine:
-    """The process-wide machine behind `driver="emu"`, made on first use: 8 devices of its own, or the machine at the
-    address that the setting `emu_machine` (`DRVFUSE_EMU_MACHINE`) names, which another process holds.
+def default_machine(*, served: bool = False) -> Machine:
+    """The process-wide machine behind `driver="emu"`, `drvfuse.emu.driver` and `drvfuse emu run`, made on first use.
+
+    It is the machine at the address that the setting `emu_machine` names, which another process holds; else one of
+    this process, as the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores` say (without
+    them 8 devices, seed 0, no detector). Settings are read when it is made; once it was closed, the next call makes a
+    new one. `served` is that of `Machine`, if it is made now. Raises ArgumentError for a setting that it cannot have.
     """
     global _default
     with _default_lock:
         if _default is None or _default.closed:
             address = config.get("emu_machine")
-            _default = api.attach(address) if address else Machine()
+            _default = api.attach(address) if address else _configured(served)
         return _default
+
+
+def _configured(served: bool) -> Machine:
+    names = ("devices", "arch", "seed", "race", "delay_stores")
+    return Machine(**{name: config.get(f"emu_{name}") for name in names}, served=served)

@@ -181,6 +181,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
             r->every &= t->op_c != 0;
         }
     }
+    if (lanes != warp->lanes && l->engine->race && l->engine->race->strict) notice(l, first, NOTICE_BARRIER, 0);
     if (gone && l->engine->race) race_arrive(l, b, &b->race->arrived[id], w, gone);
     warp->gathered = 0;
     r->arrived += 32;
@@ -207,8 +208,27 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     }
     if (!ok) j = lane;
     // The value of a lane that takes no part is undefined: make that visible.
-    t->op_result = mask >> j & 1 ? thread_at(l, b, w * 32 + j)->op_a : 0xDEADBEEFu;
+    u32 present = mask >> j & 1;
+    t->op_result = present ? thread_at(l, b, w * 32 + j)->op_a : 0xDEADBEEFu;
+    if (!present) notice(l, t, NOTICE_SHUFFLE, j);
     t->op_pred = ok;
+}
+
+// What all lanes of a warp do together at one instruction; a function of a native library does it.
+FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
+    Thread* first = thread_at(l, b, w * 32 + FFS(mask) - 1);
+    if (mask != ~0u) {
+        fault(l, first, F_MATRIX_LANES, first->site, 0, 0, 0, mask);
+        return;
+    }
+    LOOP for (u32 lane = 1; lane < 32; lane++) {
+        Thread* t = thread_at(l, b, w * 32 + lane);
+        if (t->site == first->site) continue;
+        fault(l, t, F_WARP_MISMATCH, t->site, 0, 0, first->site, t->op_mask);
+        return;
+    }
+    l->engine->work += MATRIX_WORK;
+    if (first->op_value) rt_call((void*)first->op_value, first);
 }
 
 FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
@@ -216,6 +236,10 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     l->warp_ops++;
     if (kind == WARP_SYNC) b->warps[w].syncs++;
     if (kind == WARP_SYNC && l->engine->race) race_warp_sync(l, b, w, mask);
+    if (kind == MATRIX) {
+        matrix_operation(l, b, w, mask);
+        return;
+    }
     if (kind <= SHFL_IDX) {
         LOOP while (rest) {
             u32 lane = FFS(rest) - 1;
@@ -228,6 +252,8 @@ FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     s32 slow = 0x7FFFFFFF, shigh = -0x7FFFFFFF - 1;
     u32 equal = 1;
     u32 leader = FFS(mask) - 1;
+    if (kind <= REDUX_XOR && thread_at(l, b, w * 32 + leader)->op_mask != mask)
+        notice(l, thread_at(l, b, w * 32 + leader), NOTICE_VOTE, 0);
     u64 first = thread_at(l, b, w * 32 + leader)->op_value;
     rest = mask;
     LOOP while (rest) {

@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..driver import ENTRIES, perform
 from ..driver.launch import layout_of
+from ..driver.refused import refuse
 from ..machine.objects import Function
+from ..wire.arguments import Invalid
 
 if TYPE_CHECKING:
     from ..findings.reports import Report
@@ -33,8 +36,18 @@ def _inject(process: Process, *arguments: Any, **options: Any) -> None:
     process.inject(*arguments, **options)
 
 
+def _refuse(process: Process, name: str) -> Any:
+    return refuse(process, name), process.refusal
+
+
+def _refuse_argument(process: Process, name: str, words: str) -> Any:
+    return perform(process, ENTRIES[name], Invalid(words)), process.refusal
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "layout": _layout,
+    "refuse": _refuse,
+    "refuse_argument": _refuse_argument,
     "reports": lambda process, known: process.reports[known:],
     "finding": _finding,
     "registered": _registered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..bindings import T, other
+from ..bindings import FUNCTIONS, T
 from ..wire.coder import coder
 from ..wire.signatures import SIGNATURES
 
@@ -20,15 +20,15 @@ class AttachedDriver:
         self.machine = machine
 
     def __getattr__(self, name: str) -> Any:
-        value = self._function(name) if name in SIGNATURES and hasattr(T, name) else other(name)
+        value = self._function(name) if name in FUNCTIONS else getattr(T, name)
         setattr(self, name, value)
         return value
 
     def _function(self, name: str) -> Any:
-        made, machine = coder(name), self.machine
+        made, machine = coder(name) if name in SIGNATURES else None, self.machine
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            return machine.call(made, args, kwargs)
+            return machine.refuse(name) if made is None else machine.call(made, args, kwargs)
 
         call.__name__ = call.__qualname__ = name
         return call

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver calls as bytes: one table of the functions' C prototypes, and what follows from it.
 
-`signatures` reads the table, `arguments` reads Python values as cuda.bindings does, `coder` writes calls and results.
+`signatures` reads the table, `arguments` and `inputs` read Python values as cuda.bindings do, `coder` does it for whole
+calls and writes calls and results, `mapped` looks whether host memory is there.
 Nothing here knows a machine: whoever has the arguments of a call writes it, whoever has the machine runs it.
 """

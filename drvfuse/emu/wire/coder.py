@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole calls and results as messages.
+"""Whole calls: reading their arguments, and calls and results as messages.
 
-A call is its arguments in the order of the table. What comes back is its results in that order, then the bytes of the
-memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else. Functions of numbers
-alone, which most are, are packed at once.
+A call is its arguments, as they were read, in the order of the table. What comes back is its results in that order,
+then the bytes of the memory that the caller lent. The CUresult is not part of it: a call that fails gives nothing else.
+Functions of numbers alone, which most are, are packed at once.
 """
 
 from __future__ import annotations
@@ -15,43 +15,69 @@ from typing import Any
 
 from . import inputs, outputs
 from .calls import Call, Caller, Machine, Run
-from .copy2d import Copy2D
+from .managed import Managed, RangeAttribute
 from .message import Incoming, Outgoing
-from .scalars import scalar
+from .node_params import NodeParams, NodeResult, ToldParams
+from .rows import Batch, Rows, RowsArray
+from .scalars import Enumeration, Handle, scalar
 from .signatures import ALL, SIGNATURES, Parameter, Signature
+from .table import ATTRIBUTES
 
 _INPUT_ROLES: dict[str, type[inputs.Input]] = {
+    "batch": Batch,
     "image": inputs.Image,
+    "node": NodeParams,
+    "told": ToldParams,
     "parameters": inputs.Parameters,
     "options": inputs.Options,
     "attribute": inputs.Attribute,
     "descriptor": inputs.Descriptor,
-    "host": inputs.Address,
+    "host": inputs.Host,
     "registered": inputs.Registered,
+    "text": inputs.Buffer,
 }
 _OUTPUT_ROLES: dict[str, type[outputs.Output]] = {
     "attribute": outputs.Attribute,
+    "code": outputs.Code,
     "descriptor": outputs.Descriptor,
+    "managed": Managed,
+    "node": NodeResult,
     "pinned": outputs.Pinned,
+    "range": RangeAttribute,
 }
 _INPUT_TYPES: dict[str, type[inputs.Input]] = {
-    "CUDA_MEMCPY2D": Copy2D,
+    "CUDA_LAUNCH_PARAMS": inputs.LaunchArray,
+    "CUDA_MEMCPY2D": Rows,
+    "CUDA_MEMCPY3D": Rows,
+    "CUDA_MEMCPY3D_PEER": Rows,
+    "CUDA_MEMCPY3D_BATCH_OP": RowsArray,
     "CUoccupancyB2DSize": inputs.Callback,
+    "CUasyncCallback": inputs.Function,
+    "CUlogsCallback": inputs.Function,
+    "CUhostFn": inputs.Function,
+    "CUstreamCallback": inputs.Function,
     "char": inputs.Text,
 }
 
 
 def input_of(p: Parameter) -> inputs.Input:
     """How an argument travels."""
-    if p.role:
+    if p.role in _INPUT_ROLES:
         return _INPUT_ROLES[p.role](p)
     if p.type in _INPUT_TYPES:
         return _INPUT_TYPES[p.type](p)
-    if p.type == "void" or (p.type == "CUdeviceptr" and p.extent):
+    if p.type == "void" or p.memory:
         return inputs.Target(p) if p.lent else inputs.Source(p)
-    if scalar(p.type) is None:
+    kind = scalar(p.type)
+    if kind is None:
         return (inputs.StructArray if p.extent else inputs.Struct)(p)
-    return (inputs.Array if p.extent else inputs.Input)(p)
+    if p.extent:
+        return inputs.Array(p)
+    if p.mode == "inout" and isinstance(kind, Handle):
+        return inputs.Moved(p)
+    if p.type in ATTRIBUTES or p.role == "kind":
+        return inputs.Kind(p)
+    return (inputs.Member if isinstance(kind, Enumeration) else inputs.Input)(p)
 
 
 def output_of(p: Parameter) -> outputs.Output:
@@ -60,34 +86,54 @@ def output_of(p: Parameter) -> outputs.Output:
         return _OUTPUT_ROLES[p.role](p)
     if p.type == "char":
         return outputs.Text(p)
+    if p.mode == "inout" and isinstance(scalar(p.type), Handle) and not p.extent:
+        return outputs.Moved(p)
     if scalar(p.type) is None and p.type != "void":
         return (outputs.StructArray if p.extent else outputs.Struct)(p)
     return (outputs.Array if p.extent else outputs.Output)(p)
 
 
 class Coder:
-    """Writes and reads the calls of one function."""
+    """Reads the arguments of one function, and writes and reads its calls."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self.inputs = [input_of(p) for p in signature.given]
+        wanted = {p.extent for p in signature.returned}
+        self.inputs = [inputs.Wanted(p) if p.name in wanted else input_of(p) for p in signature.given]
         self.outputs = [output_of(p) for p in signature.returned]
-        self._numbers = self._form(self.inputs, inputs.Input)
+        places = {item.name: i for i, item in enumerate(self.inputs)}
+        for item in self.inputs:
+            item.places = places
+        self._readers = [item.read for item in self.inputs]
+        self._dependent = [i for i, item in enumerate(self.inputs) if item.dependent]
+        self._numbers = self._form(self.inputs, inputs.Input, inputs.Member, inputs.Kind, inputs.Wanted)
         self._results = self._form(self.outputs, outputs.Output)
 
     @staticmethod
-    def _form(items: Sequence[Any], plain: type) -> struct.Struct | None:
+    def _form(items: Sequence[Any], *plain: type) -> struct.Struct | None:
         """The form of numbers alone; None if there is something else."""
-        if any(type(item) is not plain for item in items):
+        if any(type(item) not in plain for item in items):
             return None
         return struct.Struct("<" + "".join(item.scalar.code for item in items))
 
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the emulated function gets of the arguments of a call. Raises what cuda.bindings raise for arguments
+        that the function does not take, and Invalid for those that the driver refuses.
+        """
+        if kwargs or len(args) != len(self._readers):
+            args = self.signature.bind(args, kwargs)
+        if not args:
+            return []
+        values = [read(value) for read, value in zip(self._readers, args, strict=True)]
+        for i in self._dependent:
+            values[i] = self.inputs[i].complete(values[i], values)
+        return values
+
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
-        """Raises TypeError or OverflowError, as cuda.bindings do, for arguments that the function does not take."""
+        """The values are those of `read`. Raises Invalid where host memory cannot be read or written."""
         call = Call(self.signature, values, caller)
         if self._numbers is not None:
-            read = [item.scalar.read(v, item.name) for item, v in zip(self.inputs, values, strict=True)]
-            out.parts.append(self._numbers.pack(*read))
+            out.parts.append(self._numbers.pack(*values))
         else:
             for item, value in zip(self.inputs, values, strict=True):
                 item.put(out, value, call)
@@ -112,7 +158,19 @@ class Coder:
             for item, value in zip(self.outputs, results, strict=True):
                 item.put(out, value, run)
         for memory in run.lent:
-            out.data(memoryview(memory)[:-1])
+            out.data(b"" if getattr(memory, "unused", False) else memoryview(memory)[:-1])
+        self.write_told(out, run)
+
+    @staticmethod
+    def write_told(out: Outgoing, run: Run) -> None:
+        """What the caller is told of a call that failed too."""
+        for content in run.told:
+            out.data(content())
+
+    @staticmethod
+    def read_told(incoming: Incoming, call: Call) -> None:
+        for store in call.told:
+            store(incoming.view() or b"")
 
     def read_result(self, incoming: Incoming, call: Call) -> list[Any]:
         if self._results is not None:
@@ -122,6 +180,7 @@ class Coder:
             found = [item.take(incoming, call) for item in self.outputs]
         for store in call.lent:
             store(incoming.view() or b"")
+        self.read_told(incoming, call)
         return found
 
 

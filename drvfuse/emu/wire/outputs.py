@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-from .arguments import whole
+from .arguments import Address
 from .calls import Call, Run
 from .inputs import attribute_scalar
-from .message import NONE, Incoming, Outgoing
+from .message import Incoming, Outgoing
 from .scalars import Scalar, scalar
 from .signatures import Parameter
 from .structs import Structure
@@ -42,6 +43,18 @@ def _take(incoming: Incoming, kind: Scalar) -> Any:
     return kind.result(word - (1 << 64) if kind.code == "q" and word >> 63 else word)
 
 
+class Moved(Output):
+    """A number in an object that the caller gave, which has the number then; a new one if it gave none."""
+
+    def take(self, incoming: Incoming, call: Call) -> Any:
+        found, given = super().take(incoming, call), call.value(self.parameter.name)
+        if type(given) is not Address:
+            return found
+        size = ctypes.sizeof(ctypes.c_uint)
+        ctypes.memmove(int(given.keep.getPtr()), int(found.getPtr()), size)
+        return given.keep
+
+
 class Array(Output):
     """A list of numbers."""
 
@@ -71,7 +84,7 @@ class Struct(Output):
         self.kind = Structure(parameter.type)
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
-        out.data(self.kind.bytes_of(value, "a result"))
+        out.data(self.kind.bytes_of(value))
 
     def take(self, incoming: Incoming, call: Call) -> Any:
         return self.kind.made_of(incoming.data() or b"")
@@ -109,8 +122,18 @@ class Pinned(Output):
     def take(self, incoming: Incoming, call: Call) -> Any:
         address, descriptor = incoming.word(), incoming.descriptor()
         assert descriptor is not None
-        call.caller.map_pinned(address, whole(call.value("bytesize"), 0, NONE, "size_t"), descriptor)
+        call.caller.map_pinned(address, call.value("bytesize"), descriptor)
         return address
+
+
+class Code(Output):
+    """The address of an image that the link of the call keeps."""
+
+    def put(self, out: Outgoing, value: Any, run: Run) -> None:
+        out.data(value.keep)
+
+    def take(self, incoming: Incoming, call: Call) -> Any:
+        return call.caller.keep_image(call.value("state"), incoming.data() or b"")
 
 
 class Attribute(Output):

@@ -8,9 +8,23 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .arguments import host_address, pointers
+from . import mapped
+from .arguments import buffer_address, whole
 
 _EXTRA_END, _EXTRA_BUFFER, _EXTRA_SIZE = 0, 1, 2
+_SLOT = 8
+_INT, _BYTE, _LONG = ctypes.c_int, ctypes.c_byte, ctypes.c_longlong
+_KINDS = (
+    *(ctypes.c_bool, ctypes.c_char, ctypes.c_wchar, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_short, ctypes.c_ushort),
+    *(ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.c_ulong, ctypes.c_longlong, ctypes.c_ulonglong),
+    *(ctypes.c_size_t, ctypes.c_float, ctypes.c_double),
+)
+_WHOLE = {
+    _INT: (-(1 << 31), (1 << 31) - 1, "int"),
+    _BYTE: (-(1 << 7), (1 << 7) - 1, "int8_t"),
+    _LONG: (-(1 << 63), (1 << 63) - 1, "long"),
+}
+"""Types for which the bindings look at the range of an int; ctypes cuts the others."""
 
 
 class Layout(NamedTuple):
@@ -20,77 +34,137 @@ class Layout(NamedTuple):
     parameters: tuple[tuple[int, int], ...]
 
 
-def pack(layout: Layout, kernelParams: Any, extra: Any) -> bytes | None:
-    """The parameter block of a launch, copied out of whichever form it was given in. None where parameters are missing,
-    which the driver calls CUDA_ERROR_INVALID_VALUE. Raises TypeError or OverflowError as the bindings do.
+class KernelParameters(NamedTuple):
+    """The parameters of a launch in the form of values and types. `addresses`: where the value of each lies."""
+
+    addresses: list[int]
+    keep: list[Any]
+
+    @classmethod
+    def read(cls, value: Any) -> KernelParameters | int:
+        """The argument `kernelParams`: the address of an array of pointers, or the values. Raises as the bindings."""
+        if value is None:
+            return 0
+        if isinstance(value, int):
+            return whole(value, 0, (1 << 64) - 1, "unsigned PY_LONG_LONG")
+        if not isinstance(value, tuple):
+            try:
+                return buffer_address(value)
+            except TypeError:
+                pass
+        elif len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], tuple):
+            if len(value[0]) != len(value[1]):
+                raise TypeError("Argument 'kernelParams' has tuples with different length")
+            slots = [_slot(item, kind) for item, kind in zip(*value, strict=True)]
+            return cls([address for address, _ in slots], [keep for _, keep in slots]) if slots else 0
+        raise TypeError(
+            "Argument 'kernelParams' is not a valid type: tuple[tuple[Any, ...], tuple[Any, ...]] or PyObject "
+            "implimenting Buffer Protocol or Int"
+        )
+
+
+def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> bytes | None:
+    """The parameter block of a launch, copied out of whichever form it was given in (`KernelParameters.read`). None
+    where parameters are missing or cannot be read, which is CUDA_ERROR_INVALID_VALUE.
     """
-    block = bytearray(layout.nbytes)
-    if not layout.parameters:
+    wanted = layout.parameters
+    if not wanted:
+        return bytes(layout.nbytes)
+    if isinstance(kernelParams, KernelParameters):
+        if len(kernelParams.addresses) < len(wanted):
+            return None
+        block = bytearray(layout.nbytes)
+        for (offset, size), address in zip(wanted, kernelParams.addresses, strict=False):
+            # of a value that is smaller than its parameter, what lies behind it is read too, as by the driver
+            value = ctypes.string_at(address, size) if size <= _SLOT else mapped.copied(address, size)
+            if value is None:
+                return None
+            block[offset : offset + size] = value
         return bytes(block)
-    if kernelParams is None or (isinstance(kernelParams, int) and kernelParams == 0):
+    if kernelParams == 0:
         return _from_extra(layout, extra)
-    keep: Any
-    if isinstance(kernelParams, tuple):
-        if len(kernelParams) != 2 or len(kernelParams[0]) != len(kernelParams[1]):
-            raise TypeError("Argument 'kernelParams' has tuples with different length")
-        slots = [_slot(value, kind) for value, kind in zip(*kernelParams, strict=True)]
-        if len(slots) < len(layout.parameters):
-            return None
-        addresses, keep = [address for address, _ in slots], slots
-    else:
-        address, keep = host_address(kernelParams)
-        addresses = pointers(address, len(layout.parameters))
-    for (offset, size), address in zip(layout.parameters, addresses, strict=False):
-        if not address:
-            return None
-        block[offset : offset + size] = ctypes.string_at(address, size)
-    del keep
+    pointers = mapped.copied(kernelParams, 8 * len(wanted))
+    if pointers is None:
+        return None
+    addresses = struct.unpack(f"{len(wanted)}Q", pointers)
+    content = mapped.gathered([(address, size) for (_, size), address in zip(wanted, addresses, strict=True)])
+    return None if content is None else _spread(layout, content)
+
+
+def _spread(layout: Layout, content: bytes) -> bytes:
+    """A parameter block out of the bytes of its parameters, which lie one after another."""
+    block, at = bytearray(layout.nbytes), 0
+    for offset, size in layout.parameters:
+        block[offset : offset + size] = content[at : at + size]
+        at += size
     return bytes(block)
 
 
 def _slot(value: Any, kind: Any) -> tuple[int, Any]:
     """(address of the value, what keeps it alive) of one entry of cuda.bindings' tuple form."""
-    pointer = getattr(value, "getPtr", None)
     if kind is None:
-        if callable(pointer):
-            return pointer(), value
-        if isinstance(value, ctypes.Structure):
-            return ctypes.addressof(value), value
-        if isinstance(value, int):  # an enum
-            enum = ctypes.c_int64(value)
-            return ctypes.addressof(enum), enum
-        raise TypeError(
-            f"Provided argument is of type {type(value)} but expected a structure or an object with getPtr()"
-        )
+        return _structure(value)
     if kind is ctypes.c_void_p:
-        if callable(pointer):
-            value = pointer()
-        raw = value.value or 0 if isinstance(value, ctypes.c_void_p) else int(value)
-    else:
-        if kind is ctypes.c_int and isinstance(value, int) and not -(2**31) <= value < 2**31:
-            raise OverflowError("value too large to convert to int")
-        item = value if isinstance(value, kind) else kind(getattr(value, "value", value))
-        padded = ctypes.create_string_buffer(bytes(item), 8)
-        return ctypes.addressof(padded), padded
-    whole = ctypes.c_uint64(raw)
-    return ctypes.addressof(whole), whole
+        made = (ctypes.c_uint64 * 1)(_pointer(value))
+        return ctypes.addressof(made), made
+    if kind not in _KINDS:
+        raise TypeError(f"Unsupported type: {kind!r}")
+    if type(value) is int and kind in _WHOLE:
+        value = whole(value, *_WHOLE[kind])
+    elif kind is ctypes.c_double and isinstance(value, ctypes.c_float):
+        value = value.value
+    if not isinstance(value, kind):
+        made = kind(value)  # which has 16 bytes of its own, whatever its type
+        return ctypes.addressof(made), made
+    padded = ctypes.create_string_buffer(bytes(value), _SLOT)  # it may lie at the end of anything
+    return ctypes.addressof(padded), padded
 
 
-def _from_extra(layout: Layout, extra: Any) -> bytes | None:
-    address = host_address(extra)[0]
+def _structure(value: Any) -> tuple[int, Any]:
+    pointer = getattr(value, "getPtr", None)
+    if callable(pointer):
+        return int(pointer()), value
+    if isinstance(value, ctypes.Structure):
+        return ctypes.addressof(value), value
+    if isinstance(value, int) and hasattr(type(value), "__members__"):  # an enum
+        made = ctypes.c_int64(value)
+        return ctypes.addressof(made), made
+    raise TypeError(
+        f"Provided argument is of type {type(value)} but expected Type {ctypes.Structure}, {ctypes.c_void_p} or CUDA "
+        "Binding structure with getPtr() attribute"
+    )
+
+
+def _pointer(value: Any) -> int:
+    if isinstance(value, int | ctypes.c_void_p):
+        number = value.value if isinstance(value, ctypes.c_void_p) else value
+        return whole(number, 0, (1 << 64) - 1, "unsigned PY_LONG_LONG")
+    pointer = getattr(value, "getPtr", None)
+    if not callable(pointer):
+        raise TypeError(
+            f"Provided argument is of type {type(value)} but expected Type {int}, {ctypes.c_void_p} or CUDA Binding "
+            "structure with getPtr() attribute"
+        )
+    return int(pointer())
+
+
+def _from_extra(layout: Layout, extra: int) -> bytes | None:
     buffer = size = 0
-    while address:
-        key, value = struct.unpack("QQ", ctypes.string_at(address, 16))
+    while extra:
+        pair = mapped.copied(extra, 16)
+        if pair is None:
+            return None
+        key, value = struct.unpack("QQ", pair)
         if key == _EXTRA_END:
             break
-        if key not in (_EXTRA_BUFFER, _EXTRA_SIZE):
-            return None
         if key == _EXTRA_BUFFER:
             buffer = value
+        elif key == _EXTRA_SIZE:
+            size = int.from_bytes(mapped.copied(value, 8) or b"", "little")
         else:
-            size = ctypes.c_size_t.from_address(value).value
-        address += 16
-    return ctypes.string_at(buffer, layout.nbytes) if buffer and size >= layout.nbytes else None
+            return None
+        extra += 16
+    return mapped.copied(buffer, layout.nbytes) if buffer and size >= layout.nbytes else None
 
 
 def lay_out(block: bytes, addresses: Sequence[int]) -> tuple[int, Any]:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of C: integers, floats, enums, handles. Each is one word of a message."""
+"""Numbers of C: integers, floats, enums, handles. Each is one word of a message.
+
+`read` makes the number that an emulated function gets of what the caller gave; a handle is a number for it, an enum is
+an enum. `result` makes what cuda.bindings return.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,32 @@ import functools
 from typing import Any
 
 from ..bindings import T
-from .arguments import is_enum, whole
+from .arguments import Invalid, real, whole
 
 _INTEGERS = {
     "int": (-(2**31), 2**31 - 1),
     "unsigned int": (0, 2**32 - 1),
+    "unsigned": (0, 2**32 - 1),
     "unsigned char": (0, 2**8 - 1),
     "unsigned short": (0, 2**16 - 1),
     "size_t": (0, 2**64 - 1),
     "unsigned long long": (0, 2**64 - 1),
     "void*": (0, 2**64 - 1),
 }
+_WORDS = {
+    "unsigned": "unsigned int",
+    "unsigned long long": "unsigned PY_LONG_LONG",
+    "void*": "unsigned PY_LONG_LONG",
+}
+"""How Cython calls a type in its messages, where that is not its name."""
+
+_HANDLES = {
+    "CUdevice": ("int", "int"),
+    "CUlogIterator": ("unsigned int", "unsigned int"),
+    "cuuint32_t": ("unsigned int", "uint32_t"),
+    "cuuint64_t": ("size_t", "uint64_t"),
+}
+"""(range, name in messages) of classes of the bindings that are no pointers."""
 
 
 class Scalar:
@@ -28,15 +47,18 @@ class Scalar:
     def __init__(self, c: str) -> None:
         self.c = c
         self.least, self.most = _INTEGERS[c]
+        self._words = _WORDS.get(c, c)
         if self.least < 0:
             self.code = "q"
 
-    def read(self, value: Any, argument: str) -> int | float:
-        """The number of an argument, as cuda.bindings read it. Raises TypeError or OverflowError."""
-        return whole(value, self.least, self.most, self.c)
+    def read(self, value: Any) -> Any:
+        """An argument as cuda.bindings read it. Raises TypeError, OverflowError, ValueError or Invalid."""
+        if type(value) is int and self.least <= value <= self.most:
+            return value
+        return whole(value, self.least, self.most, self._words)
 
     def given(self, word: Any) -> Any:
-        """What the emulated function gets."""
+        """What `read` gave, of the word that it became."""
         return word
 
     def raw(self, value: Any) -> int | float:
@@ -54,8 +76,8 @@ class Real(Scalar):
     def __init__(self) -> None:
         self.c = "float"
 
-    def read(self, value: Any, argument: str) -> float:
-        return float(value)
+    def read(self, value: Any) -> float:
+        return real(value)
 
     def raw(self, value: Any) -> float:
         return float(value)
@@ -66,23 +88,32 @@ class Boolean(Scalar):
         self.c = "bool"
         self.least, self.most = 0, 1
 
+    def read(self, value: Any) -> bool:
+        return bool(value)
+
     def result(self, word: Any) -> bool:
         return bool(word)
 
 
 class Enumeration(Scalar):
+    """An enum. The bindings take whatever `int` takes; what is no member is refused by the driver."""
+
     code = "q"
 
     def __init__(self, c: str) -> None:
         self.c, self.kind = c, getattr(T, c)
-        self._members = {int(member): member for member in self.kind}
+        self.members = {int(member): member for member in self.kind}
 
-    def read(self, value: Any, argument: str) -> int:
-        is_enum(value, self.kind, argument)
-        return int(value)
+    def read(self, value: Any) -> Any:
+        if type(value) is self.kind:
+            return value
+        found = self.members.get(whole(int(value), -(2**31), 2**32 - 1, f"{self.c}_enum"))
+        if found is None:
+            raise Invalid
+        return found
 
     def given(self, word: Any) -> Any:
-        return self._members.get(word) or self.kind(word)
+        return self.members.get(word) or self.kind(word)
 
     result = given
 
@@ -92,11 +123,14 @@ class Handle(Scalar):
 
     def __init__(self, c: str) -> None:
         self.c, self.kind = c, getattr(T, c)
-        self.least, self.most = _INTEGERS["int" if c == "CUdevice" else "size_t"]
+        plain, self._words = _HANDLES.get(c, ("size_t", "unsigned PY_LONG_LONG"))
+        self.least, self.most = _INTEGERS[plain]
         self.code = "q" if self.least else "Q"
 
-    def read(self, value: Any, argument: str) -> int:
-        return 0 if value is None else whole(value, self.least, self.most, self.c)
+    def read(self, value: Any) -> int:
+        if type(value) is self.kind:
+            return int(value)
+        return 0 if value is None else super().read(value)
 
     def result(self, word: Any) -> Any:
         return self.kind(word)

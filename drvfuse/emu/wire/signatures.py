@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -37,7 +38,14 @@ class Parameter:
     @property
     def lent(self) -> bool:
         """Memory that the caller names and the call may write, which cuda.bindings take as an argument."""
-        return self.mode == "out" and self.extent is not None and self.type in ("void", "CUdeviceptr") and not self.role
+        return (
+            self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))
+        )
+
+    @property
+    def memory(self) -> bool:
+        """A device pointer that is also the address of host memory."""
+        return self.type == "CUdeviceptr" and not self.stars and self.extent is not None
 
     @property
     def given(self) -> bool:
@@ -61,7 +69,7 @@ class Signature:
 
     @functools.cached_property
     def given(self) -> tuple[Parameter, ...]:
-        """The arguments in Python; the numbers of elements that are wanted, which may be left out, are the last."""
+        """The arguments in Python."""
         return tuple(p for p in self.parameters if p.given)
 
     @functools.cached_property
@@ -70,24 +78,39 @@ class Signature:
         return tuple(p for p in self.parameters if p.returned)
 
     def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:
-        """The arguments by position. Raises TypeError as a call of a Python function does."""
-        if len(args) == len(self.given) and not kwargs:
-            return args
+        """The arguments by position. Raises TypeError with the words of a function that Cython has compiled."""
         names = [p.name for p in self.given]
-        if len(args) > len(names):
-            raise TypeError(f"{self.name}() takes {len(names)} positional arguments but {len(args)} were given")
         found = dict(zip(names, args, strict=False))
+        if kwargs and not names:
+            raise TypeError(f"{self.name}() takes no keyword arguments")
+        if len(args) > len(names):
+            raise self._miscounted(len(args))
         for name, value in kwargs.items():
             if name not in names:
                 raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
             if name in found:
-                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+                raise TypeError(f"{self.name}() got multiple values for keyword argument {name!r}")
             found[name] = value
-        found = {p.name: 0 for p in self.given if p.mode == "inout" and p.stars and p.type == "size_t"} | found
-        missing = [name for name in names if name not in found]
-        if missing:
-            raise TypeError(f"{self.name}() misses the argument {missing[0]!r}")
-        return tuple(found[name] for name in names)
+        defaults = dict.fromkeys(self._left_out, 0)
+        if any(name not in found and name not in defaults for name in names):
+            raise self._miscounted(len(args))
+        return tuple((defaults | found)[name] for name in names)
+
+    @property
+    def _left_out(self) -> list[str]:
+        """The numbers of elements that are wanted, which may be left out."""
+        last = itertools.takewhile(lambda p: p.mode == "inout" and p.type == "size_t", reversed(self.given))
+        return [p.name for p in last]
+
+    def _miscounted(self, given: int) -> TypeError:
+        most = len(self.given)
+        if not most:
+            return TypeError(f"{self.name}() takes no arguments ({given} given)")
+        least = most - len(self._left_out)
+        number = least if given < least else most
+        bound = "exactly" if least == most else "at least" if given < least else "at most"
+        plural = "" if number == 1 else "s"
+        return TypeError(f"{self.name}() takes {bound} {number} positional argument{plural} ({given} given)")
 
 
 def _parameter(text: str) -> Parameter:

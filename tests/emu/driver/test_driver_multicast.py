@@ -63,7 +63,7 @@ def test_the_minimum_granularity_divides_the_recommended_one(cuda: Any) -> None:
     advised = ok(cuda.cuMulticastGetGranularity(object_prop(2), RECOMMENDED))
     assert least == PIECE and advised > least and advised % least == 0
     with pytest.raises(TypeError, match="option"):
-        cuda.cuMulticastGetGranularity(object_prop(2), 0)
+        cuda.cuMulticastGetGranularity(object_prop(2), None)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,6 @@ def test_properties_that_do_not_fit_are_refused(cuda: Any, machine: Machine, cha
         (0, 0, PIECE // 2),
         (PIECE // 2, 0, PIECE),
         (0, PIECE // 2, PIECE),
-        (-PIECE, 0, PIECE),
         (0, 0, 4 * PIECE),
         (PIECE, 0, 2 * PIECE),
         (0, 2 * PIECE, 2 * PIECE),
@@ -105,6 +104,8 @@ def test_binds_off_the_granularity_or_out_of_range_are_refused(cuda: Any, offset
     handle, memory = team(cuda, 2, 2 * PIECE), _memory(cuda, 0, 3 * PIECE)
     assert code(cuda.cuMulticastBindMem(handle, offset, memory, at, size, 0)) == INVALID
     assert code(cuda.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 1)) == INVALID
+    with pytest.raises(OverflowError, match="negative value to size_t"):
+        cuda.cuMulticastBindMem(handle, -PIECE, memory, 0, PIECE, 0)
 
 
 # Order --------------------------------------------------------------------------------------------------------------

@@ -125,7 +125,17 @@ def test_a_finding_is_one_short_line_in_the_log(caplog: pytest.LogCaptureFixture
     assert re.match(
         rf"out_of_bounds at mine\.cu:{_line('beyond')}: write of 4 bytes at 0x\w+: 0 bytes behind", report.brief()
     )
-    assert str(Path(report.file or "").parent) not in report.brief() and report.file in str(report)
+    assert str(Path(report.file or "").parent) not in report.brief()
+
+
+def test_the_text_of_a_report_names_the_page_and_leaves_out_the_folders_of_a_cache() -> None:
+    (report,) = _run(kernel="beyond", threads=32).reports
+    first, *rest = str(report).splitlines()
+    assert Path(report.file or "").parent.name not in str(report) and Path(report.file or "").exists()
+    assert first.startswith(f"mine.cu:{_line('beyond')}: out_of_bounds: ")
+    assert rest == ["  see docs/findings.md#out_of_bounds"] and report.page == "docs/findings.md#out_of_bounds"
+    elsewhere = Report("trap", "trap", file="/home/someone/kernels/mine.cu", line=3, hint="look")
+    assert str(elsewhere).splitlines()[:2] == ["/home/someone/kernels/mine.cu:3: trap: trap", "  hint: look"]
 
 
 def test_races_are_logged_as_information_and_deadlocks_as_one_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -136,6 +136,34 @@ def test_polls_of_a_place_that_saw_the_same_are_one_row_with_their_count(window:
     assert sum("st.release.sys" in line for line in story.splitlines()) == 2, "the writer of the word, and its row"
 
 
+@pytest.mark.parametrize(
+    "kinds, times", [(["barrier"], 50), (["atomic", "fence", "barrier"], 20), (["start", "end"], 3)]
+)
+def test_rows_that_repeat_one_another_are_folded_whatever_they_are(kinds: list[str], times: int) -> None:
+    clock = iter(range(10_000))
+    last = iter(range(10_000))  # another thread comes last to each barrier
+
+    def event(kind: str) -> tuple[int, ...]:
+        who = next(last) % 128 if kind == "barrier" else 0
+        return record(kind, 1, 0, who, BARRIER if kind == "barrier" else NONE, clock=next(clock))
+
+    ring = records(event("trigger"), *(event(kind) for _ in range(times) for kind in kinds), event("fence"))
+    for rows in (32, 2):
+        text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))], rows=rows)
+        which = f"the {len(kinds)} rows above" if len(kinds) > 1 else "the row above"
+        assert f"({which} {times - 1} times more, until {times * len(kinds)} ns)" in text.splitlines()
+        shown = [row[0] for row in body(text)]
+        repeated = [str(1 + n) for n in range(len(kinds))]
+        assert shown == (["0"] if rows == 32 else []) + repeated + [str(1 + times * len(kinds))]
+        assert ("(1 earlier events)" in text) == (rows == 2)
+
+
+def test_rows_that_see_other_values_are_not_folded() -> None:
+    ring = records(*(record("atomic", 1, 0, 0, STORE, address=64, value=n, clock=n) for n in range(9)))
+    text = timeline.render(events.decode(ring, IDENTITIES), [Participant(0, (0, 0, 0))])
+    assert len(body(text)) == 9
+
+
 def test_many_blocks_share_a_column_that_names_them() -> None:
     ring = records(*(record("store", op, 1, 0, STORE, address=64) for op in (1, 2, 3, 4)))
     sides = [Participant(device, (1, 0, 0)) for device in range(4)]

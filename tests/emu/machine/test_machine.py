@@ -13,7 +13,7 @@ import pytest
 
 import drvfuse as df
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 SOURCE = 'extern "C" __global__ void k(int* p) { p[threadIdx.x] = threadIdx.x; }'
 

@@ -353,9 +353,11 @@ def test_host_functions_are_called_where_the_process_is(pair: tuple[Rank, Rank])
         inner.append((code(b.cuda.cuMemAlloc(64)), ok(a.cuda.cuDeviceGetCount())))
 
     b.process.call_host = of_b
+    functions = [ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None) for _ in pair]
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
     for i, rank in enumerate(pair):
         ok(rank.cuda.cuCtxSetCurrent(rank.context))
-        ok(rank.cuda.cuLaunchHostFunc(0, types.CUhostFn(0x1000 + i), 7 + i))
+        ok(rank.cuda.cuLaunchHostFunc(0, types.CUhostFn(addresses[i]), 7 + i))
         assert rank.synchronise() == R.CUDA_SUCCESS
-    assert calls == [("a", 0x1000, 7), ("b", 0x1001, 8)]
+    assert calls == [("a", addresses[0], 7), ("b", addresses[1], 8)]
     assert inner == [(R.CUDA_ERROR_NOT_PERMITTED, 2)]

@@ -385,7 +385,48 @@ def test_copies_take_either_address_of_registered_memory(
     memory.close()
 
 
-@pytest.mark.parametrize("kind", ["private", "anonymous", "read only", "no descriptor"])
+def test_private_memory_is_on_the_device_where_that_is_asked_for(
+    pair: tuple[Process, Process], rng: np.random.Generator
+) -> None:
+    """What lies beside it in its pages keeps its bytes, may be registered too, and all of it stays what it was."""
+    cuda, whole = pair[0].driver, ints(rng, 3000)
+    wanted, address = whole.copy(), int(whole.ctypes.data)
+    open_before = len(os.listdir("/proc/self/fd"))
+    for first, last in ((5, 1500), (1500, 2100)):
+        ok(cuda.cuMemHostRegister(address + 4 * first, 4 * (last - first), 2))
+        pointer = int(ok(cuda.cuMemHostGetDevicePointer(address + 4 * first, 0)))
+        ok(cuda.cuMemsetD32(pointer + 4, first, 3))
+        ok(cuda.cuCtxSynchronize())
+        wanted[first + 1 : first + 4] = first
+        np.testing.assert_array_equal(whole, wanted)
+        whole[first] = wanted[first] = 77
+        found = np.zeros(1, whole.dtype)
+        ok(cuda.cuMemcpyDtoH(found, pointer, 4))
+        assert found[0] == 77
+    assert code(cuda.cuMemHostUnregister(address + 24)) == R.CUDA_ERROR_INVALID_VALUE
+    assert code(cuda.cuMemHostRegister(address + 24, 4, 2)) == R.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+    for first in (5, 1500):
+        ok(cuda.cuMemHostUnregister(address + 4 * first))
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    np.testing.assert_array_equal(whole, wanted)
+
+
+def test_memory_that_becomes_larger_in_place_after_it_was_registered_is_still_memory(
+    pair: tuple[Process, Process],
+) -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = libc.realloc.restype = ctypes.c_void_p
+    libc.realloc.argtypes, libc.free.argtypes = (ctypes.c_void_p, ctypes.c_size_t), (ctypes.c_void_p,)
+    cuda, address = pair[0].driver, libc.malloc(1 << 20)
+    ok(cuda.cuMemHostRegister(address, 1 << 20, 2))
+    ok(cuda.cuMemHostUnregister(address))
+    address = libc.realloc(address, 8 << 20)
+    ctypes.memset(address, 7, 8 << 20)
+    assert ctypes.string_at(address + (8 << 20) - 2, 2) == b"\7\7"
+    libc.free(address)
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "read only", "no descriptor"])
 def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Process], kind: str) -> None:
     cuda = pair[0].driver
     if kind == "anonymous":
@@ -393,9 +434,8 @@ def test_other_registered_memory_is_not_on_the_device(pair: tuple[Process, Proce
     else:
         file = os.memfd_create("test")
         os.ftruncate(file, 4096)
-        flags = mmap.MAP_PRIVATE if kind == "private" else mmap.MAP_SHARED
         rights = mmap.PROT_READ if kind == "read only" else mmap.PROT_READ | mmap.PROT_WRITE
-        memory = mmap.mmap(file, 4096, flags, rights)
+        memory = mmap.mmap(file, 4096, mmap.MAP_SHARED, rights)
     address = int(np.frombuffer(memory, np.uint8).ctypes.data)
     if kind == "no descriptor":
         part = pair[0].file_behind(address, 4096)

@@ -27,7 +27,7 @@ from drvfuse.emu.serve.hello import greeting
 from drvfuse.emu.serve.line import Line
 from drvfuse.errors import ArgumentError, DriverUnavailable
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture

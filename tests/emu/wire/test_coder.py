@@ -20,7 +20,7 @@ from drvfuse.emu.wire.calls import Call, Run
 from drvfuse.emu.wire.coder import coder
 from drvfuse.emu.wire.message import Incoming, Outgoing
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_results_have_the_types_of_the_bindings(name: str, rng: np.random.Genera
         ("cuMemAlloc", ("64",), TypeError),
         ("cuMemAlloc", (1 << 64,), OverflowError),
         ("cuDeviceGet", (1 << 31,), OverflowError),
-        ("cuDeviceGetAttribute", (16, 0), TypeError),
+        ("cuDeviceGetAttribute", (None, 0), TypeError),
         ("cuMemsetD8", (0, 256, 1), OverflowError),
         ("cuStreamSynchronize", (object(),), TypeError),
         ("cuMemCreate", (1 << 21, object(), 0), TypeError),
@@ -198,11 +198,11 @@ def test_attributes_of_pointers(machine: Machine, cuda: Any, kind: str) -> None:
 def test_attributes_of_pools(cuda: Any) -> None:
     pool, kind = ok(cuda.cuDeviceGetDefaultMemPool(0)), T.CUmemPool_attribute
     for attribute, value in (
-        (kind.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 1 << 40),
+        (kind.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, T.cuuint64_t(1 << 40)),
         (kind.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC, 0),
     ):
         ok(cuda.cuMemPoolSetAttribute(pool, attribute, value))
-        assert int(ok(cuda.cuMemPoolGetAttribute(pool, attribute))) == value
+        assert int(ok(cuda.cuMemPoolGetAttribute(pool, attribute))) == int(value)
 
 
 # Code, graphs -------------------------------------------------------------------------------------------------------

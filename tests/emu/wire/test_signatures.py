@@ -80,6 +80,7 @@ def test_attributes_are_the_bindings_own() -> None:
             assert sum(name.endswith(f"_{attribute}") for name in known) == 1, attribute
 
 
+_PLAIN = [field for field, kind in structs.CUdevprop._fields_ if kind is ctypes.c_int]
 _NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t)
 
 
@@ -89,7 +90,7 @@ def _same_places(value: Any, place: Any) -> int:
     for field, kind in place._fields_:
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure):
             checked += _same_places(getattr(value, field), getattr(place, field))
-        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams"):
+        elif kind in _NUMBERS or field in ("id", "numExecAffinityParams", *_PLAIN):
             number = 7 + checked
             setattr(value, field, number)
             assert int(getattr(place, field)) == number, field
@@ -97,10 +98,37 @@ def _same_places(value: Any, place: Any) -> int:
     return checked
 
 
-@pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - {"CUlaunchAttribute", "CUuuid", "CUexecAffinityParam"}))
+_MERE_BYTES = {
+    *("CUlaunchAttribute", "CUuuid", "CUexecAffinityParam", "CUstreamBatchMemOpParams", "CUkernelNodeAttrValue"),
+    *("CUgraphNodeParams", "CUDA_HOST_NODE_PARAMS", "CUgraphExecUpdateResultInfo"),  # of pointers: the test below
+    *("CUstreamAttrValue", "CUipcMemHandle", "CUipcEventHandle", "CUmemPoolPtrExportData"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(structs.STRUCTS) - _MERE_BYTES))
 def test_structures_lie_as_those_of_the_bindings(name: str) -> None:
     value = getattr(real, name)()
     assert _same_places(value, structs.STRUCTS[name].from_address(int(value.getPtr())))
+
+
+def test_parameters_of_nodes_lie_as_those_of_the_bindings() -> None:
+    value = real.CUgraphNodeParams()
+    plain = structs.CUgraphNodeParams.from_address(int(value.getPtr()))
+    value.type = real.CUgraphNodeType.CU_GRAPH_NODE_TYPE_HOST
+    value.kernel.sharedMemBytes, value.kernel.kernelParams = 3, 4
+    assert (plain.type, plain.of.kernel.sharedMemBytes, plain.of.kernel.kernelParams) == (3, 3, 4)
+    value.memcpy.copyParams.Depth = 5
+    assert plain.of.memcpy.copyParams.Depth == 5
+    value.alloc.bytesize, value.alloc.dptr = 6, real.CUdeviceptr(7)
+    assert (plain.of.alloc.bytesize, plain.of.alloc.dptr) == (6, 7)
+    value.memOp.count = 8
+    assert plain.of.memOp.count == 8
+    value.host.userData = 9  # in the same place
+    assert plain.of.host.userData == 9
+    info = real.CUgraphExecUpdateResultInfo()
+    info.errorNode, info.errorFromNode = real.CUgraphNode(10), real.CUgraphNode(11)
+    found = structs.CUgraphExecUpdateResultInfo.from_address(int(info.getPtr()))
+    assert (found.errorNode, found.errorFromNode) == (10, 11)
 
 
 def test_a_prototype_that_cannot_be_read_is_refused() -> None:
@@ -115,10 +143,10 @@ def test_arguments_are_bound_by_position_and_by_name() -> None:
     assert memset.bind((1, 2), {"N": 3}) == (1, 2, 3)
     assert SIGNATURES["cuGraphGetNodes"].bind((1,), {}) == (1, 0)
     for args, kwargs, text in (
-        ((1, 2, 3, 4), {}, "takes 3"),
+        ((1, 2, 3, 4), {}, "takes exactly 3"),
         ((1, 2), {"n": 3}, "unexpected"),
-        ((1, 2, 3), {"N": 3}, "multiple"),
-        ((1, 2), {}, "misses"),
+        ((1, 2, 3), {"N": 3}, "multiple values for keyword"),
+        ((1, 2), {}, "takes exactly 3 positional arguments .2 given"),
     ):
         with pytest.raises(TypeError, match=text):
             memset.bind(args, kwargs)

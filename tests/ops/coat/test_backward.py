@@ -107,7 +107,7 @@ def test_gradients_that_are_refused(device, rng):
         assert caught.value.argument == argument
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("few", [MANY], indirect=True)
 def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
     values = case(rng, (150, 128))
@@ -137,7 +137,7 @@ def counted(rng, rows, columns, count, blocks):
     return counters.total, polls
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("columns,count", [(640, 3), (656, 1)])  # by bulk copies, and straight to registers
 def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
     """Each input is read once and dx written once; words of the sums over segments are written and cleared once."""
@@ -154,7 +154,7 @@ def test_bytes_that_the_backward_moves(monkeypatch, rng, columns, count):
     assert polls >= 4 * shape.segments * columns
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_that_the_backward_of_few_rows_moves(rng):
     """Rows are read once for dx, and once for dw; there are no words."""
     rows, columns, blocks = 20, 640, 16
@@ -176,7 +176,7 @@ def test_launches_of_any_shape_share_a_workspace(monkeypatch, device, rng):
         check_backward(values, rstd, df.coat.fp8_rmsnorm_backward(x, s_x, g, w, v, 16, workspace=space))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("columns,teams,count,kept", [(128, 16, 1, 1), (640, 8, 2, 1), (640, 8, 1, 0)])
 def test_rings_that_go_round(monkeypatch, rng, columns, teams, count, kept):
     """Each slot is filled several times, for teams of a warp and of two, under the race detector; the sums leave before

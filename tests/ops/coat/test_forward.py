@@ -94,7 +94,7 @@ def test_many_rows_of_other_types_and_groups(device, rng, columns, QB, fp8, w):
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, weight, QB, 1e-5), QB)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
 def test_tiles_of_other_sizes(monkeypatch, rng, rows, columns, tile):
     """Where each warp has at most one, and two."""
@@ -195,7 +195,7 @@ def test_weights_that_an_estimate_cannot_take(device, rng, weight):
     check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(30, 96), (37, 512), (37, 640)], ids=["few", "many", "shared"])
 def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
     """No race under any schedule, and launches that follow one another in a workspace do not mistake one's words."""
@@ -209,7 +209,7 @@ def test_words_carry_all_that_blocks_tell_one_another(rng, driver, shape):
             assert not machine.reports
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
     with df.emu.Machine(devices=1, sm_count=132) as machine:
         device = df.device(0, driver=machine)
@@ -218,7 +218,7 @@ def test_blocks_share_columns_only_where_there_are_words_for_their_sums(driver):
         assert forward_plan(limits(device), 8192, 8192, 16).parts == 1
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
     """Nor is then their rstd kept, which several blocks would write to global memory and read there."""
     values = case(rng, (17, 44544))
@@ -231,7 +231,7 @@ def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
         assert (plan.parts, plan.known) == (1, False)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, driver):
     with df.emu.Machine(devices=1, sm_count=1) as machine:
         device = df.device(0, driver=machine)
@@ -240,7 +240,7 @@ def test_one_block_with_rows_of_more_segments_than_its_sums_have_room_for(rng, d
         check_forward(device, values, df.coat.fp8_rmsnorm_forward(x, s_x, w, 16, 1e-5))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_of_rows_that_blocks_keep(rng, driver):
     """x and its scales once, qy and qy_t once; beyond that weights, each thread's epoch, and words of the blocks."""
     rows, columns = 512, 640

@@ -79,7 +79,7 @@ def test_a_plan_has_a_warp_for_every_element_and_a_place_for_every_pair(rows, co
 SHAPES = [(1, 1), (1, 2048), (1, 16384), (2, 48), (4, 8192), (5, 3000), (12, 1040), (16, 1024), (16, 4096), (13, 273)]
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, shape):
     for seed in range(3):
@@ -91,7 +91,7 @@ def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, shape):
             assert not machine.reports
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (2, 4096), (3, 96), CLUSTER_SHAPE], ids=str)
 def test_devices_without_clusters_give_the_same_bits(rng, driver, shape):
     with df.emu.Machine(devices=1, sm_count=16, arch="sm_89", race="strict") as machine:
@@ -200,7 +200,7 @@ def test_a_workspace_is_left_alone_and_a_capture_replays(device, rng):
     assert (space.numpy() == dirty).all()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (16, 4096)])
 def test_bytes_that_move(rng, driver, shape):
     """x and its scales once, weights once a warp; qy, qy_t, rstd and the scale once, and nothing else."""
@@ -215,7 +215,7 @@ def test_bytes_that_move(rng, driver, shape):
     assert counted.local_written == 2 * elements + 4 * rows + 2
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_sends_before_the_blocks_of_the_cluster_have_begun_are_found(rng, driver):
     found = 0
     for seed in range(6):
@@ -233,7 +233,7 @@ def test_sends_before_the_blocks_of_the_cluster_have_begun_are_found(rng, driver
     assert found
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(1, 2048), (4, 2048), (13, 273), (16, 4096)])
 def test_registers_suffice_and_no_array_is_in_memory(shape):
     plan = forward_plan(H200, *shape, 16)

@@ -71,7 +71,7 @@ def test_a_plan_has_a_lane_for_every_pack_room_for_every_block_and_a_place_for_e
     assert plan.strips <= 128 and 2 * plan.strips * plan.pairs <= 1 << 15
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape", [(32, 512), (64, 1024), (100, 1000), (130, 1536), (33, 272), (70, 777), (1, 1)])
 def test_no_race_and_the_same_bits_under_every_schedule(rng, driver, kind, shape):
     for seed in range(2):
@@ -115,7 +115,7 @@ def test_outputs_that_begin_anywhere_and_what_is_round_them(device, rng, kind, s
     check_outputs_that_begin_at(shift, device, case(rng, (72, 528)))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_each_byte_is_read_and_written_once(rng, driver, kind):
     """Beyond x, its scales, weights and outputs: the epoch, and the words that blocks leave and read."""
     rows, columns = 128, 1024

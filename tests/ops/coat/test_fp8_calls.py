@@ -109,7 +109,7 @@ def test_chains_of_dependent_launches(device, driver, values, level):
             machine.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_that_a_call_moves(rng, driver, monkeypatch):
     """Rows of whole tiles, all kept on the chip by neither plan: x is read in both phases, outputs are written once."""
     rows, columns = 64, 640

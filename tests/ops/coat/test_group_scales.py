@@ -208,7 +208,7 @@ def test_a_graph_of_dependent_launches(device, rng, level):
         check_both(one, add, norm)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_that_a_call_moves(rng):
     """Every byte is read and written once, but for the weights, which a thread reads once of its 16 or 32 columns."""
     rows, columns = 64, 4096

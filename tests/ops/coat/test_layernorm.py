@@ -219,7 +219,7 @@ def test_a_graph_of_dependent_launches(device, rng, affine, level):
                 same(array, own.numpy())
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_that_a_call_moves(rng):
     """x is read in both phases, and its scales the second time for each 8 columns; mean and rstd once a tile of 32."""
     rows, columns = 64, 640

@@ -94,7 +94,7 @@ def test_plans_that_are_chosen(affine):
     assert isinstance(layernorm_plan(H200, 8192, 8192, 16, affine), type(None) if affine else ManyRows)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @AFFINE
 @pytest.mark.parametrize("name", ["tiles-4-2", "rows"])
 def test_no_race(rng, monkeypatch, name, affine):
@@ -106,7 +106,7 @@ def test_no_race(rng, monkeypatch, name, affine):
         assert machine.reports == []
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
 def test_x_is_read_once(rng, monkeypatch, name):
     """And its scales once for each 16 columns; two outputs, a mean and a rstd are written."""

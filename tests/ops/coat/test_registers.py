@@ -10,7 +10,7 @@ import pytest
 import drvfuse as df
 from drvfuse.ops.call import planned
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 E4M3 = "float8_e4m3fn"
 
 

@@ -102,7 +102,7 @@ def test_a_block_that_does_not_arrive_is_an_error_once_and_the_next_call_works(o
     df.check_device(op.device)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_block_that_leaves_no_sums_of_its_columns_is_the_only_finding(rng):
     """Nor does the launch behind it, which waits for none, read what was never written."""
     values = case(rng, (261, 656))
@@ -185,7 +185,7 @@ def test_a_launch_that_finds_another_at_work_in_its_workspace_says_so(op, space)
         op.run(workspace=space)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_launches_of_two_streams_overlap_and_in_one_workspace_say_so(rng):
     """They read the same arrays, whose own stream makes neither wait."""
     values = case(rng, (528, 96))

@@ -97,7 +97,7 @@ def islands():
         group.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_naive_is_chosen_where_devices_are_not_peers(islands, rng):
     assert not islands.peers_readable
     for count in (1, 100, 5000):
@@ -109,7 +109,7 @@ def test_naive_is_chosen_where_devices_are_not_peers(islands, rng):
         assert_bits(df.allreduce(islands, xs, xs), reference.allreduce(hosts))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
 def test_fused_op_where_devices_are_not_peers(islands, rng, residual):
     hosts = random_inputs(rng, 3, (20, 136), "bfloat16")
@@ -127,7 +127,7 @@ def test_fused_op_where_devices_are_not_peers(islands, rng, residual):
     assert_bits(result.scales, expected.scales)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_what_needs_peers_is_refused_without_them(islands):
     xs = [rank.zeros((2, 8), "bfloat16") for rank in islands]
     gammas = [rank.zeros(8, "bfloat16") for rank in islands]
@@ -176,7 +176,7 @@ def is_expected(counts: tuple[int, int], prepared, slack: int) -> bool:
     return close_to(counts[0], local, slack) and close_to(counts[1], remote, 2_000)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_bytes_of_allreduce_are_what_prepared_says(counted, algo, staged):
@@ -191,7 +191,7 @@ def test_bytes_of_allreduce_are_what_prepared_says(counted, algo, staged):
     assert is_expected(count(prepared), prepared, 30_000)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_bytes_of_the_fused_op_are_what_prepared_says(counted, algo, residual):

@@ -165,7 +165,7 @@ def test_in_a_chain_of_dependent_launches_the_call_that_differs_is_named(compare
     assert f"as its call {len(ALGOS) + 1} since the last reset" in error.call
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("kind", ["dtype", "shape", "pull", "fused"])
 def test_calls_by_multicast_that_differ_are_found(compared_group, kind):
     group = compared_group(3)
@@ -303,7 +303,7 @@ def test_a_group_of_one_process_compares_nothing(new_group):
     assert [word_of(group, rank, workspace.NUMBERS_OFFSET) for rank in range(2)] == [0, 0]
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_tells_each_peer_one_word(algo):
     """By the emulator's counts: 8 bytes to each peer, by one request."""

@@ -151,7 +151,7 @@ def test_graphs_of_the_ranks_are_launched_together_or_not_at_all(group, hosts):
     assert_bits(df.allreduce(group, xs), reference.allreduce(hosts))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_launch_of_graphs_that_fails_half_way_leaves_a_group_that_works(hosts):
     """Rank 0's graph runs and waits in vain for the others; the next launch resets the group first."""
     with (

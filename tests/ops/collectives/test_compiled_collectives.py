@@ -21,7 +21,7 @@ from collective_support import PULL, PUSH
 import drvfuse as df
 from drvfuse.ops.collectives import plan
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 FUSED = "allreduce_rmsnorm_fp8"
 SHAPES = [  # with residual or not

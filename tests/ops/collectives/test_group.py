@@ -81,7 +81,7 @@ def test_options_that_are_wrong(driver, options, argument):
     assert caught.value.argument == argument
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_block_budgets_of_open_groups_sum_to_the_multiprocessors():
     with df.emu.Machine(devices=2, sm_count=20) as machine:
         first = df.Group.local(2, driver=machine, max_blocks=12)
@@ -98,7 +98,7 @@ def test_block_budgets_of_open_groups_sum_to_the_multiprocessors():
             assert group.max_blocks == 20
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_collected_group_gives_its_blocks_back():
     with df.emu.Machine(devices=1, sm_count=8) as machine:
         group = df.Group.local(1, driver=machine, max_blocks=8)
@@ -110,7 +110,7 @@ def test_a_collected_group_gives_its_blocks_back():
         assert array.numpy().sum() == 4
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_machine_that_is_dropped_with_an_open_group_is_collected():
     group = df.Group.local(2, driver=df.emu.Machine(devices=2))
     machine = weakref.ref(group.driver.machine)
@@ -146,7 +146,7 @@ def frees() -> list[str]:
     return found
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("how", ["close", "collect"])
 def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
     """Kernels of the group may run still, and they cannot be waited for."""
@@ -183,7 +183,7 @@ def test_a_capture_of_a_ranks_stream_keeps_the_workspace(rng, how):
             pass  # the block budget came back
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_workspace_that_cannot_be_drained_is_not_unmapped(monkeypatch):
     with df.emu.Machine(devices=2) as machine:
         group = df.Group.local(2, driver=machine, max_blocks=4)
@@ -205,7 +205,7 @@ def test_a_workspace_that_cannot_be_drained_is_not_unmapped(monkeypatch):
         assert frees() == []
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("what", ["group", "symmetric", "pinned", "graph", "array"])
 def test_the_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what):
     with df.emu.Machine(devices=2) as machine:
@@ -239,7 +239,7 @@ def test_the_collector_frees_nothing_between_the_launches_of_two_ranks(rng, what
         assert not machine.reports
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_no_group_is_made_while_a_device_is_captured():
     with df.emu.Machine(devices=2) as machine:
         stream = df.device(1, driver=machine).stream
@@ -250,7 +250,7 @@ def test_no_group_is_made_while_a_device_is_captured():
             group.synchronize()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_forked_child_is_told_so(open_group):
     group = open_group(2)
     call = df.allreduce.prepare(group, garbage(group, 64, "bfloat16"), garbage(group, 64, "bfloat16"))

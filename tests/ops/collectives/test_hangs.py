@@ -322,7 +322,7 @@ def test_the_record_of_calls_keeps_no_array_alive(group, hosts):
     assert kept() is None
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("op", scenarios.OPS)
 def test_one_rank_that_gives_up_ends_the_wait_of_all_and_later_calls_write_nothing(op, algo):

@@ -40,7 +40,7 @@ def _check(op: str, algo: str, seed: int) -> None:
         assert machine.reports == []
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None:
@@ -48,7 +48,7 @@ def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None
         _check(op, algo, seed)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("fault", ["relaxed-flag-store", "gpu-scope-release", "no-block-barrier-before-release"])
 def test_a_weaker_flag_shows_as_a_wrong_result(fault: str) -> None:
     with faults.in_kernels(fault), pytest.raises(AssertionError):

@@ -21,7 +21,7 @@ from multimem_support import (
 import drvfuse as df
 from drvfuse import dtypes, reference
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 ALGOS = ("one_stage", "two_stage")
 FORMS = [(algo, where) for algo in ALGOS for where in PLACES if (algo, where) != ("one_stage", "to_outputs")]

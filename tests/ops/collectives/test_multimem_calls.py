@@ -13,7 +13,7 @@ import drvfuse as df
 from drvfuse import config, reference
 from drvfuse.errors import ArgumentError, BarrierTimeout, CaptureError, ClosedError, Unsupported
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 

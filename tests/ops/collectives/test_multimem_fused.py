@@ -20,7 +20,7 @@ from multimem_support import (
 import drvfuse as df
 from drvfuse import dtypes, reference
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 EPSILON = 1e-5
 PLACES = ("staged", "direct")

@@ -20,7 +20,7 @@ from drvfuse.ops.collectives import kernels
 from drvfuse.ops.collectives.multimem import NAMES
 from drvfuse.runtime.device import Device
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 Mutation = tuple[str | Substitution, Callable[[], None]]
 """A fault of the kernels or of the host, and the scenario that must notice it."""

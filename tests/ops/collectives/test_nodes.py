@@ -11,7 +11,7 @@ import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.errors import Unsupported
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 FORMS = [(2, 2), (4, 2), (6, 3), (3, 3), (8, 2)]  # ranks, nodes
 
 

@@ -81,7 +81,7 @@ def test_a_chain_of_collectives(group, rng, level):
         assert_bits(result.scales, expected.scales)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("algo", ALGOS)
 @pytest.mark.parametrize("op", scenarios.OPS)

@@ -16,7 +16,7 @@ import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import ArgumentError, CaptureError, Unsupported
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 SIZES = (2, 3, 4, 8)
 

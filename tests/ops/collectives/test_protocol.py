@@ -21,7 +21,7 @@ from drvfuse import reference
 from drvfuse.comm import workspace
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_schedules(rng, seed, private):
@@ -79,7 +79,7 @@ def test_schedules(rng, seed, private):
         assert machine.reports == []
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(4))
 def test_staging_is_not_overwritten_by_the_next_call(rng, seed):
     """A rank that is through with a call must not fill its staging area while a peer still reads the last call's."""

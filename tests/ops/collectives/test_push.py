@@ -367,7 +367,7 @@ class _Opened:
         pass
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first, fault):
@@ -390,7 +390,7 @@ def test_what_third_ranks_hear_orders_clears_before_a_call_of_another_kind(first
     assert {report.kind for report in machine.reports} == ({"race"} if fault else set())
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_scale_that_is_not_cleared_is_noticed():
     """Where words arrive in order a stale scale does no harm, so no result shows it."""
     for fault in ("", "scale-not-cleared"):
@@ -406,7 +406,7 @@ def test_a_scale_that_is_not_cleared_is_noticed():
                 slots_are_empty(group)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_behind_one_whose_last_round_is_not_full(algo, op):

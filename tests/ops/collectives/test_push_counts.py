@@ -8,7 +8,7 @@ from collective_support import PUSH
 
 import drvfuse as df
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 def prepared(group, op, shape, algo, residual=False):

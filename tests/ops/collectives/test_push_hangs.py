@@ -89,7 +89,7 @@ def test_rank_never_launched(new_group, rng, driver, algo, op, missing):
     works(group, rng)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize(("algo", "ranks"), [("push_one_shot", 4), ("push_one_shot", 8), ("push_two_shot", 4)])
 def test_of_many_ranks_one_that_is_never_launched_is_named_with_the_default_bound(rng, algo, ranks):
     """A thread that polls the words of many peers takes long to come to its clock."""
@@ -266,7 +266,7 @@ def test_calls_after_the_timeout_end_at_once(new_group, rng, algo, op):
     works(group, rng)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
 def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
@@ -292,7 +292,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
         check(hasty.launch())
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_cluster_whose_threads_give_up_leaves_together(residual):
     """A store to the shared memory of a block that has exited is a fault."""

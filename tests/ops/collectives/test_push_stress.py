@@ -182,7 +182,7 @@ def test_the_same_with_warps_that_fall_behind_at_random(driver, rng, n):
     stress(driver, n, rng, MANY if driver == "cuda" else FEW[:6], calls_of(driver, 12), "warps-that-fall-behind")
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_under_the_race_detector(driver, rng, seed):
     with df.emu.Machine(devices=2, seed=seed, race="strict", delay_stores=seed % 2 == 1) as machine:
@@ -190,7 +190,7 @@ def test_the_same_under_the_race_detector(driver, rng, seed):
         assert machine.reports == []
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_call_that_is_wrong_is_found_by_its_number(rng):
     """Sums in the order of the distance are wrong by a bit now and then, and on rank 0 right."""
     with pytest.raises(AssertionError, match="rank 1: .* calls were wrong, first number"):

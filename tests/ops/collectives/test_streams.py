@@ -287,7 +287,7 @@ def test_a_launch_on_a_foreign_stream_records_one_event_a_rank(group, hosts):
     group.synchronize()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_foreign_arrays_stream_that_is_closed_after_prepare_orders_nothing(hosts):
     """DLPack names no stream here, so the contents are ordered on the device's own one, which is closed then."""
     with df.emu.Machine(devices=3) as machine:  # which is not used again

@@ -32,7 +32,7 @@ def chosen(machine) -> str:
         return df.allreduce.prepare(group, xs, ys).algo
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_stored_constants_decide_until_they_are_removed(file, capsys):
     with df.emu.Machine(devices=2) as machine:
         assert chosen(machine) == "push_one_shot"
@@ -47,7 +47,7 @@ def test_stored_constants_decide_until_they_are_removed(file, capsys):
         assert tuned.stored(file) == {"2 x another": HOPPER}
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(file, capsys):
     assert main(["tune", "--driver", "emu"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -56,7 +56,7 @@ def test_tune_measures_every_constant_and_stores_nothing_of_emulated_devices(fil
     assert not file.exists()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("wrong", ["sum", "output", "scales"])
 def test_tune_measures_nothing_whose_results_are_wrong(monkeypatch, wrong):
     """One bit of what is expected differs."""
@@ -98,7 +98,7 @@ def test_a_file_that_tune_did_not_write_is_named(file, text):
         tuned.stored(file)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_folder_in_place_of_the_file_is_named(tmp_path):
     with (
         config.override(tuning=str(tmp_path)),

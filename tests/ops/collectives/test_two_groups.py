@@ -38,7 +38,7 @@ def triggers(call):
     return bool(found)
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", [*ALGOS, "naive"])
 def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine, rng, algo):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
@@ -67,7 +67,7 @@ def test_prepared_calls_trigger_at_their_end_while_another_group_is_open(machine
     second.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_plain_calls_that_are_repeated_follow_too(machine, rng):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
     group = opened(machine, 2)
@@ -89,7 +89,7 @@ def test_plain_calls_that_are_repeated_follow_too(machine, rng):
     group.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_group_is_opened_after_the_early_launches_of_others(machine, rng):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
     first = opened(machine, [0, 1])
@@ -108,7 +108,7 @@ def test_a_group_is_opened_after_the_early_launches_of_others(machine, rng):
     assert_bits(ys, reference.allreduce(hosts))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     hosts = random_inputs(rng, 2, 1000, "bfloat16")
     first = opened(machine, [0, 1])
@@ -137,7 +137,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     first.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, rng):
     """It would wait for the early launch, and that for the other rank until it is given up."""
     hosts = random_inputs(rng, 2, 100, "bfloat16")
@@ -159,7 +159,7 @@ def test_no_group_is_opened_while_some_ranks_are_still_to_be_launched(machine, r
     first.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("failing", ["", "cuGraphInstantiate"])
 def test_a_graph_whose_capture_failed_keeps_nobody_out(machine, rng, failing):
     first = opened(machine, [0, 1])
@@ -180,7 +180,7 @@ def test_a_graph_whose_capture_failed_keeps_nobody_out(machine, rng, failing):
     first.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_graph_of_another_library_with_an_early_launch_keeps_others_out_for_good(machine, rng):
     first = opened(machine, [0, 1])
     call, _ = call_of(first, random_inputs(rng, 2, 100, "bfloat16"))
@@ -222,7 +222,7 @@ def grid(call):
     return found
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng, algo):
     hosts = random_inputs(rng, 2, 20_000, "bfloat16")
@@ -266,7 +266,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
         assert grid(call_of(group, hosts, algo)[0]) == narrow[0]
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_only_a_graph_with_a_larger_grid_keeps_other_groups_out(small, rng):
     group = df.Group.local(2, driver=small)
     streams = [rank.stream for rank in group]

@@ -90,7 +90,7 @@ def test_norms_of_which_a_lane_has_several_packs_at_once(device, rng, n_normed):
     check(run(device, values), expected(values))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_rows_are_loaded_where_shared_memory_is_too_small_for_copies(rng):
     """A device that can copy, with 99 KiB of it."""
     values = case(rng, 1, 12, 6144, 7, weight="float32")
@@ -98,7 +98,7 @@ def test_rows_are_loaded_where_shared_memory_is_too_small_for_copies(rng):
         check(run(df.device(0, driver=machine), values), expected(values))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_without_fp8_it_runs_on_older_devices(rng):
     values, fp8 = (case(rng, None, 20, 520, 11, weight=weight) for weight in ("bfloat16", "float8_e4m3fn"))
     with df.emu.Machine(devices=1, sm_count=6, arch="sm_80") as machine:

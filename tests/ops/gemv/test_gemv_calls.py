@@ -125,7 +125,7 @@ def test_a_producer_that_writes_act_late(device, driver, rng, monkeypatch, level
             machine.close()
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 @pytest.mark.parametrize(("delay", "k"), [(False, 4104), (True, 4104), (True, 1000)])
 def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
     """Blocks, warps and launches in other orders; the last block polls words that are written before and after it."""
@@ -144,7 +144,7 @@ def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay,
             assert machine.reports == [], f"seed {seed}"
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_bytes_that_a_call_moves(rng):
     """The weight is read once; of act a block reads a row for each row of its own at most."""
     values = case(rng, None, 60, 1024, 40)
@@ -187,7 +187,7 @@ def test_finish_counter_that_is_not_zero_is_named(device, values, arrays, held, 
     check(call(arrays, finish_counter=counter), expected(values))
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_a_wait_without_an_end_is_reported(rng, values):
     """A block leaves words of another launch, so that those which are waited for never come: the report names it."""
     with df.emu.Machine(devices=1, sm_count=6) as machine, df.config.override(spin_timeout=0.01):
@@ -375,7 +375,7 @@ def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, array
         prepared.launch([other])
 
 
-@pytest.mark.emu
+@pytest.mark.emulated
 def test_plans_are_of_shapes_and_alignment_and_never_of_addresses(device, rng):
     plans = device.part(PlanCache)
     for _ in range(3):

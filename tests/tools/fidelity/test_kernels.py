@@ -11,7 +11,7 @@ from tools.fidelity import collectives, forms, verdict  # noqa: E402
 
 CASES = tuple(collectives.cases())
 
-pytestmark = pytest.mark.emu
+pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

@@ -11,7 +11,7 @@ without roles use blockIdx and threadIdx. `LATE(i)` naps where role i is the lat
 occur. A race has to be reported whichever comes first, unless a case says otherwise.
 
 Every case runs on a machine of its own for each seed. It fails on a missing report, on one too many, on any report that
-is not of a race, and where a launch does not end well.
+is not of a race (but for `exited`), and where a launch does not end well.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class Case:
     detail  what else has to hold of each reported race
     late    which roles are late, one a seed in turn; None: nobody, then each role
     values  the kernel's parameters at.a and at.b
+    exited  lanes leave their warp before a barrier, which the strict profile reports besides
     """
 
     name: str
@@ -136,6 +137,7 @@ class Case:
     profiles: tuple[str, ...] = PROFILES
     values: tuple[int, int] = (0, 0)
     top: str = ""
+    exited: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def required(self, profile: str) -> frozenset[Pair]:
@@ -230,7 +232,10 @@ def _mentioned(case: Case) -> frozenset[Pair]:
 
 def judge(case: Case, profile: str, reports: Sequence[Any], marks: dict[int, str]) -> list[str]:
     """How the reports of one run differ from the verdict; empty if they agree."""
-    wrong = [f"not a race: {report}" for report in reports if report.kind != "race"]
+    others = [report for report in reports if report.kind != "race"]
+    left = case.exited and profile == "strict"
+    wrong = [f"not a race: {report}" for report in others if not left or report.kind != "barrier_exited"]
+    wrong += ["no report of the lanes that have exited"] if left and not others else []
     required, some = case.required(profile), pairs(case.some)
     seen: set[Pair] = set()
     for report in reports:

@@ -24,7 +24,7 @@ if (t == at.a) { LATE(1) $second }  // @r
 SHARED = ("STS(&s, 1)", "READS(&s)")
 GLOBAL = ("ST(weak, x, 1)", "LD(weak, x)")
 BACK = ("LD(weak, x)", "ST(weak, x, 1)")
-TWICE = ("ST(weak, x, 1)", "ST(weak, x, 1)")
+TWICE = ("ST(weak, x, 1)", "ST(weak, x, 2)")
 ACCESSES = {"shared": SHARED, "global": GLOBAL, "read-then-write": BACK, "write-then-write": TWICE}
 # What is between them, and which threads it orders behind thread 0, of those with numbers 1 and 70 of 96.
 BETWEENS = {
@@ -94,10 +94,12 @@ BAR
 if (t == 0) READS(&s)  // @r
 """
 suite.add("others-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t >= 64"), grid(1, 96))
-suite.add("lanes-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t % 32 > 10"), grid(1, 96))
+suite.add("lanes-leave-before-the-barrier", fill(LEAVE, writer="1", leaves="t % 32 > 10"), grid(1, 96), exited=True)
 # A thread that has left has not executed the barrier: nothing orders what it wrote before that.
 suite.add("a-warp-leaves-after-its-write", fill(LEAVE, writer="70", leaves="t >= 64"), grid(1, 96), races="w~r")
-suite.add("a-lane-leaves-after-its-write", fill(LEAVE, writer="50", leaves="t == 50"), grid(1, 96), races="w~r")
+suite.add(
+    "a-lane-leaves-after-its-write", fill(LEAVE, writer="50", leaves="t == 50"), grid(1, 96), races="w~r", exited=True
+)
 
 # Producers and consumers ----------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ if (T(0)) { CP(s, x)  // @c
 BAR
 if (T(40)) READS(s)  // @r
 """
-add("a-thread-leaves-without-a-wait", LEAVES, grid(1, 64), races="c~r")
+add("a-thread-leaves-without-a-wait", LEAVES, grid(1, 64), races="c~r", exited=True)
 
 REUSE = """
 __shared__ u32 s[4];

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA runtime API on the emulated driver, with `cuda.bindings.runtime`'s names, types and results.
+
+Most functions are one call of the driver, and are made from the two signatures (`pairs`). What the runtime has of its
+own is written by hand: the current device of a thread and its primary context, the last error (`state`, `devices`),
+null pointers and pitches (`memory`), the kinds of copies (`copies`). Error codes of both APIs are the same numbers.
+
+`EmulatedRuntime(driver)` is the namespace on the driver API of a machine or of one of its processes. What needs no
+driver, such as `cudaGetErrorName`, is cuda.bindings' own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import copies, devices, graphs, memory  # noqa: F401  they register their functions
+from .pairs import paired
+from .state import FUNCTIONS, State
+from .types import RT, is_function
+
+_WITHOUT_DRIVER = {"cudaCreateChannelDesc", "cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion"}
+
+
+class EmulatedRuntime:
+    """The functions as attributes; everything else is cuda.bindings.runtime's."""
+
+    def __init__(self, driver: Any) -> None:
+        self._state = State(driver)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(RT, name)
+        if is_function(name, value) and name not in _WITHOUT_DRIVER:
+            function = FUNCTIONS.get(name) or paired(name)
+            value = self._state.bound(function)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(RT)})

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the runtime that are one call of the driver.
+
+`cudaStreamQuery(stream)` is `cuStreamQuery(hStream)`, and most others are of that kind: the driver's function has the
+same name but for the prefix, or is in `RENAMED`, and the same parameters in the same order, perhaps with a context
+behind them, which is then the current one. How an argument or a result passes from one API to the other follows from
+its types, as the signatures and docstrings of cuda.bindings say (`convert`). A function whose counterpart the emulated
+driver refuses is refused by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from ..bindings import T
+from .convert import argument_maker, result_maker
+from .refused import refuse
+from .state import Function, State
+from .types import RT
+
+RENAMED = {
+    "cudaDeviceFlushGPUDirectRDMAWrites": "cuFlushGPUDirectRDMAWrites",
+    "cudaDeviceGetCacheConfig": "cuCtxGetCacheConfig",
+    "cudaDeviceGetLimit": "cuCtxGetLimit",
+    "cudaDeviceGetSharedMemConfig": "cuCtxGetSharedMemConfig",
+    "cudaDeviceGetStreamPriorityRange": "cuCtxGetStreamPriorityRange",
+    "cudaDeviceSetCacheConfig": "cuCtxSetCacheConfig",
+    "cudaDeviceSetLimit": "cuCtxSetLimit",
+    "cudaDeviceSetSharedMemConfig": "cuCtxSetSharedMemConfig",
+    "cudaDeviceSynchronize": "cuCtxSynchronize",
+    "cudaEventCreateWithFlags": "cuEventCreate",
+    "cudaFreeAsync": "cuMemFreeAsync",
+    "cudaGetDeviceCount": "cuDeviceGetCount",
+    "cudaGetDeviceFlags": "cuCtxGetFlags",
+    "cudaGraphInstantiateWithFlags": "cuGraphInstantiate",
+    "cudaHostGetDevicePointer": "cuMemHostGetDevicePointer",
+    "cudaHostGetFlags": "cuMemHostGetFlags",
+    "cudaHostRegister": "cuMemHostRegister",
+    "cudaHostUnregister": "cuMemHostUnregister",
+    "cudaMallocFromPoolAsync": "cuMemAllocFromPoolAsync",
+    "cudaStreamCreateWithFlags": "cuStreamCreate",
+}
+_DEVICE_ALONE = ("cuDevice", "cuDriver")
+"""Functions of the driver that begin so need no context."""
+
+_RETURNS = re.compile(r"\nReturns\n-+\n(.*?)(?:\n\S+[^\n]*\n---|\Z)", re.S)
+
+
+def paired(name: str) -> Function:
+    """The function of the runtime by its counterpart in the driver."""
+    counterpart = RENAMED.get(name, "cu" + name.removeprefix("cuda"))
+    real, other = getattr(RT, name), getattr(T, counterpart, None)
+    outputs = results(real)
+    signature = inspect.signature(real)
+    parameters = list(signature.parameters.values())
+    others = [] if other is None else list(inspect.signature(other).parameters.values())
+    with_context = len(others) == len(parameters) + 1 and others[-1].name == "ctx"
+    if other is None or not (with_context or len(others) == len(parameters)):
+        return Function(name, refuse(name, signature), len(outputs), False)
+    makers = [argument_maker(p.name, p.annotation, q.annotation) for p, q in zip(parameters, others, strict=False)]
+    result_makers = [result_maker(text) for text in outputs]
+
+    def call(state: State, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        made = [make(state, value) for make, value in zip(makers, bound.args, strict=True)]
+        behind = (state.context(),) if with_context else ()
+        found = getattr(state.cu, counterpart)(*(argument.value for argument in made), *behind)
+        for argument in made:
+            argument.finish()
+        values = found if len(outputs) > 1 else (found,) * len(outputs)
+        given = tuple(make(value) for make, value in zip(result_makers, values, strict=True))
+        return given[0] if len(given) == 1 else given or None
+
+    return Function(name, call, len(outputs), not counterpart.startswith(_DEVICE_ALONE))
+
+
+def results(real: Any) -> list[str]:
+    """The types behind the error code that a function of the bindings returns, as its docstring names them."""
+    found = _RETURNS.search(real.__doc__ or "")
+    names = [line for line in (found[1] if found else "").splitlines() if line and not line.startswith(" ")]
+    return [line.partition(" : ")[2] or line for line in names[1:]]

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the runtime that are refused although the driver has no counterpart that would be: which, and why."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..findings.reports import Report
+from .state import Failed, State
+from .structs import NOT_SUPPORTED
+
+NEWER = "it is newer than what the emulated runtime has"
+_REASONS = {
+    r"Array|Mipmapped|Texture|Surface|GetChannelDesc": "arrays, textures and surfaces are not emulated",
+    r"Graphics|VDPAU": "interoperability with graphics is not emulated",
+    r"ExecutionCtx|GreenCtx": "green contexts are not emulated",
+    r"Conditional": "conditional nodes of graphs are not emulated",
+    r"GetKernel$": "there are no kernels behind functions of the host",
+}
+
+
+def reason(name: str) -> str:
+    """Why a function is refused."""
+    return next((why for pattern, why in _REASONS.items() if re.search(pattern, name)), NEWER)
+
+
+def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
+    """What stands for such a function: it fails with cudaErrorNotSupported, and is reported once."""
+
+    def call(state: State, *args: Any, **kwargs: Any) -> Any:
+        signature.bind(*args, **kwargs)
+        process = getattr(state.driver, "process", None)  # None: another process holds the machine
+        if process is not None:
+            report = Report("unsupported", f"{name} is refused: {reason(name)}", process=process.title)
+            with process.machine.lock:
+                if all(known.message != report.message for known in process.machine.reports):
+                    process.machine.report(report)
+        raise Failed(NOT_SUPPORTED)
+
+    return call

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is set for a context, a kernel or a device and given back, and changes nothing that is emulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..bindings import R, T
+from ..machine.objects import Device, Function, Object
+from ..machine.process import Process
+from .entry import check, entry
+from .function import function_of
+
+_BANKS = T.CUsharedconfig.CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE
+
+
+@dataclass(eq=False)
+class Notification(Object):
+    """A callback for what happens to a device. Nothing does that CUDA notifies of."""
+
+    device: Device
+
+
+# Contexts ------------------------------------------------------------------------------------------------------------
+
+
+@entry()
+def cuCtxSetFlags(proc: Process, flags: int) -> None:
+    check(0 <= flags < 0x100)
+    proc.current().flags = flags
+
+
+@entry()
+def cuCtxSetCacheConfig(proc: Process, config: Any) -> None:
+    proc.current().cache_config = int(config)
+
+
+@entry(1)
+def cuCtxGetCacheConfig(proc: Process) -> Any:
+    return T.CUfunc_cache(proc.current().cache_config)
+
+
+@entry()
+def cuCtxSetSharedMemConfig(proc: Process, config: Any) -> None:
+    """Without effect, as on every device whose banks have a fixed width."""
+    proc.current()
+
+
+@entry(1)
+def cuCtxGetSharedMemConfig(proc: Process) -> Any:
+    proc.current()
+    return _BANKS
+
+
+@entry()
+def cuCtxResetPersistingL2Cache(proc: Process) -> None:
+    proc.current()
+
+
+@entry(1)
+def cuCtxGetExecAffinity(proc: Process, typename: Any) -> Any:
+    """A context has all multiprocessors of its device."""
+    proc.current()
+    check(typename == T.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT, R.CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY)
+    found = T.CUexecAffinityParam()
+    found.type = typename
+    found.param.smCount.val = proc.machine.sm_count
+    return found
+
+
+@entry()
+def cuFlushGPUDirectRDMAWrites(proc: Process, target: Any, scope: Any) -> None:
+    """No other device of the host writes to the memory of an emulated one."""
+    proc.current()
+
+
+# Kernels -------------------------------------------------------------------------------------------------------------
+
+
+@entry()
+def cuFuncSetCacheConfig(proc: Process, hfunc: Any, config: Any) -> None:
+    function_of(proc, hfunc)
+
+
+@entry()
+def cuFuncSetSharedMemConfig(proc: Process, hfunc: Any, config: Any) -> None:
+    function_of(proc, hfunc)
+
+
+@entry()
+def cuKernelSetCacheConfig(proc: Process, kernel: Any, config: Any, dev: Any) -> None:
+    proc.get(kernel, Function)
+    proc.device(dev)
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+@entry(1)
+def cuDeviceRegisterAsyncNotification(proc: Process, device: Any, callbackFunc: int, userData: int) -> Any:
+    check(callbackFunc)
+    return T.CUasyncCallbackHandle(proc.add(Notification(proc.device(device))).handle)
+
+
+@entry()
+def cuDeviceUnregisterAsyncNotification(proc: Process, device: Any, callback: Any) -> None:
+    found = proc.get(callback, Notification, R.CUDA_ERROR_INVALID_VALUE)
+    check(found.device is proc.device(device))
+    proc.remove(found)

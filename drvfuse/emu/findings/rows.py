@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a timeline: events that say the same are one row, and rows that repeat one another stand there once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .events import Event
+
+PERIOD = 8  # rows of the longest sequence whose repetitions are folded
+
+
+@dataclass(frozen=True)
+class Again:
+    """A line that stands for more repetitions of the rows above it."""
+
+    rows: int
+    times: int
+    until: int
+
+    @property
+    def events(self) -> int:
+        return self.rows * self.times
+
+    def __str__(self) -> str:
+        which = "the row above" if self.rows == 1 else f"the {self.rows} rows above"
+        return f"({which} {self.times} times more, until {self.until} ns)"
+
+
+def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event] | Again]]:
+    """About `rows` rows, the last of all, and the number of those that came before."""
+    folded = _folded(_grouped(events))
+    start = max(0, len(folded) - rows)
+    for at, item in enumerate(folded[start : start + PERIOD + 1], start):
+        if isinstance(item, Again):  # what is repeated is shown too
+            start = min(start, at - item.rows)
+            break
+    return sum(item.events if isinstance(item, Again) else 1 for item in folded[:start]), folded[start:]
+
+
+def _grouped(events: Iterable[Event]) -> list[list[Event]]:
+    """Runs of events that differ in thread, address and value only; and loads by which a block saw a word hold
+    the same, as long as nobody does anything but load.
+    """
+    groups: list[list[Event]] = []
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # what each held, and the run
+    for e in events:
+        if e.kind == "load":
+            word = (e.device, e.block, e.file, e.line, e.opcode, e.address)
+            held = polls.get(word)
+            if held and held[0] == e.value:
+                held[1].append(e)
+                continue
+        else:
+            polls.clear()
+        key = (e.device, e.block, e.kind, e.file, e.line, e.opcode, e.clock)
+        if groups:
+            f = groups[-1][-1]
+            if e.kind not in ("start", "end", "barrier", "cluster") and key == (
+                f.device, f.block, f.kind, f.file, f.line, f.opcode, f.clock
+            ):  # fmt: skip
+                groups[-1].append(e)
+                continue
+        groups.append([e])
+        if e.kind == "load":
+            polls[word] = e.value, groups[-1]
+    return groups
+
+
+def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Again]:
+    """The rows, where rows that repeat one another, alone or as a sequence of up to PERIOD, stand there once."""
+    keys = [_key(members) for members in groups]
+    folded: list[list[Event] | Again] = []
+    at = 0
+    while at < len(keys):
+        best, saved = (1, 1), 0
+        for period in range(1, PERIOD + 1):
+            end = at + period
+            while end < len(keys) and keys[end] == keys[end - period]:
+                end += 1
+            times = (end - at) // period
+            if (times - 1) * period - 1 > saved:
+                best, saved = (period, times), (times - 1) * period - 1
+        period, times = best
+        folded += groups[at : at + period]
+        at += period * times
+        if times > 1:
+            folded.append(Again(period, times - 1, groups[at - 1][-1].clock))
+    return folded
+
+
+def _key(members: Sequence[Event]) -> tuple[Any, ...]:
+    """What two rows have in common that say the same, but for the time and who came last to a barrier."""
+    e = members[0]
+    who = () if e.kind in ("barrier", "cluster") else tuple((m.thread, m.address, m.value) for m in members)
+    number = e.value if e.kind == "barrier" else 0
+    return e.device, e.block, e.kind, e.kernel, e.file, e.line, e.opcode, number, who

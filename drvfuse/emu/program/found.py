@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program left behind on a machine: work that has not run yet, and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..findings.reports import NO_FINDINGS, Report
+
+SHOWN = 20
+"""So many reports are printed; the others are counted."""
+
+
+def finish(machine: Any) -> None:
+    """Run what is queued in the contexts of this process, so that its faults are found too. A machine that another
+    process holds does what a driver does when a process ends.
+    """
+    own = getattr(machine, "own", None)
+    if own is None or own.closed:
+        return
+    for context in own.contexts():
+        if own.driver.cuCtxPushCurrent(context.handle)[0] == 0:
+            own.driver.cuCtxSynchronize()
+            own.driver.cuCtxPopCurrent()
+
+
+def as_json(report: Report, pid: int) -> dict[str, Any]:
+    """A report with all its fields, its text and the number of the process that found it."""
+    return {**dataclasses.asdict(report), "text": str(report), "pid": pid}
+
+
+def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The reports that say that something is wrong with the program: a call that is not emulated is none."""
+    return [report for report in reports if report["kind"] not in NO_FINDINGS]
+
+
+def show(reports: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print findings on stderr, oldest first, each with what led there."""
+    out = sys.stderr
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(report["kind"] for report in reports).items())
+    print(f"\n{title}: {len(reports)} finding{'s' if len(reports) > 1 else ''} ({kinds})", file=out)
+    for report in reports[:SHOWN]:
+        where = "" if report["pid"] == os.getpid() else f"process {report['pid']}: "
+        print(f"\n{where}{report['text']}", file=out)
+        if report["timeline"]:
+            print(report["timeline"], file=out)
+    if len(reports) > SHOWN:
+        print(f"\nand {len(reports) - SHOWN} more, which --report FILE.json has", file=out)
+    out.flush()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches a process that a program on the emulated driver has started, as soon as it imports cuda.bindings.
+
+Python imports this module when it starts, before anything of the program. It costs a process that never imports
+cuda.bindings nothing, hides no other `sitecustomize`, and takes its folder out of `sys.path` again.
+"""
+
+import builtins
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+
+
+class _Switch:
+    """Finds `cuda.bindings` as ever, and switches behind its first import."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "cuda.bindings":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _switch()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _switch() -> None:
+    if importlib.util.find_spec("drvfuse") is None:  # found by the working folder of the process that has set this up
+        sys.path.append(str(_HERE.parents[3]))
+    program, builtins.__import__ = builtins.__import__, importlib.__import__  # a program may watch its imports
+    try:
+        from drvfuse.emu.program.children import switch
+
+        switch()
+    finally:
+        builtins.__import__ = program
+
+
+def _import_hidden() -> None:
+    """Import the `sitecustomize` that this one stands before, if there is one."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
+sys.meta_path.insert(0, _Switch())
+_import_hidden()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running a program on the default machine, in this process: a script or a module, and what came of it.
+
+The program runs as `__main__`, with its own arguments and its folder in `sys.path`, as Python would run it. The modules
+stay switched when it has ended, so that what it does at exit meets the same driver. Work that it left queued is run, as
+its faults are the program's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ... import __version__, config
+from ...errors import ArgumentError, Unsupported
+from ..machine.machine import default_machine
+from . import children, found
+from .switch import switch_for_good
+
+_INTERRUPTED = 130
+_NOT_INITIALISED = 3
+_BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
+"""Libraries that call the CUDA driver from C."""
+
+
+def run(program: Sequence[str], *, module: bool = False, report: str | None = None, share: bool = False) -> int:
+    """Run a script, or a module as `python -m` does, on the default machine of this process, with its arguments.
+
+    `program` is the path or name, and the arguments. What was found is printed on stderr, and goes with what else is
+    known of the run into the JSON file `report`. With `share`, the processes that the program starts use this machine
+    too, and each has one of its own otherwise. Returns 1 if anything was found, else the program's own status. Once for
+    a process. Raises ArgumentError for a program that does not exist, and Unsupported where cuda-python cannot be
+    switched, before the program runs.
+    """
+    name = _existing(program, module)
+    _refuse_used_driver()
+    machine = default_machine(served=share)
+    facts = {"drvfuse": __version__, "program": list(program), "machine": _described(machine), "pid": os.getpid()}
+    known, pid = len(machine.reports), os.getpid()
+    switch_for_good(machine)
+    os.environ["DRVFUSE_DRIVER"] = "emu"
+    with children.Switched(machine, share) as started:
+        status = _run(program, module)
+        if os.getpid() != pid:
+            return status  # a process that the program has forked: the machine is its parent's
+        _join_threads()
+        found.finish(machine)
+    reports = [found.as_json(one, pid) for one in machine.reports[known:]] + started.reports
+    findings = found.findings(reports)
+    if findings:
+        found.show(findings, f"drvfuse emu run: {name} on {machine!r}")
+    result = 1 if findings else status
+    if report is not None:
+        facts |= {"program_status": status, "status": result, "findings": len(findings), "reports": reports}
+        Path(report).write_text(json.dumps(facts, indent=1) + "\n")
+    return result
+
+
+def _described(machine: Any) -> dict[str, Any]:
+    facts = {name: config.get(f"emu_{name}") for name in ("devices", "arch", "seed", "race", "delay_stores")}
+    address = config.get("emu_machine")
+    return {"address": address, "text": repr(machine)} if address else facts | {"text": repr(machine)}
+
+
+def _existing(program: Sequence[str], module: bool) -> str:
+    """The name of the program. ArgumentError if there is none; sets `sys.path` as Python does for a program."""
+    name = program[0]
+    if not module and not os.access(name, os.R_OK):
+        raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
+    if not sys.flags.safe_path:
+        sys.path[0] = "" if module else str(Path(name).resolve().parent)
+    if module:
+        try:
+            missing = importlib.util.find_spec(name) is None
+        except (ImportError, ValueError):
+            missing = True
+        if missing:
+            raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
+    return name
+
+
+def _refuse_used_driver() -> None:
+    """Unsupported if this process has initialised the real CUDA driver."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return  # it is not loaded
+    count = ctypes.c_int()
+    if library.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALISED:
+        raise Unsupported(
+            "this process has initialised the real CUDA driver already, and its handles and pointers mean nothing to "
+            "the emulated one: start the program by `drvfuse emu run`, in a process of its own"
+        )
+
+
+def _run(program: Sequence[str], module: bool) -> int:
+    """The program's exit status: what Python would exit with."""
+    sys.argv[:] = program
+    try:
+        if module:
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as error:
+        return _status(error.code)
+    except BaseException as error:
+        shown = error.with_traceback(_of_program(error.__traceback__))
+        sys.excepthook(type(shown), shown, shown.__traceback__)
+        below = [library for library in _BELOW if library in sys.modules]
+        if below:
+            names = ", ".join(below)
+            print(f"drvfuse emu run: {names} may call the CUDA driver from C, not by cuda.bindings", file=sys.stderr)
+        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _status(code: Any) -> int:
+    """The status of `sys.exit(code)`."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without what is before the program's own first frame."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def _join_threads() -> None:
+    """Wait for the program's threads, as the interpreter does before it exits."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()

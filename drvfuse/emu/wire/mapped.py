@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether memory of this process may be read, written or called, before the process is killed for trying.
+
+A call of the emulated driver that is given an address reads and writes it in the caller's process, as the real driver
+does. The real driver crashes the process where nothing is mapped there; here every address that came as a number is
+looked at first. The kernel is asked: `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in and fails where a read
+or a write would be a fault, in some microseconds. Where it cannot tell (Linux before 5.14, memory of a device), the
+list of mappings tells. Nothing is proved against another thread that unmaps the memory at the same time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
+_PAGE = mmap.PAGESIZE
+_END = 1 << 64
+_PIECES = 256  # of one system call; the kernel takes up to 1024
+_STRING = 256
+_PIECE = struct.Struct("QQ")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.process_vm_readv.argtypes = (
+    *(ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong),
+)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_called: set[int] = set()  # code that was seen to be some
+
+
+def readable(address: int, nbytes: int) -> bool:
+    """True if so many bytes may be read."""
+    return _populated(address, nbytes, _POPULATE_READ, "r")
+
+
+def writable(address: int, nbytes: int) -> bool:
+    """True if so many bytes may be written."""
+    return _populated(address, nbytes, _POPULATE_WRITE, "w")
+
+
+def executable(address: int) -> bool:
+    """True if there is code at an address."""
+    if address not in _called and _listed(address, 1, "x"):
+        _called.add(address)
+    return address in _called
+
+
+def _populated(address: int, nbytes: int, advice: int, permission: str) -> bool:
+    if nbytes <= 0:
+        return True
+    if not 0 < address <= _END - nbytes:
+        return False
+    first = address // _PAGE * _PAGE
+    if _libc.madvise(first, -(-(address + nbytes) // _PAGE) * _PAGE - first, advice) == 0:
+        return True
+    return ctypes.get_errno() == errno.EINVAL and _listed(address, nbytes, permission)
+
+
+def _listed(address: int, nbytes: int, permission: str) -> bool:
+    """The same by the list of mappings: one behind the other they have to cover the range."""
+    with open("/proc/self/maps") as mappings:
+        for line in mappings:
+            span, permissions = line.split(" ", 2)[:2]
+            start, end = (int(number, 16) for number in span.split("-"))
+            if start <= address < end:
+                if permission not in permissions:
+                    return False
+                nbytes -= end - address
+                address = end
+                if nbytes <= 0:
+                    return True
+    return False
+
+
+def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
+    """The bytes of (address, size) pieces, one after another; None if one of them cannot be read."""
+    found = b""
+    for at in range(0, len(pieces), _PIECES):
+        part = _gathered(pieces[at : at + _PIECES])
+        if part is None:
+            return None
+        found += part
+    return found
+
+
+def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
+    total, there = 0, b""
+    for address, size in pieces:
+        if size:
+            if not 0 < address <= _END - size:
+                return None
+            total += size
+            there += _PIECE.pack(address, size)
+    if not total:
+        return b""
+    memory = (ctypes.c_char * total)()
+    here = _PIECE.pack(ctypes.addressof(memory), total)
+    copied = _libc.process_vm_readv(os.getpid(), here, 1, there, len(there) // _PIECE.size, 0)
+    if copied == total:
+        return memory.raw
+    forbidden = copied < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)  # as a sandbox may do
+    if not forbidden or not all(readable(address, size) for address, size in pieces):
+        return None
+    return b"".join(ctypes.string_at(address, size) for address, size in pieces)
+
+
+def copied(address: int, nbytes: int) -> bytes | None:
+    """The bytes at an address; None if they cannot be read."""
+    return _gathered(((address, nbytes),))
+
+
+def string(address: int) -> bytes | None:
+    """The C string at an address, without its end; None if it cannot be read."""
+    found: list[bytes] = []
+    size = _STRING
+    while True:
+        room = _PAGE - address % _PAGE  # what lies behind the end may not be mapped
+        part = copied(address, min(size, room))
+        if part is None:
+            return None
+        end = part.find(b"\0")
+        if end >= 0:
+            return b"".join((*found, part[:end]))
+        found.append(part)
+        address += len(part)
+        size *= 2

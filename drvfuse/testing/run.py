@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a test on a machine of its own: what the machine has found, and how the run is repeated."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from .. import emu
+from ..emu import Machine, Report
+
+SHOWN = 20
+"""So many reports are shown with a failure; the others are counted."""
+
+
+class Reports:
+    """What a machine has reported during a test, as the test sees it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._expected: list[Report] = []
+
+    @property
+    def all(self) -> list[Report]:
+        """All reports, oldest first, once the work that is queued has run."""
+        emu.program.finish(self._machine)
+        return list(self._machine.reports)
+
+    @property
+    def unexpected(self) -> list[Report]:
+        """Those because of which the test will fail: not yet expected, and not the report of a call that the emulated
+        driver does not have, which its result tells the program.
+        """
+        return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
+
+    def expect(self, kind: str | None = None, match: str | None = None) -> Report:
+        """Take the oldest report of a kind whose text the regular expression `match` finds something in: it is no
+        reason to fail any more. The test fails if there is none.
+        """
+        __tracebackhide__ = True
+        there = [r for r in self.all if not any(r is e for e in self._expected)]
+        for report in there:
+            if kind in (None, report.kind) and (match is None or re.search(match, str(report))):
+                self._expected.append(report)
+                return report
+        what = "report" if kind is None else f"report of kind {kind!r}"
+        what += "" if match is None else f" that matches {match!r}"
+        found = "".join(f"\n  {report.brief()}" for report in there) or " nothing"
+        pytest.fail(f"expected a {what} of the emulated driver; there is{found}")
+
+
+class Run:
+    """A test's machine, made of the options of its mark. `race`: the detector's profile where these say nothing."""
+
+    def __init__(self, item: pytest.Item, seed: int, options: Mapping[str, Any], race: str | None) -> None:
+        self._replay = _replay(item)
+        if race is not None:
+            options = {"race": race, **options}
+        self.machine = Machine(seed=seed, **options)
+        self.reports = Reports(self.machine)
+        self.failed = False
+
+    def check(self) -> None:
+        """Fail for what was reported and not expected."""
+        unexpected = self.reports.unexpected
+        if unexpected:
+            self.failed = True
+            lines = "".join(f"\n  {report.brief()}" for report in unexpected[:SHOWN])
+            count = f"{len(unexpected)} unexpected report{'s' if len(unexpected) > 1 else ''}"
+            pytest.fail(f"{count} of the emulated driver:{lines}", pytrace=False)
+
+    def close(self) -> None:
+        """Close the machine. Fail for what has come since `check`, unless the test has failed already."""
+        try:
+            if not self.failed:
+                self.check()
+        finally:
+            self.machine.close()
+
+    def told(self) -> str:
+        """How the run is repeated, and all reports with their timelines."""
+        unexpected = self.reports.unexpected
+        lines = [f"{self.machine!r}", f"replay: {self._replay}"]
+        reports = self.reports.all
+        for report in reports[:SHOWN]:
+            note = "" if any(report is u for u in unexpected) or not report.finding else "expected: "
+            lines += ["", f"{note}{report}", *([report.timeline] if report.timeline else [])]
+        if len(reports) > SHOWN:
+            lines += ["", f"and {len(reports) - SHOWN} more"]
+        return "\n".join(lines)
+
+
+def _replay(item: pytest.Item) -> str:
+    """The command that runs this test alone, with this seed."""
+    config: Any = item.config
+    words = ["pytest", config.cwd_relative_nodeid(item.nodeid)]
+    race, seeds = config.getoption("emu_race"), config.getoption("emu_seeds")
+    words += [] if race is None else ["--emu-race" if race == "hardware" else f"--emu-race={race}"]
+    words += [] if seeds is None else [f"--emu-seeds={seeds}"]
+    return shlex.join(words)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/findings.md has a section for each kind of report, with an example that shows one of that kind.
+
+That the examples print what the page shows is tested with the other pages (`tests/test_readme.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from drvfuse.emu.abi import FaultKind
+from drvfuse.emu.findings import notices, reports
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / reports.PAGE
+WITHOUT_EXAMPLE = {"race_capacity"}  # it takes gigabytes
+
+
+def sections() -> dict[str, str]:
+    """The text of each section, by the kind that its heading names."""
+    parts = re.split(r"^### (.*)$", PAGE.read_text(), flags=re.M)
+    return dict(zip(parts[1::2], (re.split(r"^## ", text, flags=re.M)[0] for text in parts[2::2]), strict=True))
+
+
+def kinds() -> Iterator[str]:
+    """Kinds that the emulator has: those of faults and notices, and those that its text gives to a report."""
+    yield from (kind.name.lower() for kind in FaultKind if kind is not FaultKind.NONE)
+    yield from notices.KINDS.values()
+    for path in (ROOT / "drvfuse/emu").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Report":
+                named = node.args[0] if node.args else None
+                if isinstance(named, ast.Constant):
+                    yield str(named.value)
+
+
+def test_each_kind_of_report_has_a_section() -> None:
+    assert set(kinds()) <= set(sections())
+    assert set(sections()) <= {*kinds(), "deadlock"}  # whose kind is an argument of `standstill`
+
+
+def test_each_section_shows_a_report_of_its_kind() -> None:
+    for kind, text in sections().items():
+        shown = re.findall(r"```python\n.*?```\n\n```text\n(.*?)```", text, re.DOTALL)
+        found = any(re.search(rf"^{kind}(:| at )", output, re.M) for output in shown)
+        assert found != (kind in WITHOUT_EXAMPLE), kind
