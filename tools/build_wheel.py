@@ -14,10 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from drvfuse.emu.native.loader import compile_runtime
+from drvfuse.emu import abi
+from drvfuse.emu.native.loader import RUNTIME, compile_native
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNTIME = "drvfuse/emu/native/runtime.ptx"
+NATIVE = "drvfuse/emu/native"
 
 
 def build(folder: Path) -> None:
@@ -28,7 +29,8 @@ def build(folder: Path) -> None:
         for file in ROOT.iterdir():
             if file.is_file():
                 shutil.copy(file, tree)
-        (tree / RUNTIME).write_text(compile_runtime())
+        for name in (RUNTIME, *abi.LIBRARIES):
+            (tree / NATIVE / f"{name}.ptx").write_text(compile_native(name))
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index")
         command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(tree)]
         subprocess.run(command, check=True)

@@ -24,7 +24,22 @@ TYPE_BYTES |= {"e4m3x4": 4, "e5m2x4": 4, "tf32": 4, "pred": 1}
 # Opcodes that write no register; the others write their first operand.
 NO_DESTINATION = frozenset(
     {
-        *("st", "red", "bar", "barrier", "bra", "brx", "call", "ret", "exit", "trap", "brkpt", "membar", "fence"),
+        *(
+            "st",
+            "stmatrix",
+            "red",
+            "bar",
+            "barrier",
+            "bra",
+            "brx",
+            "call",
+            "ret",
+            "exit",
+            "trap",
+            "brkpt",
+            "membar",
+            "fence",
+        ),
         *("prefetch", "prefetchu", "griddepcontrol", "nanosleep", "pmevent", "discard", "applypriority", "setmaxnreg"),
     }
 )
@@ -40,6 +55,10 @@ class PtxError(DrvfuseError):
         self.line, self.text, self.reason = line, " ".join(text.split()), reason
         self.source: tuple[str, int] | None = None
         super().__init__(f"PTX line {line}: {reason}: {self.text!r}")
+
+
+class NotEmulated(PtxError):
+    """PTX that is right, and that is refused by name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +134,28 @@ class Not:
 
 
 @dataclass(slots=True, frozen=True)
+class Part:
+    """`x.b0`, `x.h10`: the part or parts of a register that a video instruction reads or writes."""
+
+    of: Any
+    selector: str
+
+
+@dataclass(slots=True, frozen=True)
+class Negated:
+    """`-x`"""
+
+    of: Any
+
+
+@dataclass(slots=True, frozen=True)
+class Unread:
+    """An operand of an instruction that is not emulated, as it stands in the text."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
 class Tuple:
     items: tuple[Any, ...]
 
@@ -151,7 +192,7 @@ class Prototype:
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets` by label.
+    """`body` holds Instructions and label names (str) in order; `tables` are `.branchtargets`, `.calltargets` by label.
 
     `persistent` are ids of `.param` variables that must outlive a suspend.
     """

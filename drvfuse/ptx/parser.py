@@ -23,14 +23,17 @@ from .ir import (
     Instruction,
     Location,
     Module,
+    Negated,
     Not,
     Pair,
+    Part,
     Prototype,
     PtxError,
     Reg,
     Special,
     Sym,
     Tuple,
+    Unread,
     Var,
     Vec,
 )
@@ -46,6 +49,7 @@ _INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([a-zA-Z][\w.:]*)\s*(.*)", 
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,\s](?:[^,]*[^,\s])?")
 _NUMBER = re.compile(r"(-?)(?:0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})|(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)[uU]?)\Z")
 _OFFSET = re.compile(r"([\w$%.]+?)\s*([+-])\s*(-?\w+)\Z")
+_PART = re.compile(r"(%?[\w$]+)\.([bh][0-7]+)\Z")
 _IDENT = re.compile(r"[A-Za-z_$%][\w$]*\Z")
 _POINTEE = re.compile(r"\.ptr\b\s*(?:\.(?:global|const|shared|local)\s*)?(?:\.align\s+\d+\s*)?")
 _VARIABLE = re.compile(
@@ -58,6 +62,7 @@ _VARIABLE = re.compile(
 _WORD = re.compile(r"[^\s;]")
 _DIRECTIVE = re.compile(r"\s*\.(\w+)([^.{;\n]*)")
 _SKIMMED = ("call", "griddepcontrol")
+_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)  # only instructions that are refused use them
 SPECIALS = frozenset(
     {f"%{n}{d}.{a}" for n in ("", "n") for d in ("tid", "ctaid", "clusterid") for a in "xyz"}
     | {f"%cluster_{n}ctaid.{a}" for n in ("", "n") for a in "xyz"}
@@ -211,11 +216,11 @@ class _Parser:
 
     def variable(self, text: str, start: int) -> Var:
         m = _VARIABLE.match(_POINTEE.sub("", text.strip()))
-        if m is None or m["type"] not in TYPE_BYTES:
+        if m is None or m["type"] not in TYPE_BYTES | _OPAQUE:
             raise self.error(start, "unsupported declaration")
         mods = m["mods"].replace(".", " ").split()
         spaces = [x for x in mods if x in ("global", "const", "shared", "local", "param")]
-        element = TYPE_BYTES[m["type"]] * (int(m["vec"][1]) if m["vec"] else 1)
+        element = (TYPE_BYTES | _OPAQUE)[m["type"]] * (int(m["vec"][1]) if m["vec"] else 1)
         dims = re.findall(r"\[\s*(\w*)\s*\]", m["dims"])
         count = math.prod(int(d, 0) if d else 0 for d in dims)
         align = int(m["align"] or element)
@@ -224,7 +229,7 @@ class _Parser:
         var.managed = re.match(r"[^=]*\.attribute\s*\(\s*\.managed\b", text) is not None
         var.array = bool(dims)
         var.line = self.line(start)
-        if m["init"]:
+        if m["init"] and var.type not in _OPAQUE:
             data = bytearray()
             self.initial(m["init"].strip(), element, m["type"], data, var, start)
             if dims and not dims[0]:
@@ -340,15 +345,13 @@ class _Parser:
             fn.tables[name] = tuple(scope.labels.get(t, t) for t in targets)
 
     def table(self, fn: Function, name: str, kind: str, text: str, start: int) -> None:
-        if kind == "branchtargets":
+        if kind in ("branchtargets", "calltargets"):
             fn.tables[name] = tuple(t.strip() for t in text.split(","))
-        elif kind == "callprototype":
+        else:
             m = re.match(r"\s*(?:\(([^()]*)\))?\s*_\s*(?:\(([^()]*)\))?", text)
             if m is None:
                 raise self.error(start, "unreadable .callprototype")
             fn.prototypes[name] = Prototype(self.parameters(m[1] or "", start), self.parameters(m[2] or "", start))
-        else:
-            raise self.error(start, "unsupported directive .calltargets")
 
     def directive(self, fn: Function, text: str, start: int) -> None:
         scope = self.scopes[-1]
@@ -451,6 +454,8 @@ class _Parser:
             return Tuple(tuple(self.operand(t, ins) for t in inner.split(",")) if inner else ())
         if first == "!":
             return Not(self.operand(text[1:], ins))
+        if first == "-" and (_IDENT.match(text[1:]) or _PART.match(text[1:])):
+            return Negated(self.operand(text[1:], ins))
         if first.isdigit() or first in "-.":
             return self.number(text, ins)
         if "|" in text:
@@ -471,6 +476,9 @@ class _Parser:
             if first == "%":
                 raise ins.error(f"unknown or unsupported register {text!r}")
             return Sym(text, None)
+        m = _PART.match(text)
+        if m:
+            return Part(self.operand(m[1], ins), m[2])
         m = _OFFSET.match(text)
         if m:
             base = self.operand(m[1], ins)
@@ -482,10 +490,12 @@ class _Parser:
         value = self.number(m[3], ins).value
         return -value if m[2] == "-" else value
 
-    def address(self, text: str, ins: Instruction) -> Addr:
+    def address(self, text: str, ins: Instruction) -> Addr | Unread:
         m = _OFFSET.match(text)
         if m:
             return Addr(self.operand(m[1], ins), self.offset(m, ins))
+        if "," in text or "{" in text:
+            return Unread(text)
         base = self.operand(text, ins)
         if not isinstance(base, (Reg, Sym, Imm)):
             raise ins.error(f"unsupported address [{text}]")

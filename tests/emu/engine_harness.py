@@ -32,7 +32,9 @@ __device__ u64 timer() { u64 v; asm volatile("mov.u64 %0,%%globaltimer;":"=l"(v)
 
 @functools.cache
 def ptx(source: str) -> str:
-    """PTX of a kernel source behind PRELUDE."""
+    """PTX of a kernel source behind PRELUDE; of PTX, itself."""
+    if source.startswith(".version"):
+        return source
     _, program = nvrtc.nvrtcCreateProgram((PRELUDE + "#line 1\n" + source).encode(), FILE.encode(), 0, [], [])
     options = [b"-arch=compute_90a", b"-lineinfo", b"--std=c++17", b"--fmad=false"]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -79,7 +79,7 @@ def test_a_wheel_runs_ptx_without_nvrtc(tmp_path: Path) -> None:
         files = {name for name in archive.namelist() if name.startswith("drvfuse/")}
     sources = {str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob("drvfuse/**/*") if path.is_file()}
     ours = {name for name in sources if "__pycache__" not in name}
-    assert files - ours == {"drvfuse/emu/native/runtime.ptx"} and ours <= files
+    assert files - ours == {f"drvfuse/emu/native/{name}.ptx" for name in ("runtime", "matrix")} and ours <= files
     run = without_nvrtc(tmp_path / "site", tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"{tmp_path}/site/drvfuse/__init__.py\n0 1 4 9 16 25 36 49\n"

@@ -2,12 +2,15 @@
 """Compares the emulated driver with a GPU, instruction by instruction and kernel by kernel.
 
     python -m tools.fidelity record --out tests/tools/fidelity/h200.npz    # on a machine with a GPU
-    python -m tools.fidelity compare tests/tools/fidelity/h200.npz         # anywhere
+    python -m tools.fidelity compare tests/tools/fidelity/h200.npz tests/tools/fidelity/h200_more.npz
     python -m tools.fidelity both --rows 100000                            # on a machine with a GPU: more operands
+    python -m tools.fidelity record-matrix --out tests/tools/fidelity/h200_matrix.npz   # on a machine with a GPU
+    python -m tools.fidelity compare-matrix tests/tools/fidelity/h200_matrix.npz        # anywhere
 
-`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave. `compare` prints every
-form that is not equal and a table of them by opcode; its status is 1 if one differs. `both` runs the two drivers side
-by side.
+`record` hands the generator's PTX to the driver's own assembler and keeps what the GPU gave; `--families` takes a part
+of the forms, for a file beside the others. `compare` prints every form that is not equal and a table of them by opcode;
+its status is 1 if one differs. `both` runs the two drivers side by side. The two others do the same for matrix
+instructions; `--times N` for N times as many operands.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ import numpy as np
 import drvfuse as df
 from drvfuse.errors import DriverError
 
-from . import collectives, execute, fixture, operands, rules, verdict
+from . import collectives, execute, fixture, matrix, matrix_forms, operands, rules, verdict
 from .batch import batches
-from .forms import table
+from .forms import FAMILIES, table
 
 
 def about(device: df.Device) -> dict[str, Any]:
@@ -47,7 +50,6 @@ def about(device: df.Device) -> dict[str, Any]:
         "nvrtc": f"{major}.{minor}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "numpy": np.__version__,
-        "forms": len(table()),
     }
 
 
@@ -55,21 +57,22 @@ def group_of_one(driver: Any) -> df.Group:
     return df.Group.local(1, driver=driver, max_blocks=4, workspace_bytes=1 << 20)
 
 
-def record(driver: str, out: Path) -> int:
+def record(driver: str, out: Path, families: tuple[str, ...]) -> int:
     device = df.device(0, driver=driver)
     answers: dict[str, fixture.Answer] = {}
     refused = []
-    for batch in batches():
+    for batch in batches(families):
         try:
             results = execute.run(device, batch)
         except DriverError as error:
             refused.append(f"{batch.name}: {error}")
             continue
         answers.update((form.name, verdict.answer(form, results[form.name])) for form in batch.forms)
-    with group_of_one(driver) as group:
-        for case in collectives.cases():
-            answers.update(collectives.run(group, case))
-    fixture.save(out, answers, about(device))
+    if families == FAMILIES:
+        with group_of_one(driver) as group:
+            for case in collectives.cases():
+                answers.update(collectives.run(group, case))
+    fixture.save(out, answers, about(device) | {"forms": len(table(families))})
     print(f"{len(answers)} answers, {out.stat().st_size} bytes")
     for line in refused:
         print("refused", line)
@@ -88,10 +91,31 @@ def verdicts(driver: str, stored: dict[str, fixture.Stored]) -> list[verdict.Ver
     return found
 
 
-def compare(driver: str, path: Path) -> int:
+def compare(driver: str, paths: list[Path]) -> int:
+    stored: dict[str, fixture.Stored] = {}
+    for path in paths:
+        answers, told = fixture.load(path)
+        print(", ".join(f"{key} {value}" for key, value in told.items()))
+        stored |= answers
+    return show(verdicts(driver, stored))
+
+
+def record_matrix(driver: str, times: int, out: Path, whole: Path | None) -> int:
+    """`whole` gets every word, which is too much for a fixture."""
+    device = df.device(0, driver=driver)
+    answers = matrix.answers(device, times)
+    fixture.save(out, answers, about(device) | {"forms": len(matrix_forms.table())})
+    print(f"{len(answers)} answers, {out.stat().st_size} bytes")
+    if whole is not None:
+        np.savez_compressed(whole, **{name: answer.words for name, answer in answers.items()})  # type: ignore[arg-type]
+    return 0
+
+
+def compare_matrix(driver: str, times: int, path: Path) -> int:
     stored, told = fixture.load(path)
     print(", ".join(f"{key} {value}" for key, value in told.items()))
-    return show(verdicts(driver, stored))
+    given = matrix.answers(df.device(0, driver=driver), times)
+    return show([verdict.judge_output(name, stored.get(name), answer) for name, answer in given.items()])
 
 
 def show(found: list[verdict.Verdict]) -> int:
@@ -142,16 +166,30 @@ def main() -> int:
     recording = commands.add_parser("record")
     recording.add_argument("--driver", default="cuda")
     recording.add_argument("--out", type=Path, required=True)
+    recording.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     comparing = commands.add_parser("compare")
     comparing.add_argument("--driver", default="emu")
+    comparing.add_argument("fixtures", type=Path, nargs="+")
+    recording = commands.add_parser("record-matrix")
+    recording.add_argument("--driver", default="cuda")
+    recording.add_argument("--out", type=Path, required=True)
+    recording.add_argument("--times", type=int, default=1)
+    recording.add_argument("--whole", type=Path, help="a file for every word of the results")
+    comparing = commands.add_parser("compare-matrix")
+    comparing.add_argument("--driver", default="emu")
+    comparing.add_argument("--times", type=int, default=1)
     comparing.add_argument("fixture", type=Path)
     pair = commands.add_parser("both")
     pair.add_argument("--rows", type=int, default=65536, help="random operands more than the fixture has")
     args = parser.parse_args()
     if args.command == "record":
-        return record(args.driver, args.out)
+        return record(args.driver, args.out, tuple(args.families))
     if args.command == "compare":
-        return compare(args.driver, args.fixture)
+        return compare(args.driver, args.fixtures)
+    if args.command == "record-matrix":
+        return record_matrix(args.driver, args.times, args.out, args.whole)
+    if args.command == "compare-matrix":
+        return compare_matrix(args.driver, args.times, args.fixture)
     return both(args.rows)
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from . import operands
-from .forms import Form, table
+from .forms import FAMILIES, Form, table
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
+ROOM = 48  # bytes of further shared memory for each thread
 PAIR = 0x40490FDBC0B504F3  # two fp32 numbers
 KERNEL_FORMS = 40  # in one kernel: bounds what a compiler has to look at together
 
@@ -64,8 +65,10 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
     out.append(TEMPORARIES)
     out.append(".reg .b64 %at<5>, %cell, %out, %own, %rows; .reg .b32 %row, %lane, %near, %size, %block;")
     out.append(f".shared .align 16 .b8 sharedbytes[{16 * BLOCK}]; .local .align 16 .b8 localbytes[16];")
+    out.append(f".shared .align 16 .b8 roombytes[{ROOM * BLOCK}]; .reg .b32 %room;")
     out.append("mov.u32 %row, %tid.x; mov.u32 %block, %ctaid.x; mov.u32 %size, %ntid.x;")
     out.append("mov.u32 %near, sharedbytes; mad.lo.u32 %near, %row, 16, %near; mov.u64 %own, localbytes;")
+    out.append(f"mov.u32 %room, roombytes; mad.lo.u32 %room, %row, {ROOM}, %room;")
     out.append("mad.lo.u32 %row, %block, %size, %row; mov.u32 %lane, %laneid;")
     out.append("ld.param.u32 %size, [rows]; cvt.u64.u32 %rows, %size;")
     out.append("ld.param.u64 %cell, [scratch]; mad.wide.u32 %cell, %row, 16, %cell; ld.param.u64 %out, [out];")
@@ -87,10 +90,10 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 
 @functools.cache
-def batches() -> tuple[Batch, ...]:
+def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
     """All forms by their operand kinds, in the order in which those appear first."""
     groups: dict[tuple[str, ...], list[Form]] = {}
-    for form in table():
+    for form in table(families):
         groups.setdefault(form.sources, []).append(form)
     return tuple(Batch(" ".join(s) or "nothing", s, tuple(f)) for s, f in groups.items())
 

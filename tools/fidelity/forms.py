@@ -3,7 +3,7 @@
 
 A form's body sees the operand registers x y z w (of the kinds in `sources`), writes `r` (and `s`, the high half of a
 128-bit result), and may use the temporaries of `batch.TEMPORARIES`, `%cell` and `%near` (the address of 16 bytes of
-the thread's own in global and in shared memory), and `%lane`.
+the thread's own in global and in shared memory), `%room` (that of 48 more in shared memory), and `%lane`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp", "cluster")
+FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp", "cluster", "video", "asynchronous")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 
 
 @functools.cache
-def table() -> tuple[Form, ...]:
-    """All forms, in order; names are unique."""
+def table(families: tuple[str, ...] = FAMILIES) -> tuple[Form, ...]:
+    """All forms of these families, in order; names are unique."""
     found: list[Form] = []
-    for family in _FAMILIES:
+    for family in families:
         found += importlib.import_module(f".forms_{family}", __package__).forms()
     twice = [name for name, count in Counter(f.name for f in found).items() if count > 1]
     if twice:
@@ -65,7 +65,6 @@ EXCLUDED = {
     "activemask": "which lanes are converged is the hardware's choice",
     "applypriority": "a cache hint without a result",
     "brkpt": "stops the kernel; the driver's tests cover it",
-    "cp": "moves bytes, and when is the hardware's choice; tests of asynchronous copies cover it",
     "createpolicy": "the bits of a cache policy are the hardware's own",
     "discard": "makes memory undefined; a cache hint otherwise",
     "elect": "which lane is elected is the hardware's choice",

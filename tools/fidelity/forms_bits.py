@@ -47,6 +47,9 @@ def forms() -> Iterator[Form]:
             yield form(f"bfind.shiftamt.{s}{n}", i, "i32")
             yield form(f"bfe.{s}{n}", f"{i} amount amount", i)
         yield form(f"bfi.b{n}", f"{i} {i} amount amount", i)
+    base = "and.b32 t, y, 31; and.b32 u, z, 63; sub.s32 u, u, 32;"
+    yield form("fns.b32", "i32 i32 i32", "i32", f"{base} fns.b32 r, x, t, u;")
+    yield form("fns.b32", "i32 i32", "i32", "and.b32 t, y, 31; fns.b32 r, x, t, 0;", note="by 0")
     for mode in ("clamp", "wrap"):
         yield form(f"bmsk.{mode}.b32", "amount amount", "i32")
         for t in ("u32", "s32"):

@@ -121,6 +121,7 @@ class Trap(IntEnum):
     TRAP = 0
     ASSERT = 1  # of `__assertfail`: message op_value, file op_addr, line op_a, function op_seen
     BREAKPOINT = 2
+    NO_FUNCTION = 3  # a call by the address op_addr
 
 
 class WarpOp(IntEnum):
@@ -130,6 +131,7 @@ class WarpOp(IntEnum):
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).
     MATCH: op_value the value (64 bits) -> op_result mask, op_pred (ALL only) 1 if all equal.
     REDUX: op_a value -> op_result. WARP_SYNC: orders memory. ELECT: op_result leader lane, op_pred 1 on the leader.
+    MATRIX: op_value a function of the library `matrix`, op_a the place of the lane's exchange area in its frame.
     """
 
     SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX = range(4)
@@ -139,6 +141,25 @@ class WarpOp(IntEnum):
     REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
     WARP_SYNC, ELECT = range(18, 20)
     ACTIVEMASK = 20  # no mask: op_result is the lanes that are at the same instruction when the warp can go no further
+    MATRIX = 21
+
+
+class MatrixKind(IntEnum):
+    """What a matrix has for elements."""
+
+    U8, S8, E4M3, E5M2, F16, BF16, F32, TF32, S32 = range(9)
+
+
+class MatrixMethod(IntEnum):
+    """How an H200 computes a matrix product."""
+
+    TENSOR = 0  # by steps of the tensor cores
+    FP8 = 1  # likewise, as fp16, and by an addition of C at the end
+    CHAIN = 2  # by fp32 operations of the ordinary cores
+    INTEGER, SATURATED = 3, 4
+
+
+EXCHANGE_WORDS = 20  # of the place in a lane's frame for its registers of a matrix instruction
 
 
 class Clock(IntEnum):
@@ -167,7 +188,8 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # of strong accesses: log2 of the number of elements, in two bits
+ELEMENTS_SHIFT = 18  # of strong accesses, and with UNREAD: log2 of the number of elements, in two bits
+UNREAD_SHIFT = 24  # of plain loads: a bit for each element that goes to a register which nobody reads
 
 
 class Fence(IntEnum):
@@ -193,15 +215,27 @@ class Space(IntEnum):
 
 
 class Mbarrier(IntEnum):
-    """`op` of rt_mbarrier."""
+    """`op` of rt_mbarrier. DROP is an arrival that also takes itself from those of later phases; NO_COMPLETE one that
+    must not complete the phase.
+    """
 
-    INIT, INVAL, ARRIVE, EXPECT, TEST = range(5)
+    INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
+
+
+class HeapCall(IntEnum):
+    """What native code asks of a heap: memory of so many bytes, how many there are at an address (0: it gave none
+    there), that they go.
+    """
+
+    MALLOC, SIZE, FREE = range(3)
 
 
 class Reduce(IntEnum):
-    """How multimem instructions combine elements; with an `Element` and an `Accumulate` at their shifts."""
+    """How reductions combine elements; with an `Element` and an `Accumulate` at their shifts, and `REDUCES` where 0 is
+    no reduction.
+    """
 
-    ADD, MIN, MAX, AND, OR, XOR = range(6)
+    ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
 
 
 class Element(IntEnum):
@@ -218,6 +252,7 @@ class Accumulate(IntEnum):
 
 ELEMENT_SHIFT = 4
 ACCUMULATE_SHIFT = 8
+REDUCES = 1 << 16
 
 
 # The word of an mbarrier, and the state that an arrival gives. PTX leaves its layout open. The arrivals to come are the
@@ -241,7 +276,7 @@ class FaultKind(IntEnum):
     BARRIER_COUNT, BARRIER_DIVERGENCE, BARRIER_KINDS, BARRIER_LEFT = range(13, 17)
     UNSUPPORTED, ENDLESS, INTERRUPTED, COPY_SIZE, MBARRIER = range(17, 22)
     CLUSTER_ABSENT, CLUSTER_BARRIER, MULTICAST_PLAIN, NO_MULTICAST, MULTICAST_UNBOUND = range(22, 27)
-    NO_CLUSTER = 27
+    NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES = range(27, 31)
 
 
 class BarrierCount(IntEnum):
@@ -257,7 +292,7 @@ class Endless(IntEnum):
 
 
 class MbarrierError(IntEnum):
-    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE = range(7)
+    NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE, COMPLETES, MOST = range(9)
 
 
 class ClusterError(IntEnum):
@@ -294,6 +329,7 @@ class EventKind(IntEnum):
 
 
 FOUND = 64  # races that the detector keeps until they are told
+DOUBTS = 16  # stores of one access that it cannot tell to be races before it is made
 CERTAIN = 32
 JOINED = 1 << 8  # the upper eight bits of a hash choose (native/clock.cuh)
 CLASSES = 40  # of sizes: powers of two
@@ -341,11 +377,13 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_commit": ("i32", ("ptr",)),  # likewise
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site; likewise
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # as in native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, site
-    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32")),
-    # thread, target, low and high half of what is stored, size, mbarrier, site
-    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32")),
-    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32")),  # thread, target, source, size, site; likewise
+    # thread, target, source, size, mbarrier, the ranks that get it as in native/mbarrier.cuh, how it reduces, site
+    "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32", "i32")),
+    # thread, target, low and high half of what is stored, size, mbarrier, how it reduces, site
+    "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32", "i32")),
+    # thread, target, source, size, how it reduces, site; likewise
+    "rt_bulk_store": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
+    "rt_copy_arrive": ("i32", ("ptr", "i64", "i32", "i32")),  # thread, mbarrier, 1 for .noinc, site; likewise
     "rt_bulk_commit": ("void", ("ptr",)),
     "rt_bulk_wait": ("i32", ("ptr", "i32", "i32", "i32")),  # thread, groups as above, 1 if only for the reads, site
     # thread, address, size, flags, Reduce and what belongs to it, low and high half of the operand, site -> 0, and what
@@ -354,7 +392,13 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_trigger": ("void", ("ptr",)),
     "rt_clock": ("i64", ("ptr", "i32")),
     "rt_vprintf": ("i32", ("ptr", "i64", "i64")),  # thread, format address, argument block address
+    "rt_malloc": ("i64", ("ptr", "i64")),  # thread, bytes -> address, or 0
+    "rt_free": ("i32", ("ptr", "i64", "i32")),  # thread, address, site -> 0 ok, else return FAULT
 }
+
+# Native libraries besides the runtime, loaded where a module needs them, and their functions: (first lane's thread) ->
+# 0 ok, else a fault is recorded. native/matrix.cu tells what they do.
+LIBRARIES = {"matrix": ("mx_multiply", "mx_load_rows", "mx_store_rows", "mx_transpose")}
 
 # libm symbols that generated code may call (double -> double); the engine binds them by `add_symbol`.
 MATH_FUNCTIONS = ("exp2", "log2", "sin", "cos", "tanh")

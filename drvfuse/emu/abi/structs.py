@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ctypes import Structure, c_uint8, c_uint32, c_uint64, sizeof
 from typing import Any, TypeVar
 
-from . import BARRIERS, CERTAIN, CLASSES, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
+from . import BARRIERS, CERTAIN, CLASSES, DOUBTS, FOUND, JOINED, MISSES, NOTICES, POLL_WORDS, WRITES
 
 DECLARATIONS: dict[str, tuple[str, ...]] = {}
 """By the name of a structure, in the order of definition: declarations of members, "type name, name[count], ..."."""
@@ -102,6 +102,18 @@ class Barrier(Structure):
     """One barrier of a block."""
 
 
+@layout(
+    "u32 m, n, k",
+    "u32 count",  # of products that the instruction computes
+    "u32 method, steps",  # of the tensor cores, each for so many parts of k
+    "u32 kind[4], registers[4]",  # of A, B, C and D: MatrixKind; registers of a lane
+)
+class Product(Structure):
+    """A matrix product. Behind it, for A, B, C and D: for each element of each register of each lane a 16-bit place in
+    the matrix. That of A is by rows, of B by columns, of C and D by rows.
+    """
+
+
 @layout("u32 first, last")
 class List(Structure):
     """Delayed stores, oldest first."""
@@ -180,6 +192,7 @@ class Fault(Structure):
     "u32 part, turn, turn_warp",  # part: in the middle of its turn, at this slot, at this warp (plus one) of its block
     "u8 owner_class[256]",  # MemoryOf, by the owner in an access word
     "u32 pending, pad",  # delayed stores of its blocks, resident or ended
+    "void* heap",  # what serves malloc and free of its context, or null
 )
 class Launch(Structure):
     """A launch."""
@@ -193,6 +206,11 @@ class Write(Structure):
 @layout("Thread* thread", "u64 format, args")
 class Print(Structure):
     """A call of printf."""
+
+
+@layout("Thread* thread", "u64 address, nbytes", "u32 kind, pad")
+class Heap(Structure):
+    """A call of malloc or free."""
 
 
 @layout("u64 clock, address, value", "u32 op, block, thread, site, kind, flags")
@@ -291,6 +309,11 @@ class Found(Structure):
     """Two accesses that nothing orders. `other` is the earlier one, by each of these lanes."""
 
 
+@layout("u64 line, low, high", "u32 bytes, pad", "Found found")  # what the line's 16 bytes were before the store
+class Doubt(Structure):
+    """Stores of one block that are a race if the later one changes these bytes of a line."""
+
+
 @layout(
     "u64 arena, bytes, top",
     "u64 cells",  # of the window's first byte
@@ -303,11 +326,12 @@ class Found(Structure):
     "u32 random",
     "u32 serial",  # strong writes so far
     "u32 stamp",  # changes with whatever could make a poll another one than the last: a write, or what it publishes
-    "u32 pad",
+    "u32 doubts",
     f"Ref free[{CLASSES}]",
     f"Certain certain[{CERTAIN}]",  # by operation: what was found last
     f"Joined joined[{JOINED}]",
     f"Found found[{FOUND}]",
+    f"Doubt doubt[{DOUBTS}]",
 )
 class Race(Structure):
     """The race detector's state."""
@@ -319,6 +343,7 @@ class Race(Structure):
     # By scope (block, cluster, GPU, system): known at the last fence of at least that scope; read, and learnt at the
     # next fence of at least that scope.
     "Ref fenced[4], held[4]",
+    "Ref late",  # known at its end: reads that relaxed flags told of
     "u32 aliased",  # a fence.proxy.alias is behind its accesses before this time, which its clock does not tell
 )
 class RaceThread(Structure):

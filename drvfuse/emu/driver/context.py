@@ -7,6 +7,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
+from ..machine import heap
 from ..machine.objects import Context
 from ..machine.process import Process
 from .entry import check, entry, present
@@ -15,7 +16,7 @@ from .error import DRIVER_VERSION
 _LIMITS = {
     T.CUlimit.CU_LIMIT_STACK_SIZE: 1024,
     T.CUlimit.CU_LIMIT_PRINTF_FIFO_SIZE: 8 << 20,
-    T.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE: 8 << 20,
+    T.CUlimit.CU_LIMIT_MALLOC_HEAP_SIZE: heap.DEFAULT_BYTES,
     T.CUlimit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY: 128,
     T.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE: 0,
 }
@@ -181,9 +182,11 @@ def cuCtxGetLimit(proc: Process, limit: Any) -> int:
 
 @entry()
 def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
-    """Kept and given back; nothing emulated depends on a limit."""
+    """Kept and given back. Only that of the heap has an effect; it is settled once a kernel has allocated from it."""
     check(limit in _LIMITS, R.CUDA_ERROR_UNSUPPORTED_LIMIT)
-    proc.current().limits[int(limit)] = value
+    context = proc.current()
+    check(int(limit) != heap.LIMIT or context.heap is None or not context.heap.settled)
+    context.limits[int(limit)] = value
 
 
 @entry()

@@ -17,7 +17,7 @@ from ..machine.work import Dim, Launch
 from ..wire.parameters import Layout, pack
 from .entry import check, entry, present
 from .function import NON_PORTABLE, max_dynamic, required_cluster
-from .module import resolve
+from .module import refused_kernel, resolve
 
 _ID = T.CUlaunchAttributeID
 _VALUE_BYTES = 64  # of a CUlaunchAttributeValue
@@ -149,6 +149,8 @@ def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) 
 def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: Attributes) -> Launch:
     """A checked launch of a function in its own context."""
     assert function.module is not None
+    if function.code.refused:
+        raise refused_kernel(function.image, function.name)
     check(all(0 < size <= most for size, most in zip(grid, _MAX_GRID, strict=True)))
     check(all(0 < size <= most for size, most in zip(block, _MAX_BLOCK, strict=True)))
     cluster = cluster_of(proc, function, grid, a.cluster)

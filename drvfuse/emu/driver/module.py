@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ptx.ir import PtxError
+from ...ptx.ir import NotEmulated, PtxError
 from ...ptx.parser import head
 from ..abi import Kind
 from ..bindings import R, T
@@ -26,8 +26,19 @@ from .image import errors_told, file_content, ptx_of, refused, suits
 # Loading ------------------------------------------------------------------------------------------------------------
 
 
+def refused_kernel(image: EngineModule, name: str) -> Failure:
+    """The failure for a kernel with an instruction that is refused by name."""
+    refused = image.kernels[name].refused
+    assert refused is not None
+    reason, file, line = refused
+    return Failure(R.CUDA_ERROR_NOT_SUPPORTED, Report("unsupported", reason, name, file, line))
+
+
 def load(proc: Process, image: Any) -> EngineModule:
-    """Translate an image, or find it translated. What is wrong with it becomes a report."""
+    """Translate an image, or find it translated. What is wrong with it becomes a report.
+
+    A module of which some kernels use instructions that are refused by name is loaded, but for these kernels.
+    """
     ptx = ptx_of(proc, image)
     known = proc.machine.images.get(ptx)
     if known is not None:
@@ -48,7 +59,12 @@ def load(proc: Process, image: Any) -> EngineModule:
             loaded = engine.load(ptx)
     except PtxError as error:
         file, line = error.source or (None, error.line)
-        raise Failure(R.CUDA_ERROR_INVALID_PTX, Report("module", str(error), file=file, line=line)) from None
+        code, kind = R.CUDA_ERROR_INVALID_PTX, "module"
+        if isinstance(error, NotEmulated):
+            code, kind = R.CUDA_ERROR_NOT_SUPPORTED, "unsupported"
+        raise Failure(code, Report(kind, str(error), file=file, line=line)) from None
+    if loaded.kernels and all(kernel.refused for kernel in loaded.kernels.values()):
+        raise refused_kernel(loaded, next(iter(loaded.kernels)))
     for kernel in loaded.kernels.values():
         if kernel.shared_static > residency.SHARED_DEFAULT:
             words = f"{kernel.name} has {kernel.shared_static} bytes of static shared memory, and a kernel can have"

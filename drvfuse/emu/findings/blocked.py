@@ -55,7 +55,7 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
             elif field == "cluster":
                 status = _at_cluster_barrier(launch, block, t)
             elif field == "warpop":
-                status = f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
+                status = _at_warp_operation(identity, t)
             elif field == "yielded" or (field == "sleeping" and t.polls & abi.POLL_COUNT):
                 status = "polling" if field == "yielded" else "polling, asleep at the moment"
                 if undecided:
@@ -69,6 +69,12 @@ def blocked(launch: structs.Launch, identity: Identity, window: Window, undecide
             item = Blocked(tuple(block.ctaid), tuple(t.tid), status, *identity.place(t.site), address, seen, told)
             found.append(((block.index, t.linear), item))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def _at_warp_operation(identity: Identity, t: structs.Thread) -> str:
+    if t.op_kind == abi.WarpOp.MATRIX:
+        return f"at {identity.sites[t.site].opcode.split('.')[0]}, which takes all 32 lanes of the warp"
+    return f"at {abi.WarpOp(t.op_kind).name.lower()} with mask 0x{t.op_mask:08x}"
 
 
 def _at_cluster_barrier(launch: structs.Launch, block: structs.Block, t: structs.Thread) -> str:

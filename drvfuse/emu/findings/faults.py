@@ -115,6 +115,10 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
     FaultKind.WARP_MISMATCH: (
         "warp operation with mask 0x{f.value:08x} meets another one, at line {f.other_line}, that waits for it"
     ),
+    FaultKind.MATRIX_LANES: (
+        "{f.opcode} takes all 32 lanes of a warp, and only lanes 0x{f.value:08x} have come: the others have exited, or "
+        "the block does not have them"
+    ),
     FaultKind.BARRIER_COUNT: {
         BarrierCount.NUMBER: "barrier {f.value}; there are barriers 0 to 15",
         BarrierCount.THREADS: (
@@ -154,6 +158,10 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         MbarrierError.ARRIVALS: "at 0x{f.addr:x}: {f.value} arrivals, and fewer are to come in this phase",
         MbarrierError.BYTES: "at 0x{f.addr:x}: {f.value} bytes are more than an mbarrier can count",
         MbarrierError.PENDING: "at 0x{f.addr:x}: more than {f.value} bulk copies are pending",
+        MbarrierError.COMPLETES: (
+            "at 0x{f.addr:x}: an arrival with .noComplete completes the phase, which PTX does not allow"
+        ),
+        MbarrierError.MOST: "at 0x{f.addr:x}: as many arrivals are to come as an mbarrier can count",
         MbarrierError.ELSEWHERE: (
             "at 0x{f.addr:x}: the mbarrier is not in the shared memory of the block that is written"
         ),
@@ -172,9 +180,15 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
             "exited before it arrived (CTA not present): that block has to wait for its mbarrier"
         ),
     },
+    FaultKind.BAD_FREE: (
+        "free of 0x{f.addr:x}, which malloc has not given to a kernel of this context, or which was freed: {f.where}"
+    ),
+    FaultKind.NO_FUNCTION: (
+        "a call by the address 0x{f.addr:x}, which no function of this module with such parameters and results has"
+    ),
     FaultKind.NO_CLUSTER: (
-        "{f.access}: st.async is an illegal instruction in a launch without clusters (tried on an H200); clusters of "
-        "one block are enough (the launch attribute, or __cluster_dims__)"
+        "{f.access}: st.async and red.async are illegal instructions in a launch without clusters (tried on an H200); "
+        "clusters of one block are enough (the launch attribute, or __cluster_dims__)"
     ),
     FaultKind.CLUSTER_BARRIER: {
         ClusterError.TWICE: (

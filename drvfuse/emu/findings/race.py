@@ -209,9 +209,8 @@ class Detector:
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Unordered accesses in all multiples of 16 bytes that this touches are the protocol."""
-        first = address & ~15
-        self._polled(self.address, first, address + nbytes - first)
+        """Unordered accesses of these bytes are the protocol."""
+        self._polled(self.address, address, nbytes)
 
     # Findings --------------------------------------------------------------------------------------------------------
 

@@ -119,6 +119,12 @@ class Record:
         return list(dict.fromkeys(short_place(*self.identity.place(n)) for n in written))[:_PLACES]
 
     @property
+    def opcode(self) -> str:
+        """The instruction's name without its modifiers."""
+        site = self.identity.site(self.launch.fault.site)
+        return site.opcode.split(".")[0] if site is not None else "the instruction"
+
+    @property
     def other_line(self) -> int | None:
         """Where the other ones are: `flags` is their site."""
         return self.identity.place(self.flags)[1]

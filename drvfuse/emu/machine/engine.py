@@ -34,6 +34,7 @@ from . import interrupts
 if TYPE_CHECKING:
     from ..findings.race import Detector
     from ..findings.reports import Report
+    from .heap import Heap
     from .work import Op
 
 EngineModule = loader.NativeModule
@@ -244,7 +245,7 @@ class EngineLaunch:
     `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
 
     `access` is the table of the process that launches it, the window's first one where it is None, and `process` its
-    name, if a machine has several.
+    name, if a machine has several. `heap` is that of its context; without one, malloc gives null.
     `gdc_open` decides whether griddepcontrol.wait passes (True unless the machine says otherwise).
     """
 
@@ -265,6 +266,7 @@ class EngineLaunch:
         op: Op | None = None,
         access: AccessTable | None = None,
         process: str | None = None,
+        heap: Heap | None = None,
     ) -> None:
         self.engine, self.module, self.device = engine, module, device
         self.known: int | None = None
@@ -338,6 +340,7 @@ class EngineLaunch:
             window_bytes=window.nbytes,
             access_base=(access or window.table).address,
             owner_class=_owner_classes(device),
+            heap=heap.address if heap is not None else 0,
         )
         if kernel.has_copies:
             self._struct.copies = self._take(Kind.NONE, slots * threads * 2 * sizeof(structs.CopyQueue))

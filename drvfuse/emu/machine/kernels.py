@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..findings import reports
 from .engine import EngineLaunch
+from .heap import heap_of
 from .work import Launch, Op
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Kernels:
             op=op,
             access=command.context.process.table,
             process=command.context.process.title,
+            heap=heap_of(command.context),
         )
         op.launch.allow(room)
         op.launch.gdc_open = op.primary is None

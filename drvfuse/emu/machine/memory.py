@@ -267,7 +267,7 @@ class ProcessMemory:
     def alloc(self, context: Context, nbytes: int, *, kind: Kind = Kind.DEVICE) -> Allocation:
         """cuMemAlloc, and the variables of modules."""
         device = context.device
-        mask = self._context_mask(context)
+        mask = self.reaching(context)
         return self.add(Allocation(self._take(device, nbytes, mask, kind), nbytes, device, context=context))
 
     def pool_alloc(self, pool: Pool, nbytes: int) -> Allocation:
@@ -442,7 +442,8 @@ class ProcessMemory:
 
     # Access ----------------------------------------------------------------------------------------------------------
 
-    def _context_mask(self, owner: Context) -> int:
+    def reaching(self, owner: Context) -> int:
+        """Bits of the devices that have access to plain memory of a context."""
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
@@ -455,7 +456,7 @@ class ProcessMemory:
             access = {**shared.access, allocation.device.index: READ_WRITE}
         elif allocation.mapped is None:
             assert allocation.context is not None
-            reaching = self._context_mask(allocation.context)
+            reaching = self.reaching(allocation.context)
             return reaching, reaching
         read = sum(1 << d for d, flags in access.items() if flags & READ)
         return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .capture import Capture
     from .engine import EngineModule
     from .graph import Edge, Node
+    from .heap import Heap
     from .process import Process
     from .work import Op
 
@@ -89,6 +90,7 @@ class Context(Object):
     gate: list[Op] = field(default_factory=list)  # what streams that are made now have to wait for
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
+    heap: Heap | None = None  # from its first launch on
 
     def __post_init__(self) -> None:
         self.legacy = Stream(self)

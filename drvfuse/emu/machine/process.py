@@ -314,6 +314,8 @@ class Process:
         self.machine.progress.fail(context, R.CUDA_ERROR_CONTEXT_IS_DESTROYED)
         for allocation in self.memory.owned(context):
             self.memory.free(allocation)
+        if context.heap is not None:
+            context.heap.close()
         functions = [function for module in context.modules for function in module.functions.values()]
         for item in (context, *context.streams, *context.events, *context.modules, *functions):
             self.orphan(item, context.device)

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 
 BUDGET_MS = 50
 
-_FAILED = ("trap", "warp_lanes", "warp_mismatch", "barrier_count", "barrier_divergence", "barrier_kinds")
+_FAILED = (
+    "trap",
+    "warp_lanes",
+    "warp_mismatch",
+    "barrier_count",
+    "barrier_divergence",
+    "barrier_kinds",
+    "matrix_lanes",
+)
 _CLUSTER = ("cluster_absent", "cluster_barrier")
 FAULTS = {
     **dict.fromkeys(
@@ -41,6 +49,8 @@ FAULTS = {
     ),
     "misaligned": R.CUDA_ERROR_MISALIGNED_ADDRESS,
     "no_cluster": R.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    "no_function": R.CUDA_ERROR_INVALID_PC,
+    "bad_free": R.CUDA_ERROR_LAUNCH_FAILED,
     "assert": R.CUDA_ERROR_ASSERT,
     "endless": R.CUDA_ERROR_LAUNCH_TIMEOUT,
     "interrupted": R.CUDA_ERROR_LAUNCH_TIMEOUT,

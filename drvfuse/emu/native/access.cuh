@@ -100,21 +100,21 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
         if (type == K_FREED) kind = F_USE_AFTER_FREE;
         else if (type == K_MULTICAST) kind = F_MULTICAST_PLAIN;
         else if (type && start + size <= 1 << GRANULE_SHIFT) {
-            u32 inside = 1, written = 1;
+            u32 inside = 1, written = 1, each = size >> (flags >> ELEMENTS_SHIFT & 3);
             u64 outside = addr, unwritten = addr;
     LOOP for (u32 i = 0; i < size; i++) {
                 u8 s = *(u8*)(addr + i + SHADOW_OFFSET);
                 if (!whole && type < K_SHARED && !(s & SHADOW_ADDRESSABLE)) {
                     if (inside) outside = addr + i;
                     inside = 0;
-                } else if (!(s & SHADOW_INITIALISED)) {
+                } else if (!(s & SHADOW_INITIALISED) && !(flags >> UNREAD_SHIFT >> i / each & 1)) {
                     if (written) unwritten = addr + i;
                     written = 0;
                 }
             }
             if (!inside) kind = F_OUT_OF_BOUNDS;
             else if (addr & (size - 1)) kind = F_MISALIGNED;
-            else if (type == K_SHARED && own_range(t, type, addr, size, flags)) kind = F_UNINITIALISED;
+            else if (type == K_SHARED && own_range(t, type, addr, size, flags)) kind = written ? F_NONE : F_UNINITIALISED;
             else if (type == K_SHARED) {
                 Block* b = shared_of(t, addr, size);
                 kind = b && (flags >> SPACE_SHIFT & 15) != SPACE_SHARED ? F_CLUSTER_ABSENT : F_FOREIGN_SHARED;
@@ -124,10 +124,11 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
             else if (type == K_PARAM) kind = flags & A_WRITE ? F_READ_ONLY : F_OUT_OF_BOUNDS;
             else if (((word >> l->device) & bits) != bits)
                 kind = (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
-            else kind = F_UNINITIALISED;
+            else kind = written ? F_NONE : F_UNINITIALISED;
             where = kind == F_OUT_OF_BOUNDS ? outside : kind == F_UNINITIALISED ? unwritten : addr;
         }
     }
+    if (kind == F_NONE) return 0;  // only what nobody reads is uninitialised: compilers load more than they need
     if (kind == F_UNINITIALISED) value = copying_to(l, where);
     fault(l, t, kind, site, where, size, flags, value);
     return 1;
@@ -288,4 +289,26 @@ API u64 rt_clock(Thread* t, u32 kind) {
 API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     Print call = {t, format, args};
     return rt_call(t->launch->engine->print, &call);
+}
+
+// malloc and free: the engine's Python code keeps the heap. To the race detector, freeing is a write of all bytes.
+API u64 rt_malloc(Thread* t, u64 size) {
+    Heap call = {t, 0, size, HEAP_MALLOC, 0};
+    if (t->launch->heap) rt_call(t->launch->heap, &call);
+    return call.address;
+}
+
+API u32 rt_free(Thread* t, u64 addr, u32 site) {
+    Launch* l = t->launch;
+    Heap call = {t, addr, 0, HEAP_SIZE, 0};
+    if (!addr) return 0;
+    if (l->heap) rt_call(l->heap, &call);
+    if (!call.nbytes) {
+        fault(l, t, F_BAD_FREE, site, addr, 1, 0, 0);
+        return 1;
+    }
+    if (l->engine->race) race_access(t, addr, (u32)call.nbytes, A_WRITE, site);
+    call.kind = HEAP_FREE;
+    rt_call(l->heap, &call);
+    return 0;
 }

@@ -41,18 +41,23 @@ struct Copy {
     u64 bits[2];      // of a piece of a bulk copy to global memory that has been read, and not written
     u32 size, bytes;  // bytes: of the source; the rest is zero
     u32 site, group, moment;
-    u32 next;  // in its thread's queue, or of the free ones
+    u32 next;    // in its thread's queue, or of the free ones
+    u32 number;  // in its queue, of all that were ever there
+    u32 how;     // of a piece of cp.reduce.async.bulk: how it reduces
 };
 
-// A bulk copy to shared memory, or an st.async (mbarrier.cuh), in the list of the block whose memory it writes.
+// A bulk copy to shared memory, or an st.async (mbarrier.cuh), or a reduction of either kind, in the list of the block whose
+// memory it writes; or an arrival of cp.async.mbarrier, of no bytes.
 struct Bulk {
     u64 source, target, mbarrier;
     u64 bits[2];  // without a source: what is stored
     u32 size, site, thread, moment;
-    u32 from;   // the slot of the block of `thread`, which has issued it
-    u32 known;  // what its mbarrier will tell: a reference to a clock
-    u32 turns;  // of its block that it has waited for
-    u32 next;   // in its block's list, oldest first, or of the free ones
+    u32 how;            // how it reduces, or 0
+    u32 until, number;  // of an arrival: the copies of its thread before that number; the detector's number for it
+    u32 from;           // the slot of the block of `thread`, which has issued it
+    u32 known;          // what its mbarrier will tell: a reference to a clock
+    u32 turns;          // of its block that it has waited for
+    u32 next;           // in its block's list, oldest first, or of the free ones
 };
 
 const u32 BULKS = 1 << 16;
@@ -71,7 +76,7 @@ FN CopyQueue* queue_of(Thread* t, u32 bulk) {
 // What the seed says about the next copy.
 FN u32 draw(Thread* t, CopyQueue* q) {
     u64 number =
-        ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued++;
+        ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued;
     return (u32)hash(hash(t->launch->engine->seed) + number);
 }
 
@@ -150,18 +155,25 @@ FAR u32 make_copy(Thread* t, Copy* c) {
     return 0;
 }
 
+// The first copy of a queue is over: to the race detector an access of its thread at that time, or of an arrival.
+FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
+    Copies* pool = t->launch->copy_pool;
+    Copy* c = &pool->pool[q->first];
+    if (c->moment != M_MADE && make_copy(t, c)) return 1;
+    if (t->launch->engine->race) {
+        if (c->bytes) race_copied(t, c->source, c->bytes, 0, c->site, time, arrival);
+        race_copied(t, c->target, c->size, N_WRITE, c->site, time, arrival);
+    }
+    drop_first(pool, q);
+    return 0;
+}
+
 // Those of a queue's first copies that are in groups before `group` are over.
 FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     Copies* pool = t->launch->copy_pool;
-    LOOP while (q->first && pool->pool[q->first].group < group) {
-        Copy* c = &pool->pool[q->first];
-        if (c->moment != M_MADE && make_copy(t, c)) return 1;
-        if (t->launch->engine->race) {
-            if (c->bytes) race_copied(t, c->source, c->bytes, 0, c->site);
-            race_copied(t, c->target, c->size, 1, c->site);
-        }
-        drop_first(pool, q);
-    }
+    u32 time = t->launch->engine->race ? race_thread(t->block, t->linear)->time : 0;
+    LOOP while (q->first && pool->pool[q->first].group < group)
+        if (end_first(t, q, time, ALONE)) return 1;
     return 0;
 }
 
@@ -202,13 +214,14 @@ API u32 rt_copy(Thread* t, u64 target, u64 source, u32 size, u32 bytes, u32 site
     c->bytes = bytes;
     c->site = site;
     c->group = q->commits;
-    c->next = 0;
+    c->next = c->how = 0;
     c->moment = e->seed ? draw(t, q) & 3 : M_WAIT;
+    c->number = q->issued++;
     if (c->moment == M_MADE) c->moment = M_WAIT;
     if (!i) c->moment = M_ISSUE;
     if (e->race) {
-        race_copy(t, source, bytes, 0, site, i);
-        race_copy(t, target, size, A_WRITE, site, i);
+        race_copy(t, source, bytes, 0, site, i, 0);
+        race_copy(t, target, size, A_WRITE, site, i, 0);
     }
     if (i) {
         if (!q->first || pool->pool[q->last].group != c->group) note(l, t->block, t->linear, V_COPY, site, target, 0, 0);

@@ -5,7 +5,8 @@ A cache entry holds an object and the description of its kernels. Its key is a h
 (drvfuse's own sources, llvmlite, LLVM) and of the CPU, so entries are never wrong, only unused.
 
 The native runtime is compiled from runtime.cu where it is first used, and then in the cache. A wheel has it as
-runtime.ptx, so that PTX runs without NVRTC.
+runtime.ptx, so that PTX runs without NVRTC. The other libraries of `abi.LIBRARIES` come in the same way, where a module
+needs them.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from ..translate.module import GlobalVar, KernelCode
 
 _HERE = Path(__file__).parent
-_RUNTIME_CU = _HERE / "runtime.cu"
-_RUNTIME_PTX = _HERE / "runtime.ptx"  # in a wheel
+RUNTIME = "runtime"
 _OBJECT, _DESCRIPTION = "code.o", "kernels.json"
 _PLAIN, _OPTIMISED = 0, 1  # levels of LLVM's code generator
 _lock = threading.RLock()
@@ -133,9 +133,20 @@ def runtime() -> NativeModule:
 
 @functools.cache
 def _runtime() -> NativeModule:
-    module = _load(_RUNTIME_PTX.read_text() if _RUNTIME_PTX.exists() else compile_runtime(), raw=True)
-    for name in abi.RUNTIME_FUNCTIONS:
-        _llvm().add_symbol(name, module.address(name))
+    return _published(RUNTIME, tuple(abi.RUNTIME_FUNCTIONS))
+
+
+@functools.cache
+def _library(name: str) -> NativeModule:
+    return _published(name, abi.LIBRARIES[name])
+
+
+def _published(name: str, functions: tuple[str, ...]) -> NativeModule:
+    """A native library, its functions found by code that is loaded from now on."""
+    in_wheel = _HERE / f"{name}.ptx"
+    module = _load(in_wheel.read_text() if in_wheel.exists() else compile_native(name), raw=True)
+    for function in functions:
+        _llvm().add_symbol(function, module.address(function))
     return module
 
 
@@ -162,6 +173,7 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
         "sites": [asdict(site) for site in kernels[0].sites] if kernels else [],
         "globals": [{**asdict(g), "init": g.init.hex()} for g in translated.globals],
         "globals_bytes": translated.globals_bytes,
+        "libraries": translated.libraries,
     }
     return description, _compile(translated.ir, _SUPPORT if raw else None)
 
@@ -211,6 +223,8 @@ def _open(description: dict[str, Any], native: bytes) -> NativeModule:
     from ..translate.module import GlobalVar, KernelCode, Param, Site
 
     llvm = _llvm()
+    for name in description["libraries"]:
+        _library(name)
     code = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     code.add_object_file(llvm.ObjectFileRef.from_data(native))
     code.finalize_object()
@@ -233,16 +247,16 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-def compile_runtime() -> str:
-    """PTX of the native runtime, which a wheel has as runtime.ptx.
+def compile_native(name: str = RUNTIME) -> str:
+    """PTX of a native library, the runtime or one of `abi.LIBRARIES`, which a wheel has beside its source.
 
     Raises CompileError, or DriverUnavailable where no NVRTC is installed.
     """
     headers = {HEADER_NAME: header()} | {path.name: path.read_text() for path in sorted(_HERE.glob("*.cuh"))}
     try:
         image = compile_source(
-            _RUNTIME_CU.read_text(),
-            name="runtime.cu",
+            (_HERE / f"{name}.cu").read_text(),
+            name=f"{name}.cu",
             arch="sm_90a",
             options=("-rdc=true", "--device-as-default-execution-space"),
             headers=headers,

@@ -23,6 +23,7 @@
 #pragma once
 
 #include "copy.cuh"
+#include "reduce.cuh"
 
 const u32 LATEST_TURN = 64;
 
@@ -42,11 +43,22 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }
 
+// A word that expects some arrivals less in this and all later phases: the arrivals themselves are counted apart.
+FN u64 dropped(u64 word, u32 count, u32* error) {
+    u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK;
+    if (count > expected) *error = E_ARRIVALS;
+    return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
+}
+
 // An operation on the mbarrier at `addr`; 0, or 1 and a fault. op_value is the word before; of MB_TEST op_pred tells whether
 // the phase has completed whose parity `state` has, and `order` is how it acquires then.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;
+    if (!(order >> SPACE_SHIFT & 15) && !shared_of(t, addr, 8)) {  // a generic address of other memory
+        fault(l, t, F_FOREIGN_SHARED, site, addr, 8, A_WRITE, 8);
+        return 1;
+    }
     if (op == MB_INIT || op == MB_INVAL) {
         if (access(t, addr, 8, A_WRITE | A_MBARRIER | order, site)) return 1;
         if (op == MB_INIT && (!count || count > MBARRIER_COUNT_MASK)) error = E_COUNT;
@@ -54,8 +66,9 @@ API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state
     } else {
         if (refused(t, addr, 8, order & 15 << SPACE_SHIFT, site, &found)) return 1;
         u64 word = *(u64*)addr;
-        u64 after = changed_barrier(word, count, (s32)bytes, &error);
-        if (op == MB_ARRIVE && !count) error = E_COUNT;
+        u64 after = changed_barrier(op == MB_DROP ? dropped(word, count, &error) : word, count, (s32)bytes, &error);
+        if (op != MB_EXPECT && op != MB_TEST && !count) error = E_COUNT;
+        if (op == MB_NO_COMPLETE && !error && (word ^ after) & MBARRIER_PARITY) error = E_COMPLETES;
         u32 flags = A_STRONG | (order & ~(3u << ORDER_SHIFT)), done = !!((word ^ state) & MBARRIER_PARITY);
         if (op != MB_TEST) flags = A_WRITE | A_ATOMIC | A_STRONG | order;
         else if (done) flags = A_STRONG | order;
@@ -80,7 +93,9 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-FN u32 can_end(Bulk* c) { return (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID; }
+FN u32 can_end(Bulk* c) {
+    return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
+}
 
 // 1, and a fault, if a bulk copy is not of whole pieces of 16 bytes.
 FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
@@ -96,13 +111,37 @@ FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
     return 0;
 }
 
+// An arrival of cp.async.mbarrier: the copies that its thread had issued are over.
+FAR void end_arrival(Launch* l, Thread* t, Bulk* c) {
+    Engine* e = l->engine;
+    CopyQueue* q = queue_of(t, 0);
+    u32 error = E_NONE;
+    LOOP while (q->first && (s32)(l->copy_pool->pool[q->first].number - c->until) < 0)
+        if (end_first(t, q, 0, c->number)) return;
+    u64 after = changed_barrier(*(u64*)c->mbarrier, 1, 0, &error);
+    if (error) {
+        fault(l, t, F_MBARRIER, c->site, c->mbarrier, 8, error, 1);
+        return;
+    }
+    *(u64*)c->mbarrier = after | MBARRIER_USED;
+    e->progress++;
+    e->quiet = 0;
+    if (e->race) race_bulk_end(t, c->mbarrier, c->known);
+}
+
 FAR void end_bulk(Launch* l, Bulk* c) {
     Engine* e = l->engine;
     Block* from = (Block*)(l->slots + c->from * l->slot_stride);
     Thread* t = thread_at(l, from, c->thread);
     u32 word, error = E_NONE;
     if (e->delay) view_block(e->delay, from);
+    if (!c->size) {
+        end_arrival(l, t, c);
+        return;
+    }
     if (c->source && unreadable_range(t, c->source, c->size, c->site, &word)) return;
+    LOOP for (u32 i = 0, piece = c->size < 16 ? c->size : 16; c->how && i < c->size; i += piece)
+        if (refused(t, c->target + i, piece, A_WRITE | A_ATOMIC, c->site, &word)) return;
     u64 after = changed_barrier(*(u64*)c->mbarrier, 0, -(s32)c->size, &error);
     if (error) {
         fault(l, t, F_MBARRIER, c->site, c->mbarrier, 8, error, c->size);
@@ -110,11 +149,13 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     }
     u64 bytes = c->source ? c->source : (u64)c->bits;
     if (c->size == 4) {
-        *(u32*)c->target = *(u32*)bytes;
+        u32 value = *(u32*)bytes;
+        *(u32*)c->target = c->how ? (u32)combine_word(*(u32*)c->target, value, c->how, 32) : value;
         *(u32*)(c->target + SHADOW_OFFSET) = 0x03030303;
     }
     LOOP for (u32 i = 0; i < c->size / 8; i++) {
-        ((u64*)c->target)[i] = ((u64*)bytes)[i];
+        u64 value = ((u64*)bytes)[i];
+        ((u64*)c->target)[i] = c->how ? combine_word(((u64*)c->target)[i], value, c->how, 64) : value;
         ((u64*)(c->target + SHADOW_OFFSET))[i] = 0x0303030303030303ull;
     }
     *(u64*)c->mbarrier = after;
@@ -187,7 +228,10 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     u64 number = c->target ^ e->event_count << 32 ^ (u64)t->block->index << 20;
     c->moment = e->seed ? (u32)hash(hash(e->seed) + number) & 3 : M_WAIT;
     if (c->moment == M_MADE) c->moment = M_WAIT;
-    c->known = e->race ? race_bulk(t, c->target, c->source, c->size, c->mbarrier, c->site) : 0;
+    u32 element = c->how ? bytes_of_element(c->how) : 0;
+    c->known = !e->race  ? 0
+               : c->size ? race_bulk(t, c->target, c->source, c->size, c->mbarrier, c->site, element)
+                         : race_copy_arrival(t, &c->number);
     pool->bulk[i] = *c;
     u32* link = &to->bulks;
     LOOP while (*link) link = &pool->bulk[*link].next;
@@ -199,8 +243,9 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
 }
 
 // cp.async.bulk to shared memory: from global memory, or from the block's own shared memory to another block's. `ranks`:
-// with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. 0, or 1 and a fault.
-API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 site) {
+// with .multicast::cluster a mask of the blocks that get it, from bit 0 on, and bit 16; else 0. `how`: of
+// cp.reduce.async.bulk, how it reduces; else 0. 0, or 1 and a fault.
+API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 ranks, u32 how, u32 site) {
     Launch* l = t->launch;
     u32 word = 0;
     if (uneven(t, target, source, size, site)) return 1;
@@ -213,6 +258,7 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 r
         c.target = target + shift;
         c.mbarrier = mbarrier + shift;
         c.size = size;
+        c.how = how;
         c.site = site;
         Block* to = written_block(t, c.target, size, c.mbarrier, site);
         if (!to || unreadable_range(t, source, size, site, &word)) return 1;
@@ -220,13 +266,14 @@ API u32 rt_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 r
         count->size = 16;
         count->reads[l->owner_class[word >> 16 & 0xFF]] += size / 16;
         count->writes[OF_SHARED] += size / 16;
+        if (how) count->reads[OF_SHARED] += size / 16;
         if (begin_bulk(t, to, &c)) return 1;
     }
     return 0;
 }
 
-// st.async of up to 16 bytes; 0, or 1 and a fault.
-API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbarrier, u32 site) {
+// st.async of up to 16 bytes, or with `how` red.async of 4 or 8; 0, or 1 and a fault.
+API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbarrier, u32 how, u32 site) {
     if (!t->launch->cluster) {
         fault(t->launch, t, F_NO_CLUSTER, site, target, size, A_WRITE, 0);
         return 1;
@@ -240,6 +287,7 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     Site* count = &t->launch->sites[site];
     count->size = size;
     count->writes[OF_SHARED]++;
+    if (how) count->reads[OF_SHARED]++;
     Bulk c;
     c.source = 0;
     c.bits[0] = low;
@@ -247,8 +295,33 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     c.target = target;
     c.mbarrier = mbarrier;
     c.size = size;
+    c.how = how;
     c.site = site;
     return begin_bulk(t, to, &c);
+}
+
+// cp.async.mbarrier.arrive: the mbarrier gets an arrival when all cp.async that the thread has issued are over. Without
+// .noinc the phase also has one arrival more to come, from now on. 0, or 1 and a fault.
+API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
+    Launch* l = t->launch;
+    u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;
+    if (refused(t, mbarrier, 8, SPACE_SHARED << SPACE_SHIFT, site, &word)) return 1;
+    u64* at = (u64*)mbarrier;
+    if (!(*at & MBARRIER_VALID)) error = E_NO_BARRIER;
+    else if (!noinc && (*at & MBARRIER_COUNT_MASK) == MBARRIER_COUNT_MASK) error = E_MOST;
+    else if (!l->copy_pool->bulk_free && l->copy_pool->bulk_high + 1 == BULKS) error = E_PENDING;
+    if (error) {
+        fault(l, t, F_MBARRIER, site, mbarrier, 8, error, BULKS - 1);
+        return 1;
+    }
+    if (access(t, mbarrier, 8, flags, site)) return 1;
+    *at = (*at | MBARRIER_USED) + !noinc;
+    Bulk c;
+    c.source = c.size = c.how = 0;
+    c.target = c.mbarrier = mbarrier;
+    c.site = site;
+    c.until = queue_of(t, 0)->issued;
+    return begin_bulk(t, t->block, &c);
 }
 
 // A block has ended: what others have sent it that has not arrived finds nobody.

@@ -22,7 +22,9 @@
 //
 // Unless `strict`, some things count that the model does not have but hardware does: a volatile read acquires, what
 // other threads fenced (or read) before a barrier counts as fenced (or read) by each thread that passed it, and operations
-// on mbarriers have at least the scope of the cluster.
+// on mbarriers have at least the scope of the cluster. And a relaxed flag at the scope of the system tells of reads: when the
+// kernel has ended that has seen it, all reads are complete that the flag's thread had made, or that barriers had told it
+// of. All-reduces rely on that where their last barrier keeps inputs from being written too early.
 //
 // Bulk copies access memory by the async proxy. Of a bulk copy to global memory that reads what its block has written by
 // ordinary stores or cp.async, a fence.proxy.async is asked for too, by any thread of the block that knew of the write.
@@ -34,9 +36,20 @@
 // its thread knows, under the tag ALIASED, everything that it knows, and the tags spread as knowledge does. An operation that
 // has ended as a whole needs none.
 //
-// The accesses of each 16 bytes are a list of entries, writes in front, from a cell (a Ref) in a window beside the data. An
-// entry is dropped once a later access is ordered behind it that conflicts with everything that it conflicts with, so no
-// first race is missed. Entries tell bytes apart; reads by lanes of a warp at one time share one.
+// The accesses of each 16 bytes (a line) are a list of entries, writes in front, from a cell (a Ref) in a window beside the
+// data. An entry is dropped once a later access is ordered behind it that conflicts with everything that it conflicts with,
+// so no first race is missed. Entries tell bytes apart. What keeps lists short, and most accesses cheap:
+//
+//     lanes      Plain accesses by lanes of a warp, at one time and place in the code, share an entry: where they are of the
+//                same bytes, or where each lane has an element beside that of the lane before it (Entry::spread).
+//     repeats    A plain access that finds only writes that it knows and an entry to share is over by then (race_quick.cuh).
+//     counters   Each atomic of a chain of them on one word has seen those before it, so what knows it knows them. Of each
+//                place in the code the last one of a block is kept, and the last one of any other: an access that is not
+//                ordered behind the chain, or not strong enough for it, is not behind one of these two either.
+//
+// Unless `strict`, plain stores of one block that leave the bytes of a word as the ones before them did are no race among one
+// another. That is seen after the store, when the thread enters the runtime again or suspends: till then it is in doubt.
+// Accesses by others, and by other blocks, conflict with each of these stores.
 #pragma once
 
 #include "clock.cuh"
@@ -48,7 +61,10 @@ struct Entry {
     u8 kind;
     u32 site;
     Ref next;
-    u32 serial;  // of a strong write: they are counted
+    union {
+        u32 serial;  // of a strong write: they are counted
+        u32 spread;  // of a plain access by threads: 0 if all lanes accessed all bytes, else what spread_of gives
+    };
 };
 
 // Not an access but the state of a location that was written strongly: the last such write, and
@@ -56,9 +72,10 @@ struct Location : Entry {
     Ref published;  // list of Published
     Ref released;   // what the last writer released here, for
     u32 released_scope;
-    u32 first;  // the write from which on there were only atomics, each of which saw the one before
-    Ref seen;   // list of Seen
-    u32 pad[3];
+    u32 first;                 // the write from which on there were only atomics, each of which saw the one before
+    Ref seen;                  // list of Seen
+    Ref reads;                 // of which strong writes at the scope of the system tell
+    u32 seens, seens_allowed;  // their number, and that at which they are tidied
 };
 
 // A read, or atomic, of a location that saw the writes from `first` to `last`, of which the last was not known to it.
@@ -91,7 +108,7 @@ const u32 VIA_MULTICAST = 1u << 31;   // or-ed to the site of an access by a mul
 const u32 POLLED = 0x80000000u;       // of a cell: races are the protocol here
 const u32 MADE = 6, OF_MBARRIER = 7;  // as Entry::size: mbarrier.init or .inval; any other operation on an mbarrier
 const u32 READERS_LOOKED_AT = 4;
-const u32 POOL_GROWTH = 16;  // entries
+const u32 POOL_CHUNK = 16;  // entries
 
 // The access being judged: of a thread, or of a copy (without `rt`).
 struct Who {
@@ -104,15 +121,77 @@ struct Who {
     u32 agent;   // its block, with COPYING or BULK or without
     u32 number;  // of a bulk copy
     u32 again;   // a poll that sees what the last one saw
+    u32 plain;   // a weak access of a thread, to no mbarrier
     Ref clock, common;
     u64 addr, now;          // events so far
     u32 size, thread, log;  // log: Entry::size
 };
 
+// A line of which some bytes are polled: the cell has POLLED and a reference to this, or to nothing if all are.
+struct PolledLine {
+    u32 bytes;
+    Ref list;  // of the accesses of the others
+    u32 pad[6];
+};
+
 FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
+
+// The list of a line; of the bytes *mask those that are not polled stay.
+FN Ref* list_at(Race* r, u64 addr, u32* mask) {
+    Ref* cell = cell_at(r, addr);
+    if (!(*cell & POLLED)) return cell;
+    if (*cell == POLLED) {
+        *mask = 0;
+        return cell;
+    }
+    PolledLine* line = (PolledLine*)at(r, *cell & ~POLLED);
+    *mask &= ~line->bytes;
+    return &line->list;
+}
+
 FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
+
+// Entry::spread: of lanes that have each accessed an element of n bytes, the one beside that of the lane before it:
+// n << 16 | period << 8 | first. The first element of the line is that of lane `first`, counted modulo the period, so that
+// the rows of a block of less than 32 columns share an entry too. 0: it is no element, or it is the line.
+FN u32 spread_of(u32 lane, u32 mask) {
+    u32 n = POPC(mask), at = FFS(mask) - 1;
+    if (n > 8 || n & (n - 1) || at & (n - 1) || mask >> at != (1u << n) - 1) return 0;
+    return n << 16 | 32 << 8 | (lane - at / n & 31);
+}
+
+// The lanes that have accessed any of these bytes, which are some of an entry's.
+FN u32 lanes_at(Entry* e, u32 bytes) {
+    if (e->kind & (N_STRONG | N_ASYNC) || !e->spread) return e->lanes;
+    u32 n = e->spread >> 16, period = e->spread >> 8 & 0xFF, lanes = 0;
+    u32 each = period == 32 ? 1 : period == 16 ? 0x10001 : period == 8 ? 0x01010101 : 0x11111111;
+    LOOP while (bytes) {
+        u32 i = (FFS(bytes) - 1) / n, by = (e->spread & 0xFF) + i & 31;
+        lanes |= by ? each << by | each >> 32 - by : each;
+        bytes &= ~(((1u << n) - 1) << i * n);
+    }
+    return lanes & e->lanes;
+}
+
+// Adds a plain access to an entry of the same warp, time, kind and place in the code, if the entry can tell of both.
+FN u32 shares(Entry* e, u32 bit, u32 mask, u32 spread) {
+    if (e->bytes == mask && (!e->spread || !(e->lanes & (e->lanes - 1)))) {
+        if (e->lanes != bit) e->spread = 0;
+    } else if (e->spread != spread) {
+        u32 n = spread >> 16, period = e->spread >> 8 & 0xFF, apart = e->spread - spread & 0x1F;
+        if (!n || e->spread >> 16 != n) return 0;
+        LOOP while (apart & (period - 1)) period >>= 1;
+        if (period < 4 || period * n < 16) return 0;
+        e->spread = e->spread & ~0xFF00u | period << 8;
+    } else if (!spread) {
+        return 0;
+    }
+    e->lanes |= bit;
+    e->bytes |= (unsigned short)mask;
+    return 1;
+}
 
 FN u32 same_block(Who* w, u32 op, u32 block) { return op == w->op && block == w->block; }
 
@@ -219,15 +298,16 @@ FAR u32 missing_edge(Who* w, Entry* e, Found* f) {
     return near ? X_CLUSTER : e->op == w->op ? X_NONE : X_ORDER;
 }
 
-FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
-    Race* r = w->r;
-    u32 site = plain_site(w->site), other_site = plain_site(e->site);
+// Two accesses are a race that has not been told; null if it has, or if there is no room.
+FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found[i];
-        if (f->op == w->op && f->site == site && f->other_op == e->op && f->other_site == other_site) return;
+        if (f->op == op && f->site == site && f->other_op == other_op && f->other_site == other_site) return 0;
     }
-    if (r->found_count == FOUND) return;
-    Found* f = &r->found[r->found_count++];
+    return r->found_count == FOUND ? 0 : &r->found[r->found_count++];
+}
+
+FAR void describe(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
     u32 unordered = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
         if (!ordered(w, e, rest & -rest)) unordered |= rest & -rest;
@@ -241,7 +321,7 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
     f->op = w->op;
     f->block = w->block;
     f->thread = w->thread;
-    f->site = site;
+    f->site = plain_site(w->site);
     f->flags = w->kind;
     f->other_op = e->op;
     f->other_block = e->block & ~BULK;
@@ -250,6 +330,48 @@ FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
         f->other_warp = e->serial >> 5;
         f->other_lanes = 1u << (e->serial & 31);
     }
-    f->other_site = other_site;
+    f->other_site = plain_site(e->site);
     f->other_flags = e->kind;
+}
+
+FAR void found(Who* w, Entry* e, u32 lanes, u64 addr, u32 edge) {
+    Found* f = new_found(w->r, w->op, plain_site(w->site), e->op, plain_site(e->site));
+    if (f) describe(w, e, lanes, addr, edge, f);
+}
+
+// It is one if the store that is about to be made changes any of these bytes of a line.
+FAR void doubt(Who* w, Entry* e, u32 lanes, u64 addr, u32 bytes) {
+    Race* r = w->r;
+    u64 line = addr & ~15ull;
+    LOOP for (u32 i = 0; i < r->doubts; i++) {
+        Doubt* d = &r->doubt[i];
+        if (d->line == line && d->found.other_op == e->op && d->found.other_site == plain_site(e->site)) {
+            d->bytes |= bytes;
+            return;
+        }
+    }
+    if (r->doubts == DOUBTS) {
+        found(w, e, lanes, addr, 0);
+        return;
+    }
+    Doubt* d = &r->doubt[r->doubts++];
+    d->line = line;
+    d->low = *(u64*)line;
+    d->high = *(u64*)(line + 8);
+    d->bytes = bytes;
+    describe(w, e, lanes, addr, 0, &d->found);
+}
+
+// The store has been made.
+FAR void settle_doubts(Race* r) {
+    LOOP for (u32 i = 0; i < r->doubts; i++) {
+        Doubt* d = &r->doubt[i];
+        u64 changed[2] = {d->low ^ *(u64*)d->line, d->high ^ *(u64*)(d->line + 8)};
+        u32 bytes = d->bytes;
+        LOOP while (bytes && !(changed[FFS(bytes) - 1 >> 3] >> (FFS(bytes) - 1 & 7) * 8 & 0xFF)) bytes &= bytes - 1;
+        if (!bytes) continue;
+        Found* f = new_found(r, d->found.op, d->found.site, d->found.other_op, d->found.other_site);
+        if (f) *f = d->found;
+    }
+    r->doubts = 0;
 }

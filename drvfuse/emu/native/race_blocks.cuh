@@ -4,12 +4,55 @@
 
 #include "race_touch.cuh"
 
+// All bytes of a line are looked at again.
+FAR void unpoll(Race* r, Ref* cell) {
+    Ref line = *cell & ~POLLED;
+    *cell = 0;
+    if (!line) return;
+    *cell = ((PolledLine*)at(r, line))->list;
+    give(r, line, 0);
+}
+
+// Unordered accesses of these bytes of a line are the protocol.
+FAR void poll_line(Race* r, u64 a, u32 bytes) {
+    Ref* cell = cell_at(r, a);
+    u32 others = 0xFFFF;
+    list_at(r, a, &others);
+    others &= ~bytes;
+    if (!(*cell & POLLED)) {
+        u32 klass;
+        Ref ref = take(r, sizeof(PolledLine), &klass);
+        ((PolledLine*)at(r, ref))->list = *cell;
+        *cell = ref | POLLED;
+    }
+    if (*cell == POLLED) return;
+    PolledLine* line = (PolledLine*)at(r, *cell & ~POLLED);
+    line->bytes = 0xFFFF & ~others;
+    LOOP for (Ref* link = &line->list; *link;) {
+        Ref* pool = pool_at(r, a);
+        Entry* e = (Entry*)at(r, *link);
+        if (!(e->bytes & ~others)) {
+            link = &e->next;
+        } else if (e->kind & N_LOCATION || !(e->bytes & others)) {
+            drop(r, pool, link);
+        } else {
+            if (e->kind & N_COMMON) e = unshare(r, pool, link);
+            e->lanes = lanes_at(e, e->bytes & others);
+            e->bytes &= others;
+            link = &e->next;
+        }
+    }
+    if (others) return;
+    give(r, *cell & ~POLLED, 0);
+    *cell = POLLED;
+}
+
 FAR void race_clear(Race* r, u64 addr, u64 nbytes) {
     r->stamp++;
     LOOP for (u64 a = addr & ~15ull; a < addr + nbytes; a += 16) {
         Ref* cell = cell_at(r, a);
         if (!*cell) continue;
-        *cell &= ~POLLED;
+        if (*cell & POLLED) unpoll(r, cell);
         LOOP while (*cell) drop(r, pool_at(r, a), cell);
     }
 }
@@ -27,7 +70,7 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
         RaceThread* t = race_thread(b, i);
         t->clock = retain(r, l->start);
         t->time = 1;
-        t->aliased = 0;
+        t->aliased = t->late = 0;
         LOOP for (u32 k = 0; k < 4; k++) t->fenced[k] = t->held[k] = 0;
         t->fenced[SCOPE_SYS] = retain(r, l->start);
     }
@@ -37,10 +80,15 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
 FAR void race_exit(Thread* t) {
     Race* r = t->launch->engine->race;
     RaceThread* rt = race_thread(t->block, t->linear);
-    learn(r, &t->block->race->end, rt->clock);
+    Ref* end = &t->block->race->end;
+    if (rt->clock != *end) learn(r, end, rt->clock);
     put(r, &rt->clock, 0);
+    if (rt->late) {
+        learn(r, end, rt->late);
+        put(r, &rt->late, 0);
+    }
     LOOP for (u32 k = 0; k < 4; k++) {
-        learn(r, &t->block->race->end, rt->held[k]);
+        if (rt->held[k]) learn(r, end, rt->held[k]);
         put(r, &rt->fenced[k], 0);
         put(r, &rt->held[k], 0);
     }
@@ -182,7 +230,7 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
     w.rb = 0;
     w.rt = 0;
     w.op = op;
-    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = w.again = 0;
+    w.block = w.agent = w.warp = w.thread = w.flags = w.scope = w.acquires = w.releases = w.log = w.again = w.plain = 0;
     w.bit = w.time = 1;
     w.site = NO_SITE;
     w.kind = write ? N_WRITE : 0;
@@ -214,10 +262,10 @@ API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 wri
 // Forget all accesses of a range: it is other memory from now on.
 API void rt_race_clear(Race* r, u64 addr, u64 nbytes) { race_clear(r, addr, nbytes); }
 
-// Unordered accesses of this range, given in whole lines of 16 bytes, are the protocol.
+// Unordered accesses of this range are the protocol.
 API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
-    race_clear(r, addr, nbytes);
-    LOOP for (u64 a = addr; a < addr + nbytes; a += 16) *cell_at(r, a) = POLLED;
+    r->stamp++;
+    LOOP for (u64 a = addr; a < addr + nbytes; a = (a & ~15ull) + 16) poll_line(r, a, line_mask(a, addr + nbytes));
 }
 
 // A launch has ended, or been stopped: what its threads knew (a reference).

@@ -56,37 +56,6 @@ FAR void race_init_fence(Thread* t) {
     w.rt->time++;
 }
 
-// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
-// copies, as they are (a reference).
-FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
-    Clock* all = (Clock*)at(r, known);
-    u32 klass, n = 0;
-    Ref ref = take(r, bytes_of(0u, all->items), &klass);
-    Clock* c = (Clock*)at(r, ref);
-    Item *from = items_of(all), *to = (Item*)(c + 1);
-    LOOP for (u32 i = 0; i < all->items; i++) {
-        u32 tag = (u32)(from[i].key >> 6) & (BULK | READS);
-        if (from[i].key >> 32 != op || !tag == kept || tag == INIT) continue;
-        to[n] = from[i];
-        if (!tag) to[n].key |= (u64)READS << 6;
-        n++;
-    }
-    c->refs = 1;
-    c->klass = klass;
-    c->chains = 0;
-    c->items = n;
-    return ref;
-}
-
-// What an st.async may tell of what its thread knows (a reference).
-FAR Ref reads_of(Race* r, Ref known, u32 op) {
-    Ref own = part_of(r, known, op, 0), kept = part_of(r, known, op, 1);
-    Ref both = merge(r, (Clock*)at(r, own), (Clock*)at(r, kept));
-    release(r, own);
-    release(r, kept);
-    return both;
-}
-
 // A block has ended.
 FAR void race_end_shared(Launch* l, Block* b) {
     Who w;
@@ -94,8 +63,9 @@ FAR void race_end_shared(Launch* l, Block* b) {
     if (r->off || l->cluster_size < 2) return;
     of_block(&w, l, b);
     LOOP for (u64 a = b->shared_base; a < b->shared_base + l->shared_bytes; a += 16) {
-        Ref* cell = cell_at(r, a);
-        if (*cell & POLLED) continue;
+        u32 mask = 0xFFFF;
+        Ref* cell = list_at(r, a, &mask);
+        if (!mask) continue;
         Entry* e;
         LOOP for (Ref ref = *cell; ref; ref = e->next) {
             e = (Entry*)at(r, ref);

@@ -4,8 +4,17 @@
 
 #include "race_cluster.cuh"
 
+// The kind of entry that reductions of elements of so many bytes leave, and their size: among one another they are no race.
+FN u32 reducing(Who* w, u32 scope, u32 bytes) {
+    w->log = FFS(bytes) - 1;
+    return N_STRONG | N_ATOMIC | scope << N_SCOPE;
+}
+
+const u32 ALONE = ~0u;
+
 // A copy begins to access a range that lies in one line, with A_WRITE, or A_BULK. If not `pending`, it is over at once.
-FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending) {
+// `element`: bytes of each element of a reduction, or 0.
+FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Who w;
     who(&w, t);
     if (w.r->off || !size) return;
@@ -15,36 +24,46 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
     w.size = size;
     w.scope = w.log = w.acquires = w.releases = 0;
     w.kind = (flags & A_WRITE ? N_WRITE : 0) | N_ASYNC | (pending ? 0 : N_COPIED);
+    if (element) w.kind |= reducing(&w, SCOPE_GPU, element);
     if (pending) w.agent |= COPYING;
     touch(&w, addr, line_mask(addr, addr + size));
 }
 
 // Its thread has waited for it: from now on it is an access that the thread has made by now. Other copies by this thread and
-// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these.
-FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site) {
+// line of the kernel may be pending in the same 16 bytes: it is the oldest of those that touch no bytes but these. `time` is
+// that of the thread when it waited. Where an mbarrier has waited, it becomes the access of the arrival with that `number`
+// (but for ALONE), which is a thread of its own as a bulk copy is.
+FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 number) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
-    Ref* cell = cell_at(r, addr);
-    if (r->off || *cell & POLLED) return;
-    u32 bit = 1u << t->lane, kind = (write ? N_WRITE : 0) | N_ASYNC, mask = line_mask(addr, addr + size);
+    u32 bit = 1u << t->lane, mask = line_mask(addr, addr + size);
+    Ref* cell = list_at(r, addr, &mask);
+    if (r->off || !mask) return;
     Entry* oldest = 0;
     Entry* e;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
         e = (Entry*)at(r, ref);
         if (e->block != (t->block->index | COPYING) || e->op != l->op || e->warp != t->warp || e->lanes != bit) continue;
-        if (e->kind == kind && e->site == site && !(e->bytes & ~mask)) oldest = e;
+        if ((e->kind & N_WRITE) == write && e->site == site && !(e->bytes & ~mask)) oldest = e;
     }
     if (!oldest) return;
     oldest->block = t->block->index;
-    oldest->kind = (u8)(kind | N_COPIED);
-    oldest->time = race_thread(t->block, t->linear)->time;
+    oldest->kind |= N_COPIED;
+    oldest->time = time;
+    if (number == ALONE) return;
+    Who w;
+    who(&w, t);
+    w.agent |= BULK;
+    w.number = number;
+    oldest->block |= BULK;
+    be_bulk(&w, oldest);
 }
 
 // The bytes of a bulk copy, or of an st.async, are to be subtracted at an mbarrier, which has to have been initialised.
 FAR void race_completes(Who* w, u64 mbarrier) {
-    Ref* cell = cell_at(w->r, mbarrier);
-    if (*cell & POLLED) return;
     u32 mask = line_mask(mbarrier, mbarrier + 8), both;
+    Ref* cell = list_at(w->r, mbarrier, &mask);
+    if (!mask) return;
     Entry* e;
     w->log = OF_MBARRIER;
     LOOP for (Ref ref = *cell; ref; ref = e->next) {
@@ -57,8 +76,16 @@ FAR void race_completes(Who* w, u64 mbarrier) {
     w->log = 0;
 }
 
+// What is known (a reference, which it takes), and the accesses of a bulk copy, or of an arrival.
+FN Ref with_agent(Who* w, Ref known) {
+    u32 kind = w->number % BULK_KINDS, round = 1 + w->number / BULK_KINDS;
+    Ref told = with_items(w->r, known, w->op, w->agent, 0, kind / 32, 1u << kind % 32, round + 1);
+    release(w->r, known);
+    return told;
+}
+
 // A bulk copy begins, or an st.async, which has no source: what its mbarrier can tell of it (a reference).
-FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site) {
+FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site, u32 element) {
     Who w;
     who(&w, t);
     Race* r = w.r;
@@ -79,9 +106,9 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         w.addr = write ? target : source;
         w.flags = write ? A_WRITE : from_shared ? A_BULK : 0;
         w.kind = (write ? N_WRITE : 0) | N_ASYNC;
+        if (write && element) w.kind |= reducing(&w, SCOPE_CLUSTER, element);
         touch_range(&w, w.addr, w.addr + size);
     }
-    u32 kind = w.number % BULK_KINDS, round = 1 + w.number / BULK_KINDS;
     Ref known = 0;
     if (!source) {
         Ref all = all_known(&w);
@@ -89,9 +116,20 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
         release(r, all);
         w.rt->time++;
     }
-    Ref told = with_items(r, known, w.op, w.agent, 0, kind / 32, 1u << kind % 32, round + 1);
-    release(r, known);
-    return told;
+    return with_agent(&w, known);
+}
+
+// An arrival that waits for the copies which its thread has issued: its number, and what its mbarrier will tell (a
+// reference): them, and what the thread knows now.
+FAR Ref race_copy_arrival(Thread* t, u32* number) {
+    Who w;
+    who(&w, t);
+    if (w.r->off) return 0;
+    w.agent |= BULK;
+    w.number = *number = w.rb->bulks++;
+    Ref all = all_known(&w);
+    w.rt->time++;
+    return with_agent(&w, all);
 }
 
 // It has ended, and its mbarrier tells of it those who acquire that, in its block, or of another block at the scope of the
@@ -101,8 +139,9 @@ FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     who(&w, t);
     Race* r = w.r;
     if (r->off) return;
-    Ref* cell = cell_at(r, mbarrier);
     u32 mask = line_mask(mbarrier, mbarrier + 8);
+    Ref* cell = list_at(r, mbarrier, &mask);
+    if (!mask) return;
     u32 scope = mbarrier - t->block->shared_base < w.l->shared_bytes ? SCOPE_CTA : SCOPE_CLUSTER;
     r->stamp++;
     LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {

@@ -65,6 +65,37 @@ FN Ref all_known(Who* w) {
     return all;
 }
 
+// Of what a clock knows of blocks of a launch: their accesses, as of READS alone, or (`kept`) what they have read, and the
+// copies, as they are (a reference).
+FAR Ref part_of(Race* r, Ref known, u32 op, u32 kept) {
+    Clock* all = (Clock*)at(r, known);
+    u32 klass, n = 0;
+    Ref ref = take(r, bytes_of(0u, all->items), &klass);
+    Clock* c = (Clock*)at(r, ref);
+    Item *from = items_of(all), *to = (Item*)(c + 1);
+    LOOP for (u32 i = 0; i < all->items; i++) {
+        u32 tag = (u32)(from[i].key >> 6) & (BULK | READS);
+        if (from[i].key >> 32 != op || !tag == kept || tag == INIT) continue;
+        to[n] = from[i];
+        if (!tag) to[n].key |= (u64)READS << 6;
+        n++;
+    }
+    c->refs = 1;
+    c->klass = klass;
+    c->chains = 0;
+    c->items = n;
+    return ref;
+}
+
+// What an st.async, or a relaxed flag, may tell of what its thread knows (a reference).
+FAR Ref reads_of(Race* r, Ref known, u32 op) {
+    Ref own = part_of(r, known, op, 0), kept = part_of(r, known, op, 1);
+    Ref both = merge(r, (Clock*)at(r, own), (Clock*)at(r, kept));
+    release(r, own);
+    release(r, kept);
+    return both;
+}
+
 // A strong read sees a location that was last written by what is published there.
 FAR void acquire(Who* w, Location* v) {
     Race* r = w->r;
@@ -88,6 +119,7 @@ FAR void acquire(Who* w, Location* v) {
             if (what == p->clock) learn(r, &w->rt->held[need], what);
         }
     }
+    if (v->reads && morally_strong(w, v)) learn(r, &w->rt->late, v->reads);
     if (!published) missed(w, v->op, v->block, X_RELAXED_STORE, v->site, 0);
     w->clock = w->rt->clock;
 }
@@ -98,7 +130,8 @@ FAR void observe(Who* w, Location* v) {
     if (!morally_strong(w, v) || ordered(w, v, v->lanes)) return;
     if (same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit) return;
     Seen* alike = 0;
-    LOOP for (Ref* link = &v->seen; *link;) {
+    u32 poll = ~w->kind & N_WRITE;  // it may have been here before
+    LOOP for (Ref* link = &v->seen; poll && *link;) {
         Seen* s = (Seen*)at(r, *link);
         if (same_block(w, s->op, s->block) && s->warp == w->warp && s->first == v->first) {
             if (s->last == v->serial && s->lanes & w->bit) return;
@@ -110,6 +143,7 @@ FAR void observe(Who* w, Location* v) {
                 Ref ref = *link;
                 *link = s->next;
                 give(r, ref, 0);
+                v->seens--;
                 continue;
             }
         }
@@ -131,6 +165,7 @@ FAR void observe(Who* w, Location* v) {
     s->last = v->serial;
     s->next = v->seen;
     v->seen = ref;
+    v->seens++;
 }
 
 // A write was seen by a read that this thread made, or knows.
@@ -153,18 +188,62 @@ FAR u32 observed(Who* w, Ref* cell, Entry* e) {
     return 0;
 }
 
-// Forgets what was seen of a location before the write `oldest`.
-FAR void drop_seen(Race* r, Location* v, u32 oldest) {
+const u32 SEEN_KEPT = 16, WRITES_LEFT = 8, SEEN_TABLE = 64;
+
+// What was seen of a location matters for its writes that are still remembered, of which `oldest` is the first: the rest of
+// it is forgotten, and what is the same for these becomes one for each warp. Now and then, so that it costs little.
+FAR void tidy_seen(Race* r, Ref* cell, Location* v, u32 oldest) {
+    u32 left[WRITES_LEFT], n = 0, kept = 0;
+    Ref table[SEEN_TABLE];
+    LOOP for (u32 i = 0; i < SEEN_TABLE; i++) table[i] = 0;
+    LOOP for (Ref ref = *cell; ref && n <= WRITES_LEFT; ref = ((Entry*)at(r, ref))->next) {
+        Entry* e = (Entry*)at(r, ref);
+        if (e->kind & N_LOCATION || ~e->kind & (N_WRITE | N_STRONG) || !(e->bytes & v->bytes)) continue;
+        if (n < WRITES_LEFT) left[n] = e->serial;
+        n++;
+    }
     LOOP for (Ref* link = &v->seen; *link;) {
         Ref ref = *link;
         Seen* s = (Seen*)at(r, ref);
-        if ((s32)(s->last - oldest) < 0) {
+        u32 back = ~0u;  // from the last write that was seen to the last one of these that is left
+        LOOP for (u32 i = 0; i < n && n <= WRITES_LEFT; i++)
+            if (s->last - left[i] < back) back = s->last - left[i];
+        u32 useless = (s32)(s->last - oldest) < 0;
+        if (n <= WRITES_LEFT) {
+            useless |= back > s->last - s->first;
+            s->last -= useless ? 0 : back;
+        }
+        Ref* place = &table[s->block * 33 + s->warp & SEEN_TABLE - 1];
+        Seen* other = *place ? (Seen*)at(r, *place) : 0;
+        if (!useless && other && other->op == s->op && other->block == s->block && other->warp == s->warp &&
+            other->time == s->time && other->first == s->first && other->last == s->last) {
+            other->lanes |= s->lanes;
+            useless = 1;
+        }
+        if (useless) {
             *link = s->next;
             give(r, ref, 0);
         } else {
+            *place = ref;
             link = &s->next;
+            kept++;
         }
     }
+    v->seens = kept;
+    v->seens_allowed = 2 * kept + SEEN_KEPT;
+}
+
+// A strong write at the scope of the system tells of reads, to those who have seen it and ended (race.cuh).
+FN void tell_reads(Who* w, Location* v, u32 continues) {
+    Race* r = w->r;
+    if (!continues) put(r, &v->reads, 0);
+    if (r->strict || w->scope < SCOPE_SYS || (continues && w->rb->sync < 2)) return;
+    u32 barriers = w->rb->sync, op = w->op, block = w->block;
+    // Of what the thread itself has read since the last barrier atomics do not tell: all threads may count one word.
+    Ref all = continues ? with_items(r, w->rt->clock, op, block, barriers, 0, 0, 0) : all_known(w), reads = reads_of(r, all, op);
+    release(r, all);
+    learn(r, &v->reads, reads);
+    release(r, reads);
 }
 
 // A strong write to the location `v`, or to a new one. `oldest`: of the strong writes that are not known to all later ones.
@@ -176,18 +255,21 @@ FAR void write_location(Who* w, Ref* cell, Location* v, u32 mask, u32 oldest) {
         Ref ref = take(r, sizeof(Location), &klass);
         v = (Location*)at(r, ref);
         v->bytes = mask;
-        v->published = v->released = v->seen = v->op = v->block = v->kind = 0;
+        v->published = v->released = v->seen = v->op = v->block = v->kind = v->reads = v->seens = 0;
+        v->seens_allowed = SEEN_KEPT;
         v->next = *cell;
         *cell = ref;
     }
     u32 mine = same_block(w, v->op, v->block) && v->warp == w->warp && v->lanes == w->bit;
     if (!mine && v->released) put(r, &v->released, 0);
-    if (!(w->kind & N_ATOMIC) || !morally_strong(w, v)) {
+    u32 continues = w->kind & N_ATOMIC && morally_strong(w, v);
+    tell_reads(w, v, continues);
+    if (!continues) {
         v->first = r->serial;
         drop_published(r, v);
         if (v->released) publish_release(w, v, v->released_scope, v->released);
     }
-    if (v->seen) drop_seen(r, v, oldest);
+    if (v->seens > v->seens_allowed) tidy_seen(r, cell, v, oldest);
     v->op = w->op;
     v->block = w->block;
     v->warp = w->warp;

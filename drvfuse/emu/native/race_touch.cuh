@@ -2,52 +2,7 @@
 // The race detector: each access is judged against those of the same bytes that are remembered, and remembered itself.
 #pragma once
 
-#include "race_flags.cuh"
-
-// Entries of neighbours are kept together: lists that are spread over memory are slow to walk.
-FAR void fill_pool(Race* r, Ref* pool) {
-    u32 klass;
-    Ref first = take(r, POOL_GROWTH * sizeof(Entry), &klass);
-    LOOP for (u32 i = 0; i < POOL_GROWTH; i++) *(Ref*)at(r, first + i) = i + 1 < POOL_GROWTH ? first + i + 1 : 0;
-    *pool = first;
-}
-
-FN Ref take_entry(Race* r, Ref* pool) {
-    if (!*pool) fill_pool(r, pool);
-    Ref ref = *pool;
-    *pool = *(Ref*)at(r, ref);
-    return ref;
-}
-
-FAR void drop(Race* r, Ref* pool, Ref* link) {
-    Ref ref = *link;
-    Entry* e = (Entry*)at(r, ref);
-    *link = e->next;
-    if (e->kind & N_LOCATION) {
-        Location* v = (Location*)e;
-        drop_published(r, v);
-        release(r, v->released);
-        LOOP while (v->seen) {
-            Ref seen = v->seen;
-            v->seen = ((Seen*)at(r, seen))->next;
-            give(r, seen, 0);
-        }
-        give(r, ref, 1);
-    } else if (!(e->kind & N_COMMON)) {
-        *(Ref*)e = *pool;
-        *pool = ref;
-    }
-}
-
-// A common entry is about to be changed or linked behind: give this list one of its own.
-FAR Entry* unshare(Race* r, Ref* pool, Ref* link) {
-    Ref ref = take_entry(r, pool);
-    Entry* e = (Entry*)at(r, ref);
-    *e = *(Entry*)at(r, *link);
-    e->kind &= ~N_COMMON;
-    *link = ref;
-    return e;
-}
+#include "race_quick.cuh"
 
 FN u32 covers_strength(Who* w, Entry* e) {
     if (!(w->kind & N_WRITE) && via_multicast(w->site) != via_multicast(e->site)) return 0;
@@ -56,24 +11,24 @@ FN u32 covers_strength(Who* w, Entry* e) {
 }
 
 // The read-only path may hold what was there when the launch began.
-FN u32 stale(Who* w, Entry* e) {
+FN u32 stale(Who* w, Entry* e, u32 lanes) {
     if (!(w->flags & A_NC) || !(e->kind & N_WRITE)) return 0;
-    if (knows(w->r, w->l->start, e->op, e->block, e->warp, e->lanes, e->time) == 1) return 0;
-    return knows(w->r, w->l->primary, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+    if (knows(w->r, w->l->start, e->op, e->block, e->warp, lanes, e->time) == 1) return 0;
+    return knows(w->r, w->l->primary, e->op, e->block, e->warp, lanes, e->time) != 1;
 }
 
 // A write of the block by the generic proxy, which has to be fenced off from a read by the async one.
-FN u32 unfenced(Who* w, Entry* e) {
+FN u32 unfenced(Who* w, Entry* e, u32 lanes) {
     if (!(w->flags & A_BULK) || !same_block(w, e->op, e->block)) return 0;
-    return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, e->lanes, e->time) != 1;
+    return knows(w->r, w->rb->proxied, e->op, e->block, e->warp, lanes, e->time) != 1;
 }
 
 // An access by the other kind of address, with no fence.proxy.alias on the way from there.
-FN u32 unaliased(Who* w, Entry* e) {
+FN u32 unaliased(Who* w, Entry* e, u32 lanes) {
     if (via_multicast(w->site) == via_multicast(e->site) || morally_strong(w, e)) return 0;
     if (e->block & COPYING) return 0;  // no clock has a tag for them
     u32 own = w->rt && same_block(w, e->op, e->block) && e->warp == w->warp && e->time < w->rt->aliased;
-    u32 lanes = own ? e->lanes & ~w->bit : e->lanes;
+    if (own) lanes &= ~w->bit;
     return lanes && knows(w->r, w->clock, e->op, e->block | ALIASED, e->warp, lanes, e->time) != 1;
 }
 
@@ -85,17 +40,35 @@ FN void be_bulk(Who* w, Entry* e) {
     e->serial = w->thread;
 }
 
+// Plain stores by threads of one block, which are no race if they leave the bytes as they are.
+FN u32 doubtful(Who* w, Entry* e) {
+    if (w->r->strict || !w->plain || !(w->kind & N_WRITE) || e->kind != N_WRITE || e->size) return 0;
+    return same_block(w, e->op, e->block) && via_multicast(w->site) == via_multicast(e->site);
+}
+
+// An atomic that the current one, which continues the chain of `v`, makes needless to remember (race.cuh). *other: the last
+// one by another block has been met.
+FN u32 outdated(Who* w, Location* v, Entry* e, u32* other) {
+    if (!(e->kind & N_ATOMIC) || e->op != w->op || e->site != w->site || e->kind != w->kind) return 0;
+    if (e->bytes != v->bytes || e->serial - v->first > v->serial - v->first) return 0;
+    if (e->block == w->block) return 1;
+    u32 met = *other;
+    *other = 1;
+    return met;
+}
+
 FAR void touch(Who* w, u64 addr, u32 mask) {
     Race* r = w->r;
-    Ref* cell = cell_at(r, addr);
-    if (*cell & POLLED) return;
+    Ref* cell = list_at(r, addr, &mask);
+    if (!mask) return;
     Ref* pool = pool_at(r, addr);
-    u32 write = w->kind & N_WRITE;
+    u32 write = w->kind & N_WRITE, own = w->agent == w->block;  // an asynchronous reduction publishes nothing
+    u32 spread = w->plain ? spread_of(FFS(w->bit) - 1, mask) : 0;
     r->stamp += write;
-    Location* location = 0;
-    if (w->kind & N_STRONG) {
+    Location *location = 0, *chain = 0;
+    if (w->kind & N_STRONG && own) {
         u32 read = !write || (w->kind & N_ATOMIC);
-        LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
             Entry* e = (Entry*)at(r, ref);
             if (!(e->kind & N_LOCATION) || !(e->bytes & mask)) continue;
             if (e->bytes == mask) location = (Location*)e;
@@ -104,10 +77,11 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
         if (location && read) {
             if (!(w->flags & A_REDUCTION)) acquire(w, location);
             observe(w, location);
+            if (write && morally_strong(w, location)) chain = location;
         }
     }
     Ref *link = cell, *behind = cell;  // reads are put there: behind all writes
-    u32 merged = 0, locations = 0, oldest = r->serial + 1;
+    u32 merged = 0, locations = 0, oldest = r->serial + 1, other = 0;
     // A read looks at all other ones where one of another operation can be dropped, as when a kernel comes anew, and now and
     // then; not in step with anything, or some lists would never be looked at. So does a poll that sees nothing new: it finds
     // its warp's entry there, without which a list would grow for as long as nothing happens.
@@ -125,35 +99,50 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             if (!write && !looks_at_all && ++readers > READERS_LOOKED_AT) break;
         }
         u32 same_warp = same_block(w, e->op, e->block) && e->warp == w->warp;
-        u32 others = same_warp ? e->lanes & ~w->bit : e->lanes;
+        u32 lanes = both ? lanes_at(e, both) : e->lanes, others = same_warp ? lanes & ~w->bit : lanes;
         u32 known = !others;
+        u32 alike = same_warp && w->plain && e->time == w->time && kind == w->kind && e->site == w->site && !e->size;
+        if (both && (write || kind & N_WRITE)) {
+            if (!known) known = ordered(w, e, others);
+            u64 at_addr = (addr & ~15ull) + FFS(both) - 1;
+            if (!known) {
+                if (morally_strong(w, e)) {
+                    known = chain && outdated(w, chain, e, &other);
+                } else if (!doubtful(w, e)) {
+                    if (!observed(w, cell, e)) found(w, e, others, at_addr, 0);
+                    known = 1;
+                    alike = 0;
+                } else {
+                    doubt(w, e, others, at_addr, both);
+                }
+            } else if (stale(w, e, lanes)) {
+                found(w, e, lanes, at_addr, X_READ_ONLY_PATH);
+            } else if (unfenced(w, e, lanes)) {
+                found(w, e, lanes, at_addr, X_PROXY);
+            } else if (unaliased(w, e, lanes)) {
+                found(w, e, lanes, at_addr, X_ALIAS);
+            }
+        }
+        if (alike && !(kind & N_COMMON) && !merged && shares(e, w->bit, mask, spread)) {
+            merged = 1;
+            link = &e->next;
+            if (kind & N_WRITE) behind = link;
+            continue;
+        }
         if (both) {
-            if (write || (kind & N_WRITE)) {
-                if (!known) known = ordered(w, e, others);
-                u64 at_addr = (addr & ~15ull) + FFS(both) - 1;
-                if (!known) {
-                    if (!morally_strong(w, e)) {
-                        if (!observed(w, cell, e)) found(w, e, others, at_addr, 0);
-                        known = 1;
+            if (!write && !(kind & N_WRITE)) {
+                if (same_warp) {
+                    if (e->time == w->time && kind == w->kind && e->bytes == mask && e->site == w->site && !merged && !w->plain) {
+                        e->lanes |= w->bit;
+                        merged = 1;
+                        link = &e->next;
+                        continue;
                     }
-                } else if (stale(w, e)) {
-                    found(w, e, e->lanes, at_addr, X_READ_ONLY_PATH);
-                } else if (unfenced(w, e)) {
-                    found(w, e, e->lanes, at_addr, X_PROXY);
-                } else if (unaliased(w, e)) {
-                    found(w, e, e->lanes, at_addr, X_ALIAS);
+                    if (!known && (e->lanes & w->bit) && both == e->bytes && covers_strength(w, e)) e->lanes &= ~w->bit;
+                } else if (e->op != w->op && covers_strength(w, e)) {
+                    known = ordered(w, e, others);
+                    looks_at_all |= known;
                 }
-            } else if (same_warp) {
-                if (e->time == w->time && kind == w->kind && e->bytes == mask && e->site == w->site) {
-                    e->lanes |= w->bit;
-                    merged = 1;
-                    link = &e->next;
-                    continue;
-                }
-                if (!known && (e->lanes & w->bit) && both == e->bytes && covers_strength(w, e)) e->lanes = others;
-            } else if (e->op != w->op && covers_strength(w, e)) {
-                known = ordered(w, e, others);
-                looks_at_all |= known;
             }
             if (known && (write || !(kind & N_WRITE)) && covers_strength(w, e)) {
                 if (both == e->bytes) {
@@ -161,6 +150,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
                     continue;
                 }
                 if (kind & N_COMMON) e = unshare(r, pool, link);
+                e->lanes = lanes_at(e, e->bytes & ~both);
                 e->bytes &= ~both;
             }
         }
@@ -196,18 +186,13 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
             e->site = w->site;
             e->next = *to;
             e->size = w->log;
-            e->serial = r->serial;
+            if (w->kind & N_STRONG) e->serial = r->serial;
+            else e->spread = spread;
             *to = ref;
             if (w->agent != w->block) be_bulk(w, e);
         }
     }
-    if (write && (w->kind & N_STRONG)) write_location(w, cell, location, mask, oldest);
-}
-
-FN u32 line_mask(u64 addr, u64 end) {
-    u64 base = addr & ~15ull;
-    u32 first = (u32)(addr - base), last = end - base >= 16 ? 16 : (u32)(end - base);
-    return (0xFFFFu << first) & (0xFFFFu >> (16 - last)) & 0xFFFF;
+    if (write && (w->kind & N_STRONG) && own) write_location(w, cell, location, mask, oldest);
 }
 
 FN void touch_range(Who* w, u64 addr, u64 end) {
@@ -225,7 +210,7 @@ FN void of_block(Who* w, Launch* l, Block* b) {
     w->rt = 0;
     w->op = l->op;
     w->block = w->agent = b->index;
-    w->warp = w->thread = w->bit = w->time = w->scope = w->log = w->acquires = w->releases = w->flags = w->again = 0;
+    w->warp = w->thread = w->bit = w->time = w->scope = w->log = w->acquires = w->releases = w->flags = w->again = w->plain = 0;
     w->kind = N_WRITE;
     w->site = NO_SITE;
     w->device = l->device;
@@ -238,6 +223,7 @@ FN void who(Who* w, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
     w->r = l->engine->race;
+    if (w->r->doubts) settle_doubts(w->r);
     w->l = l;
     w->rb = b->race;
     w->rt = race_thread(b, t->linear);
@@ -252,6 +238,7 @@ FN void who(Who* w, Thread* t) {
     w->now = l->engine->event_count;
     w->thread = t->linear;
     w->again = l->engine->fruitless;
+    w->plain = 0;
 }
 
 // An access to the shared memory of another block of the cluster, of which the thread has to know that it has begun.
@@ -276,10 +263,14 @@ FN u32 swaps(Thread* t, u64 addr, u32 size) {
 }
 
 FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
+    u32 quick = race_quick(t, addr, size, flags, site);
+    if (quick == 1) return;
     Who w;
     who(&w, t);
     if (w.r->off) return;
-    u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = strong ? flags >> ELEMENTS_SHIFT & 3 : 0;
+    w.again |= quick == LOOK;
+    u32 order = flags >> ORDER_SHIFT & 3, strong = flags & A_STRONG, elements = flags >> ELEMENTS_SHIFT & 3;
+    u32 unread = flags >> UNREAD_SHIFT;
     u32 writes = flags & (A_WRITE | A_ATOMIC);
     if (flags & A_SWAP && !swaps(t, addr, size)) writes = 0;
     w.site = flags & A_MULTIMEM ? site | VIA_MULTICAST : site;
@@ -288,6 +279,7 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     w.size = size;
     w.scope = strong ? flags >> SCOPE_SHIFT & 3 : 0;
     w.log = strong ? FFS(size >> elements) - 1 : 0;
+    w.plain = !(flags & NOT_PLAIN);
     u32 atomic_in = w.scope;
     if (flags & A_MBARRIER) {
         w.log = strong ? OF_MBARRIER : MADE;
@@ -300,7 +292,8 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if ((flags & A_VOLATILE) && !w.r->strict) w.acquires = 1;
     u32 each = size >> elements;
     if (w.l->cluster_size > 1) race_other_block(&w, t, addr);
-    LOOP for (u64 a = addr; a < addr + size; a += each) touch_range(&w, a, a + each);
+    LOOP for (u64 a = addr; a < addr + size; a += each, unread >>= 1)
+        if (!(unread & 1)) touch_range(&w, a, a + each);
     if (w.releases && (w.kind & N_WRITE)) w.rt->time++;
 }
 

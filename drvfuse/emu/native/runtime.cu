@@ -92,6 +92,7 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
     if (e->watching) e->state -= state_of(l, t);
     u32 status = rt_call(l->function, t);
     t->status = status;
+    if (e->race && e->race->doubts) settle_doubts(e->race);
     if (e->watching) e->state += state_of(l, t);
     if (!e->advancing) {
         e->strain += watched ? STRAIN : 1;
@@ -148,7 +149,8 @@ FN u32 run_thread(Launch* l, Block* b, Warp* warp, Thread* t) {
         warp->sleeping |= bit;
         if (!(t->polls & POLL_COUNT)) e->progress++;
     } else if (status == TRAP) {
-        fault(l, t, t->op_kind == TRAP_ASSERT ? F_ASSERT : F_TRAP, t->site, 0, 0, t->op_kind, (u64)t);
+        u32 kind = t->op_kind == TRAP_ASSERT ? F_ASSERT : t->op_kind == TRAP_NO_FUNCTION ? F_NO_FUNCTION : F_TRAP;
+        fault(l, t, kind, t->site, t->op_addr, 0, t->op_kind, (u64)t);
     } else if (status != FAULT || !l->fault.kind) {
         fault(l, t, F_UNSUPPORTED, t->site, 0, 0, status, 0);
     }

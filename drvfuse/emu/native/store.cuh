@@ -20,7 +20,7 @@
 // thread without a wait has had it read is not shown.
 //
 // Bounds, access rights and alignment are checked when a copy is issued; the target once more when it is written, as it may
-// have been freed. Of stores that are delayed (delay.cuh) those of the block and its device to the same place go
+// have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Of stores that are delayed (delay.cuh) those of the block and its device to the same place go
 // before. The race detector sees two accesses of each piece that last until their waits, as for cp.async.
 #pragma once
 
@@ -34,9 +34,10 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
     u32 word;
-    if (refused(t, c->target, 16, A_WRITE, c->site, &word)) return 1;
+    if (refused(t, c->target, 16, c->how ? A_WRITE | A_ATOMIC : A_WRITE, c->site, &word)) return 1;
     if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
     u64* to = (u64*)c->target;
+    LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
     e->progress +=
         to[0] != c->bits[0] || to[1] != c->bits[1];  // else a poll with a copy in its loop would never be over
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
@@ -54,7 +55,7 @@ FAR u32 read_piece(Thread* t, Copy* c) {
     return at_once && write_piece(t, c);
 }
 
-FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 site) {
+FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 how, u32 site) {
     Engine* e = t->launch->engine;
     Copies* pool = t->launch->copy_pool;
     CopyQueue* q = queue_of(t, 1);
@@ -65,12 +66,14 @@ FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 site) {
     c->target = target;
     c->size = c->bytes = 16;
     c->site = site;
+    c->how = how;
     c->group = q->commits;
     c->moment = late & 1 ? S_APART : S_AT_ONCE;
     c->next = 0;
+    q->issued++;
     if (e->race) {
-        race_copy(t, source, 16, A_BULK, site, i);
-        race_copy(t, target, 16, A_WRITE, site, i);
+        race_copy(t, source, 16, A_BULK, site, i, 0);
+        race_copy(t, target, 16, A_WRITE, site, i, how ? bytes_of_element(how) : 0);
     }
     if (!t->block->stores++) t->block->store_turns = 0;
     if (i) {
@@ -80,23 +83,24 @@ FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 site) {
     return !(late & 2) && read_piece(t, c);
 }
 
-// cp.async.bulk from shared to global memory; 0, or 1 and a fault.
-API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 site) {
+// cp.async.bulk or, with `how`, cp.reduce.async.bulk from shared to global memory; 0, or 1 and a fault.
+API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;
     u32 word = 0;
     if (uneven(t, target, source, size, site)) return 1;
     if (unreadable_range(t, source, size, site, &word)) return 1;
     LOOP for (u32 i = 0; i < size; i += 16)
-        if (refused(t, target + i, 16, A_WRITE | A_LATER, site, &word)) return 1;
+        if (refused(t, target + i, 16, how ? A_WRITE | A_ATOMIC : A_WRITE | A_LATER, site, &word)) return 1;
     Site* count = &l->sites[site];
     count->size = 16;
     count->reads[OF_SHARED] += size / 16;
     count->writes[l->owner_class[word >> 16 & 0xFF]] += size / 16;
+    if (how) count->reads[l->owner_class[word >> 16 & 0xFF]] += size / 16;
     note(l, t->block, t->linear, V_COPY, site, target, 0, 0);
     LOOP for (u32 i = 0; i < size; i += 16) {
         if (!--e->fuel && refuel(t, target + i, 16, A_WRITE, site)) return 1;
-        if (issue_piece(t, target + i, source + i, site)) return 1;
+        if (issue_piece(t, target + i, source + i, how, site)) return 1;
     }
     return 0;
 }
@@ -110,16 +114,17 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     CopyQueue* q = queue_of(t, 1);
     u32 group = q->commits > newest ? q->commits - newest : 0, first = read ? q->unread : q->first;
     if (first && pool[first].group < group) note(l, t->block, t->linear, V_COPY_WAIT, site, 0, newest, 0);
+    u32 time = l->engine->race ? race_thread(t->block, t->linear)->time : 0;
     LOOP while (q->unread && pool[q->unread].group < group) {
         Copy* c = &pool[q->unread];
         if (c->moment < S_READ && read_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site);
+        if (l->engine->race) race_copied(t, c->source, 16, 0, c->site, time, ALONE);
         q->unread = c->next;
     }
     LOOP while (!read && q->first && pool[q->first].group < group) {
         Copy* c = &pool[q->first];
         if (c->moment == S_READ && write_piece(t, c)) return 1;
-        if (l->engine->race) race_copied(t, c->target, 16, 1, c->site);
+        if (l->engine->race) race_copied(t, c->target, 16, N_WRITE, c->site, time, ALONE);
         drop_first(l->copy_pool, q);
     }
     return 0;

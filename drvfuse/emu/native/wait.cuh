@@ -214,11 +214,32 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     t->op_pred = ok;
 }
 
+// What all lanes of a warp do together at one instruction; a function of a native library does it.
+FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
+    Thread* first = thread_at(l, b, w * 32 + FFS(mask) - 1);
+    if (mask != ~0u) {
+        fault(l, first, F_MATRIX_LANES, first->site, 0, 0, 0, mask);
+        return;
+    }
+    LOOP for (u32 lane = 1; lane < 32; lane++) {
+        Thread* t = thread_at(l, b, w * 32 + lane);
+        if (t->site == first->site) continue;
+        fault(l, t, F_WARP_MISMATCH, t->site, 0, 0, first->site, t->op_mask);
+        return;
+    }
+    l->engine->work += MATRIX_WORK;
+    if (first->op_value) rt_call((void*)first->op_value, first);
+}
+
 FAR void warp_operation(Launch* l, Block* b, u32 w, u32 mask, u32 kind) {
     u32 rest = mask;
     l->warp_ops++;
     if (kind == WARP_SYNC) b->warps[w].syncs++;
     if (kind == WARP_SYNC && l->engine->race) race_warp_sync(l, b, w, mask);
+    if (kind == MATRIX) {
+        matrix_operation(l, b, w, mask);
+        return;
+    }
     if (kind <= SHFL_IDX) {
         LOOP while (rest) {
             u32 lane = FFS(rest) - 1;

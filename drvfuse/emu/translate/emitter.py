@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from ...ptx.ir import Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
+from ...ptx.ir import SINK, Addr, Function, Imm, Instruction, Reg, Special, Sym, Var
 from .. import abi
 from ..abi import structs
 from .floats import Helpers
-from .flow import Block, Graph, Traits
+from .flow import Block, Graph, Traits, uses_defs
 from .opcode import RefusedError, decode, width
 from .registers import Registers, signed, storage
 from .special import special
@@ -34,6 +35,7 @@ class Emitter(Registers):
         self.local_offset: dict[int, int] = {}
         self.waits = self.triggers = self.copies = False
         self.closing: set[tuple[int, int]] = set()
+        self._exchange: int | None = None
 
     def runtime(self, name: str, *args: str) -> str | None:
         result, types = abi.RUNTIME_FUNCTIONS[name]
@@ -88,6 +90,20 @@ class Emitter(Registers):
             bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
         self.leave_if(bad)
 
+    @functools.cached_property
+    def _read(self) -> int:
+        """The registers, as a bit set by index, that any instruction of the function reads."""
+        found = 0
+        for item in self.fn.body or ():
+            if isinstance(item, Instruction):
+                found |= uses_defs(item)[0]
+        return found
+
+    def unread(self, items: tuple[Any, ...]) -> int:
+        """The elements of a load that nobody reads, as bits: compilers load more than they need, in one access."""
+        idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
+        return sum(1 << i for i, unused in enumerate(idle) if unused)
+
     def leave_if(self, bad: str | None) -> None:
         """Leave with FAULT if the runtime has refused: `bad` is not 0."""
         ok, label = self.op(f"icmp eq i32 {bad}, 0"), self.label()
@@ -117,6 +133,19 @@ class Emitter(Registers):
         self.put("site", f"i32 {self.site(ins)}")
         return int(status)
 
+    def exchange(self) -> int:
+        """Where in the frame the lanes of a warp exchange the registers of a matrix instruction."""
+        if self._exchange is None:
+            self._exchange = self.frame_bytes
+            self.frame_bytes += 4 * abi.EXCHANGE_WORDS
+        return self._exchange
+
+    def library(self, name: str) -> str:
+        """The address of a function of a native library, which is loaded with this module."""
+        self.unit.libraries.add(next(library for library, names in abi.LIBRARIES.items() if name in names))
+        self.helpers.declare(name, "i32", "ptr")
+        return f"ptrtoint (ptr @{name} to i64)"
+
     def copying(self, name: str, *args: str) -> None:
         """Call a function of asynchronous copies; leave with FAULT if it refuses."""
         self.copies = True
@@ -136,12 +165,16 @@ class Emitter(Registers):
         if var.space == "local":
             if self.mode == "raw":
                 return self._shift(self.op(f"ptrtoint ptr {self._stack(var)} to i64"), offset)
-            if id(var) not in self.local_offset:
-                raise RefusedError(f"{var.name} is not a variable of this function")
-            return self._shift("%local", self.local_offset[id(var)] + offset)
+            return str(self._local(var) + offset)
         if id(var) in self.param_pointers:
             return self._shift(self.op(f"ptrtoint ptr {self.param_pointers[id(var)]} to i64"), offset)
         return self._shift("%params", self.unit.param_offset(self.fn, var) + offset)
+
+    def _local(self, var: Var) -> int:
+        """Where a local variable lies in the thread's local memory, of which addresses in its own space are offsets."""
+        if id(var) not in self.local_offset:
+            raise RefusedError(f"{var.name} is not a variable of this function")
+        return self.local_offset[id(var)]
 
     def _stack(self, var: Var) -> str:
         pointer = self.param_pointers.get(id(var))
@@ -174,6 +207,8 @@ class Emitter(Registers):
                 raise RefusedError(f"{base.name} is not defined")
             if base.var.space == "shared":
                 return self._shift("%shared", self.unit.shared_offset(base.var, self.fn) + base.offset + offset)
+            if base.var.space == "local" and self.mode != "raw":
+                return self._shift("%local", self._local(base.var) + base.offset + offset)
             return self._variable(base.var, base.offset + offset)
         if isinstance(base, Imm):
             value = str(signed(base.value + offset, 64))
@@ -187,6 +222,8 @@ class Emitter(Registers):
             value = self.op(f"zext i32 {narrow} to i64")
         if space.startswith("shared"):
             value = self.op(f"add i64 {'%shared' if isinstance(base, Imm) else '%window'}, {value}")
+        elif space == "local" and self.mode != "raw":
+            value = self.op(f"add i64 %local, {value}")
         return value
 
     def parameter(self, operand: Any) -> str | None:

@@ -37,6 +37,9 @@ FORMATS = {
 }
 
 
+_ROUNDINGS = {"rz": 0, "rp": 2, "rm": 3}  # as llvm.set.rounding has them
+
+
 def _signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) else value
 
@@ -215,6 +218,25 @@ class Helpers:
   %r0 = call i64 {odd}(double %s, double %e)
 {zero}
   ret i64 %r
+}}"""
+        return f"@{name}"
+
+    def rounded(self, verb: str, mode: str) -> str:
+        """`double @f(double, ...)`: an operation of LLVM (fmul, fma, fdiv, sqrt) while the CPU's rounding is set to rz,
+        rm or rp.
+        """
+        name = f"{verb}_{mode}"
+        if name not in self.functions:
+            count = {"fma": 3, "sqrt": 1}.get(verb, 2)
+            self.declare("llvm.set.rounding", "void", "i32")
+            operation = f"llvm.experimental.constrained.{verb}.f64"
+            self.declare(operation, "double", *["double"] * count, "metadata", "metadata")
+            given = ", ".join(f"double %a{i}" for i in range(count))
+            self.functions[name] = f"""define internal double @{name}({given}) noinline strictfp {{
+  call void @llvm.set.rounding(i32 {_ROUNDINGS[mode]}) strictfp
+  %r = call double @{operation}({given}, metadata !"round.dynamic", metadata !"fpexcept.strict") strictfp
+  call void @llvm.set.rounding(i32 1) strictfp
+  ret double %r
 }}"""
         return f"@{name}"
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Not, Pair, Reg, Tuple, Vec
+from ...ptx.ir import NO_DESTINATION, Addr, Function, Instruction, Negated, Not, Pair, Part, Reg, Tuple, Vec
+from .indirect import NO_FUNCTION
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +59,8 @@ def _registers(operand: Any) -> int:
         return functools.reduce(operator.or_, map(_registers, operand.items), 0)
     if isinstance(operand, Pair):
         return _registers(operand.first) | _registers(operand.second)
+    if isinstance(operand, (Part, Negated)):
+        return _registers(operand.of)
     return _registers(operand.reg) if isinstance(operand, Not) else 0
 
 
@@ -65,11 +68,13 @@ def _writes_first(ins: Instruction) -> bool:
     base = ins.base
     if base in ("bar", "barrier"):
         return ".red" in ins.opcode
+    if base == "wmma":
+        return ".store" not in ins.opcode
     if base == "multimem":
         return ".ld_reduce" in ins.opcode
     if base == "mbarrier":
         return any(f".{x}" in ins.opcode for x in ("arrive", "test_wait", "try_wait"))
-    if base == "cp":
+    if base in ("cp", NO_FUNCTION):
         return False
     if base == "call":
         return bool(ins.operands) and isinstance(ins.operands[0], Tuple) and len(ins.operands) > 1

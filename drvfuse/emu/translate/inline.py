@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...ptx.ir import Addr, Function, Instruction, Module, Not, Pair, Reg, Sym, Tuple, Var, Vec
+from ...ptx.ir import Addr, Function, Instruction, Module, Negated, Not, Pair, Part, Reg, Sym, Tuple, Var, Vec
 
 
 def callee_of(module: Module, ins: Instruction) -> Function | None:
@@ -120,6 +120,10 @@ class Inliner:
                 return type(o)(tuple(rename(i) for i in o.items))
             if isinstance(o, Pair):
                 return Pair(rename(o.first), rename(o.second))
+            if isinstance(o, Part):
+                return Part(rename(o.of), o.selector)
+            if isinstance(o, Negated):
+                return Negated(rename(o.of))
             return Not(rename(o.reg)) if isinstance(o, Not) else o
 
         end = f"$end{tag}"

@@ -11,16 +11,35 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ...ptx.ir import Function, Instruction, Location, Module, PtxError, Reg, Sym, Var
+from ...ptx.ir import Function, Instruction, Location, Module, NotEmulated, PtxError, Reg, Sym, Var
 from ...ptx.parser import parse
 from ..abi import structs
-from .emitter import Emitter
+from . import indirect, stack
+from .emitter import EXITED, Emitter
 from .floats import Helpers
 from .inline import Inliner, callee_of, variables_of
 from .opcode import RefusedError, decode
-from .opcodes import bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select
+from .opcodes import (
+    bits,
+    clusters,
+    control,
+    convert,
+    copies,
+    floating,
+    integer,
+    matrix,
+    matrix_memory,
+    mbarrier,
+    memory,
+    multimem,
+    select,
+    video,
+)
 
-OPCODE_MODULES = (bits, clusters, control, convert, copies, floating, integer, mbarrier, memory, multimem, select)
+OPCODE_MODULES = (
+    *(bits, clusters, control, convert, copies, floating, integer, matrix, matrix_memory, mbarrier, memory, multimem),
+    *(select, video),
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,8 @@ class KernelCode:
 
     Dynamic shared memory begins at `shared_static`. max_threads: of .maxntid or .reqntid, 0 if not given.
     reqncta: of .reqnctapercluster; max_cluster: blocks of a cluster by .maxclusterrank, 0 if not given; needs_cluster:
-    a launch has to have clusters (.explicitcluster).
+    a launch has to have clusters (.explicitcluster). refused: (why, file, line) of a kernel without code, because it or
+    what it calls uses an instruction that is refused by name.
     """
 
     name: str
@@ -75,6 +95,7 @@ class KernelCode:
     reqncta: tuple[int, int, int] | None
     max_cluster: int
     needs_cluster: bool
+    refused: tuple[str, str | None, int] | None
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,7 @@ class Translated:
     globals: tuple[GlobalVar, ...]
     globals_bytes: int
     target: str
+    libraries: tuple[str, ...]  # of abi.LIBRARIES, that the code calls
 
 
 def _up(value: int, align: int) -> int:
@@ -140,8 +162,9 @@ def _prologue() -> list[str]:
 class Unit:
     """One module being translated: what functions ask it for."""
 
-    def __init__(self, module: Module, raw: bool, prefix: str):
+    def __init__(self, module: Module, raw: bool, prefix: str, functions: dict[str, int]):
         self.module, self.raw, self.prefix = module, raw, prefix
+        self.functions = functions  # those whose address is taken, with their addresses
         self.helpers = Helpers()
         self.sites: list[Site] = []
         self._emitted = ""  # the function that is
@@ -151,6 +174,7 @@ class Unit:
         self._static: dict[str, int] = {}
         self._params: dict[str, dict[str, int]] = {}
         self._used_functions: list[str] = []
+        self._refused: dict[str, NotEmulated] = {}
         # Without mapa nothing has the address of another block's shared memory.
         self.has_clusters = any(
             isinstance(item, Instruction) and item.base == "mapa"
@@ -160,6 +184,8 @@ class Unit:
         self.globals: dict[str, GlobalVar] = {}
         self.globals_bytes = 0
         self.text: list[str] = []
+        self.libraries: set[str] = set()
+        self._constants: dict[bytes, str] = {}
         self._layout_globals()
 
     # Layout ---------------------------------------------------------------------------------------------------------
@@ -173,12 +199,16 @@ class Unit:
             offset += v.size
         for v in variables:
             relocations = []
+            init = bytearray(v.init)
             for at, name, addend in v.relocations:
-                if name not in offsets:
-                    raise PtxError(v.line, v.name, f"the address of {name!r} in an initial value is not supported")
-                relocations.append((at, offsets[name] + addend))
+                if name in offsets:
+                    relocations.append((at, offsets[name] + addend))
+                elif name in self.functions:
+                    init[at : at + 8] = (self.functions[name] + addend).to_bytes(8, "little")
+                else:
+                    raise PtxError(v.line, v.name, f"{name!r}, whose address is an initial value, is not defined")
             self.globals[v.name] = GlobalVar(
-                v.name, v.space, v.size, v.align, offsets[v.name], v.init, tuple(relocations), v.managed
+                v.name, v.space, v.size, v.align, offsets[v.name], bytes(init), tuple(relocations), v.managed
             )
         self.globals_bytes = offset
 
@@ -235,11 +265,9 @@ class Unit:
         return g.op(f"add i64 %globals, {total}") if total else "%globals"
 
     def function_address(self, g: Emitter, sym: Sym) -> str:
-        if not self.raw or sym.name not in self.module.functions:
-            raise RefusedError(
-                f"{sym.name} is not defined" if self.raw else "the address of a function is not supported"
-            )
-        return f'ptrtoint (ptr @"{self._raw_symbol(sym.name)}" to i64)'
+        if sym.name not in self.module.functions:
+            raise RefusedError(f"{sym.name} is not defined")
+        return f'ptrtoint (ptr @"{self._raw_symbol(sym.name)}" to i64)' if self.raw else str(self.functions[sym.name])
 
     def site(self, ins: Instruction) -> int:
         index = self._site_of.get(id(ins))
@@ -252,6 +280,19 @@ class Unit:
             self.sites.append(Site(ins.opcode, ins.line, where.file, where.line, where.inlined, address, self._emitted))
         return index
 
+    def has_body(self, name: str) -> bool:
+        fn = self.module.functions.get(name)
+        return fn is not None and fn.body is not None
+
+    def constant(self, data: bytes) -> str:
+        """A pointer to these bytes."""
+        name = self._constants.get(data)
+        if name is None:
+            name = self._constants[data] = f'@"{self.prefix}constant.{len(self._constants)}"'
+            text = "".join(f"\\{byte:02X}" for byte in data)
+            self.text.append(f'{name} = private constant [{len(data)} x i8] c"{text}", align 8')
+        return name
+
     # Functions called by kernels ------------------------------------------------------------------------------------
     def device_function(self, name: str) -> str:
         fn = self.module.functions.get(name)
@@ -262,55 +303,68 @@ class Unit:
         return f'@"{self.prefix}.{name}"'
 
     def kernels(self) -> dict[str, KernelCode]:
+        kernels = [fn for fn in self.module.functions.values() if fn.kernel and fn.body is not None]
         emitted: dict[str, Emitter] = {}
         inliner = Inliner(self.module, lambda ins: decode(ins).before is not None)
-        for fn in self.module.functions.values():
-            if fn.kernel and fn.body is not None:
+        for fn in kernels:
+            try:
                 inliner.expand(fn)
                 self._layout_shared(fn)
                 self._emitted = fn.name
                 g = Emitter(self, fn, "kernel", self.helpers)
                 self.text.append(g.function(f'define i32 @"{self.prefix}{fn.name}"(ptr %t)', _prologue()))
                 emitted[fn.name] = g
+            except NotEmulated as error:
+                self._refused[fn.name] = error
         # Emitting a function may call further ones.
         device: dict[str, Emitter] = {}
         for name in self._used_functions:  # grows meanwhile
-            device[name] = self._device(self.module.functions[name])
+            try:
+                device[name] = self._device(self.module.functions[name])
+            except NotEmulated as error:
+                self._refused[name] = error
+                self.text.append(f"{self._device_signature(self.module.functions[name])} {{ ret i32 {EXITED} }}")
         sites = tuple(self.sites)
-        out = {}
-        for name, g in emitted.items():
-            params, size = _params(g.fn)
-            reached = [device[f.name] for f in self._reached(g.fn) if f.name in device]
-            out[name] = KernelCode(
-                name,
-                self.prefix + name,
-                g.frame_bytes,
-                params,
-                size,
-                self._static[name],
-                g.local_bytes,
-                g.fn.thread_limit() or 0,
-                _shape(g.fn, "reqntid"),
-                sites,
-                any(e.waits for e in (g, *reached)),
-                any(e.triggers for e in (g, *reached)),
-                any(e.copies for e in (g, *reached)),
-                _shape(g.fn, "reqnctapercluster"),
-                g.fn.directives.get("maxclusterrank", (0,))[0],
-                "explicitcluster" in g.fn.directives,
-            )
-        return out
+        return {fn.name: self._kernel(fn, emitted.get(fn.name), device, sites) for fn in kernels}
+
+    def _kernel(
+        self, fn: Function, g: Emitter | None, device: dict[str, Emitter], sites: tuple[Site, ...]
+    ) -> KernelCode:
+        params, size = _params(fn)
+        reached = [fn, *self._reached(fn)]
+        error = next((self._refused[f.name] for f in reached if f.name in self._refused), None)
+        parts = [g, *(device[f.name] for f in reached if f.name in device)] if g is not None else []
+        return KernelCode(
+            fn.name,
+            self.prefix + fn.name,
+            g.frame_bytes if g is not None else 0,
+            params,
+            size,
+            self._static.get(fn.name, 0),
+            g.local_bytes if g is not None else 0,
+            fn.thread_limit() or 0,
+            _shape(fn, "reqntid"),
+            sites,
+            any(e.waits for e in parts),
+            any(e.triggers for e in parts),
+            any(e.copies for e in parts),
+            _shape(fn, "reqnctapercluster"),
+            fn.directives.get("maxclusterrank", (0,))[0],
+            "explicitcluster" in fn.directives,
+            None if error is None else (str(error), *(self.module.source(error.line) or (None, error.line))),
+        )
 
     def _device(self, fn: Function) -> Emitter:
         self._emitted = fn.name
         g = Emitter(self, fn, "device", self.helpers)
-        names = []
         for i, v in enumerate((*fn.returns, *fn.params)):
             g.param_pointers[id(v)] = f"%a{i}"
-            names.append(f"ptr %a{i}")
-        signature = f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
-        self.text.append(g.function(signature, _prologue()))
+        self.text.append(g.function(self._device_signature(fn), _prologue()))
         return g
+
+    def _device_signature(self, fn: Function) -> str:
+        names = [f"ptr %a{i}" for i in range(len(fn.returns) + len(fn.params))]
+        return f'define internal i32 @"{self.prefix}.{fn.name}"({", ".join(["ptr %t", *names])})'
 
     # Raw modules: C functions ---------------------------------------------------------------------------------------
     def _raw_symbol(self, name: str) -> str:
@@ -402,7 +456,12 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     """
     module = parse(ptx)
     try:
-        unit = Unit(module, raw, prefix)
+        functions = {}
+        if not raw:
+            functions = indirect.addresses(module, ptx)
+            indirect.lower(module, functions)
+            stack.lower(module)
+        unit = Unit(module, raw, prefix, functions)
         kernels: dict[str, KernelCode] = {}
         if raw:
             unit.raw_functions()
@@ -414,4 +473,6 @@ def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     metadata = '!0 = !{}\n!1 = !{!"branch_weights", i32 1048576, i32 1}\n'
     ir = "\n".join([unit.helpers.text(), *unit.text, metadata])
     variables = () if raw else tuple(unit.globals.values())
-    return Translated(ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target)
+    return Translated(
+        ir, kernels, variables, 0 if raw else unit.globals_bytes, module.target, tuple(sorted(unit.libraries))
+    )

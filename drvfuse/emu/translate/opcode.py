@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...ptx.ir import TYPE_BYTES, Instruction
+from ...ptx.ir import TYPE_BYTES, Instruction, NotEmulated
+from .refused import refusal
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -117,12 +118,14 @@ _OPERANDS = {
         (
             "barrier.cluster ret exit trap brkpt fence membar griddepcontrol",
             "activemask nanosleep pmevent prefetch prefetchu setmaxnreg",
-            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 getctarank isspacep ld ldu lg2 mov "
-            "multimem.ld_reduce multimem.red multimem.st neg not popc rcp red rsqrt sin sqrt st tanh testp",
-            "add addc and bmsk copysign div mapa match max min mul mul24 or redux rem shl shr st.async sub subc szext "
-            "vote xor",
-            "atom bar barrier bfe cvt dp2a dp4a fma mad mad24 madc prmt sad selp set setp shf slct",
-            "bfi shfl",
+            "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 getctarank isspacep ld ldmatrix ldu lg2 "
+            "mov movmatrix multimem.ld_reduce multimem.red multimem.st neg not popc rcp red rsqrt sin sqrt st stmatrix "
+            "tanh testp",
+            "add addc and bmsk copysign div mapa match max min mul mul24 or red.async redux rem shl shr st.async sub "
+            "subc szext vote xor",
+            "atom bar barrier bfe cvt dp2a dp4a fma fns mad mad24 madc prmt sad selp set setp shf slct vmad "
+            "wmma.load wmma.store",
+            "bfi mma shfl wmma.mma",
             "lop3",
         )
     )
@@ -136,9 +139,12 @@ def _with_modifier(text: str) -> str:
 
 
 def decode(ins: Instruction) -> Action:
-    """The action of an instruction's opcode. Raises `PtxError`."""
+    """The action of an instruction's opcode. Raises `PtxError`, and `NotEmulated` for what is refused by name."""
     action = _cache.get(ins.opcode)
     if action is None:
+        reason = refusal(ins.opcode)
+        if reason is not None:
+            raise NotEmulated(ins.line, ins.text, reason)
         op = Opcode(ins.opcode)
         handler = HANDLERS.get(_with_modifier(ins.opcode)) or HANDLERS.get(op.base)
         if handler is None:

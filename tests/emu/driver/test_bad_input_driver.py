@@ -154,13 +154,14 @@ def test_no_image_is_an_invalid_value(cuda: Any, nothing: Any) -> None:
     assert code(cuda.cuLibraryLoadData(nothing, [], [], 0, [], [], 0)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_an_unsupported_opcode_is_refused_at_its_source_line(machine: Machine, cuda: Any) -> None:
+def test_an_opcode_that_is_not_emulated_is_refused_at_its_source_line(machine: Machine, cuda: Any) -> None:
     primary(cuda)
     image = ptx(SOURCE)
-    assert code(cuda.cuModuleLoadData(image)) == R.CUDA_ERROR_INVALID_PTX
-    report = only(machine, "module")
+    kernel = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(image)), b"odd"))
+    assert code(cuda.cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)) == R.CUDA_ERROR_NOT_SUPPORTED
+    report = only(machine, "unsupported")
     line = next(i for i, text in enumerate(image.decode().split("\n"), 1) if "wgmma" in text)
-    assert report.message.startswith(f"PTX line {line}: unsupported opcode: 'wgmma.fence")
+    assert report.message.startswith(f"PTX line {line}: wgmma is not emulated")
     assert report.file is not None and report.file.endswith("test.cu") and report.line == line_of('asm volatile("wgmma')
 
 

@@ -51,12 +51,16 @@ def test_an_array_of_any_size_can_be_declared(device: df.Device, way: str, count
     assert _races(device, other.ptr + last) == (machine.detector is not None)
 
 
-def test_what_shares_sixteen_bytes_with_the_range_is_declared_too_and_no_more(device: df.Device) -> None:
+def test_the_words_beside_those_that_are_declared_are_checked(device: df.Device) -> None:
     machine = device.driver.machine
     words = device.zeros((12,), "uint32")
     machine.declare_polled(words.ptr + 20, 4)
+    machine.declare_polled(words.ptr + 28, 8)
     checked = machine.detector is not None
-    assert [_races(device, words.ptr + 4 * i) for i in range(12)] == [checked] * 4 + [False] * 4 + [checked] * 4
+    declared = [5, 7, 8]
+    assert [_races(device, words.ptr + 4 * i) for i in range(12)] == [i not in declared and checked for i in range(12)]
+    machine.declare_polled(words)
+    assert not any(_races(device, words.ptr + 4 * i) for i in range(12))
 
 
 def test_what_is_no_allocated_memory_is_refused_in_words_of_its_own(device: df.Device) -> None:

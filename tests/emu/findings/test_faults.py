@@ -22,8 +22,9 @@ OPCODES = (
     "cp.async.ca.shared.global",
     "cp.async.bulk.global.shared::cta.bulk_group",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
 )
-GLOBAL, SHARED, LOCAL, COPY, STORE, LOAD = range(6)
+GLOBAL, SHARED, LOCAL, COPY, STORE, LOAD, MATRIX = range(7)
 SITES = tuple(Site(opcode, 9, "a/k.cu", line, ()) for line, opcode in enumerate(OPCODES, 1))
 WHO = Identity("k", 3, (4, 2, 1), (8, 8, 1), SITES)
 AT = 0x2000_0001_0000  # of 100 bytes of device 2 in the first window of a process; `described` translates addresses
@@ -114,6 +115,12 @@ SENTENCES = [
         "WARP_MISMATCH",
         {"value": 0xF0, "flags": LOCAL},
         "warp operation with mask 0x000000f0 meets another one, at line 3, that waits for it",
+    ),
+    (
+        "MATRIX_LANES",
+        {"value": 0xFFFF, "site": MATRIX},
+        "ldmatrix takes all 32 lanes of a warp, and only lanes 0x0000ffff have come: the others have exited, or the "
+        "block does not have them",
     ),
     ("BARRIER_COUNT", {"addr": BarrierCount.NUMBER, "value": 99}, "barrier 99; there are barriers 0 to 15"),
     (

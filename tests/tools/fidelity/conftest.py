@@ -13,13 +13,21 @@ import drvfuse as df
 from drvfuse import emu
 from tools.fidelity import fixture
 
-RECORDED = Path(__file__).with_name("h200.npz")
+RECORDED = [Path(__file__).with_name(name) for name in ("h200.npz", "h200_more.npz")]
+MATRIX = Path(__file__).with_name("h200_matrix.npz")
 
 
 @pytest.fixture(scope="session")
-def recorded() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
-    """A GPU's answers by name, and which GPU, driver and assembler gave them."""
-    return fixture.load(RECORDED)
+def recorded() -> tuple[dict[str, fixture.Stored], list[dict[str, Any]]]:
+    """A GPU's answers by name, and for each file which GPU, driver and assembler gave them."""
+    answers, told = zip(*map(fixture.load, RECORDED), strict=True)
+    return {name: stored for part in answers for name, stored in part.items()}, list(told)
+
+
+@pytest.fixture(scope="session")
+def recorded_matrix() -> tuple[dict[str, fixture.Stored], dict[str, Any]]:
+    """The same of matrix instructions."""
+    return fixture.load(MATRIX)
 
 
 @pytest.fixture

@@ -214,6 +214,19 @@ def mask(op: Opcode) -> Action:
     return Action(emit)
 
 
+def _picks(mode: str, i: int) -> int:
+    """The selector that a mode of prmt stands for with a number from 0 to 3."""
+    picks = {
+        "f4e": [i, i + 1, i + 2, i + 3],
+        "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
+        "rc8": [i] * 4,
+        "ecl": [max(i, k) for k in range(4)],
+        "ecr": [min(i, k) for k in range(4)],
+        "rc16": [2 * (i & 1), 2 * (i & 1) + 1] * 2,
+    }[mode]
+    return sum(p << (4 * k) for k, p in enumerate(picks))
+
+
 @opcode("prmt")
 def prmt(op: Opcode) -> Action:
     op.type()
@@ -224,21 +237,15 @@ def prmt(op: Opcode) -> Action:
         lo, hi = g.word(a, 32), g.word(b, 32)
         pair = g.op(f"shl i64 {g.op(f'zext i32 {hi} to i64')}, 32")
         pair = g.op(f"or i64 {pair}, {g.op(f'zext i32 {lo} to i64')}")
-        if mode:
-            if not isinstance(c, Imm):
-                raise RefusedError("a mode of prmt with a selector that is not constant")
-            i = c.value & 3
-            picks = {
-                "f4e": [i, i + 1, i + 2, i + 3],
-                "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],
-                "rc8": [i] * 4,
-                "ecl": [max(i, k) for k in range(4)],
-                "ecr": [min(i, k) for k in range(4)],
-                "rc16": [2 * (i & 1), 2 * (i & 1) + 1] * 2,
-            }[mode]
-            c = Imm(sum(p << (4 * k) for k, p in enumerate(picks)), "int")
-        total = ""
         selector = "" if isinstance(c, Imm) else g.word(c, 32)
+        if mode and isinstance(c, Imm):
+            c = Imm(_picks(mode, c.value & 3), "int")
+        elif mode:  # one of four selectors
+            which = g.op(f"and i32 {selector}, 3")
+            shift = g.op(f"zext i32 {g.op(f'shl i32 {which}, 4')} to i64")
+            table = sum(_picks(mode, i) << 16 * i for i in range(4))
+            selector = g.op(f"trunc i64 {g.op(f'lshr i64 {table}, {shift}')} to i32")
+        total = ""
         for k in range(4):
             if isinstance(c, Imm):
                 pick = c.value >> (4 * k) & 15
@@ -255,5 +262,35 @@ def prmt(op: Opcode) -> Action:
             byte = byte if k == 0 else g.op(f"shl i64 {byte}, {8 * k}")
             total = byte if k == 0 else g.op(f"or i64 {total}, {byte}")
         g.set_int(d, g.op(f"trunc i64 {total} to i32"), 32)
+
+    return Action(emit)
+
+
+@opcode("fns")
+def fns(op: Opcode) -> Action:
+    """The position of a set bit: the offset-th one from the base on, upwards or, where the offset is negative,
+    downwards, which is upwards in the reversed bits.
+    """
+    op.pick("b32")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        d, a, b, c = ins.operands
+        bits, base, offset = g.word(a, 32), g.word(b, 32), g.word(c, 32)
+        down = g.op(f"icmp slt i32 {offset}, 0")
+        count = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 0, {offset}')}, i32 {offset}")
+        bits = g.op(f"select i1 {down}, i32 {g.intrinsic('llvm.bitreverse', 'i32', bits)}, i32 {bits}")
+        base = g.op(f"and i32 {base}, 31")
+        base = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 31, {base}')}, i32 {base}")
+        left = g.op(f"and i32 {bits}, {g.op(f'shl i32 -1, {base}')}")
+        here = g.op(f"and i32 {bits}, {g.op(f'shl i32 1, {base}')}")
+        for passed in range(1, 32):
+            fewer = g.op(f"and i32 {left}, {g.op(f'sub i32 {left}, 1')}")
+            left = g.op(f"select i1 {g.op(f'icmp ugt i32 {count}, {passed}')}, i32 {fewer}, i32 {left}")
+        left = g.op(f"select i1 {g.op(f'icmp eq i32 {count}, 0')}, i32 {here}, i32 {left}")
+        name = g.helpers.declare("llvm.cttz.i32", "i32", "i32", "i1")
+        found = g.op(f"call i32 {name}(i32 {left}, i1 false)")
+        found = g.op(f"select i1 {down}, i32 {g.op(f'sub i32 31, {found}')}, i32 {found}")
+        none = g.op(f"or i1 {g.op(f'icmp eq i32 {left}, 0')}, {g.op(f'icmp ugt i32 {count}, 32')}")
+        g.set_int(d, g.op(f"select i1 {none}, i32 -1, i32 {found}"), 32)
 
     return Action(emit)

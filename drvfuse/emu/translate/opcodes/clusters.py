@@ -14,6 +14,7 @@ from ....ptx.ir import Instruction, Sym, Vec
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode, width
+from .reductions import reduction
 
 _OFFSET = (1 << abi.CLUSTER_SHIFT) - 1
 
@@ -84,7 +85,27 @@ def store_async(op: Opcode) -> Action:
                 word = g.op(f"shl i64 {g.op(f'zext i32 {word} to i64')}, {shift}")
             words[half] = g.op(f"or i64 {words[half]}, {word}")
         where = g.address(target, "shared"), *words, str(n // 8 * count), g.address(barrier, "shared")
-        g.copying("rt_st_async", *where, str(g.site(ins)))
+        g.copying("rt_st_async", *where, "0", str(g.site(ins)))
+
+    return Action(emit, pure=False)
+
+
+@opcode("red.async")
+def reduce_async(op: Opcode) -> Action:
+    op.pick("async")
+    op.pick("relaxed")
+    op.pick("cluster")
+    op.pick("shared::cluster")
+    op.pick("mbarrier::complete_tx::bytes")
+    n = 64 if {"u64", "s64"} & {*op.rest} else 32
+    how = reduction(op, "shared", "s64")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        target, value, barrier = ins.operands
+        word = g.word(value, n)
+        word = word if n == 64 else g.op(f"zext i32 {word} to i64")
+        where = g.address(target, "shared"), word, "0", str(n // 8), g.address(barrier, "shared")
+        g.copying("rt_st_async", *where, str(how), str(g.site(ins)))
 
     return Action(emit, pure=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 from ....ptx.ir import Instruction, Pair, Reg, Sym, Tuple
 from ... import abi
 from ..emitter import EXITED, Emitter
+from ..indirect import NO_FUNCTION
 from ..opcode import Action, Opcode, RefusedError, opcode
 
 
@@ -51,6 +52,17 @@ def trap(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
+@opcode(NO_FUNCTION)
+def no_function(op: Opcode) -> Action:
+    """A call by an address that is no function's."""
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        g.put("op_addr", f"i64 {g.word(ins.operands[0], 64)}")
+        g.leave(g.suspend(ins, abi.Status.TRAP, abi.Trap.NO_FUNCTION))
+
+    return Action(emit, pure=False)
+
+
 @opcode("pmevent", "setmaxnreg")
 def nothing(op: Opcode) -> Action:
     op.flag("mask", "inc", "dec", "sync", "aligned", "u32")
@@ -72,8 +84,8 @@ def call(op: Opcode) -> Action:
         prototype = operands[0].name if operands else None
         if g.mode == "raw":
             g.unit.raw_call(g, callee, returns, arguments, prototype)
-        elif isinstance(callee, Sym) and callee.name in ("vprintf", "__assertfail"):
-            _system_call(g, ins, callee.name, returns, arguments)
+        elif isinstance(callee, Sym) and callee.name in _SYSTEM_CALLS and not g.unit.has_body(callee.name):
+            _SYSTEM_CALLS[callee.name](g, ins, returns, [argument_pointer(g, a) for a in arguments])
         else:
             _device_call(g, callee, returns, arguments)
 
@@ -99,7 +111,7 @@ def argument_pointer(g: Emitter, operand: Any) -> str:
 
 def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
     if not isinstance(callee, Sym):
-        raise RefusedError("indirect calls are not supported")
+        raise RefusedError("the name of a function is expected")
     name = g.unit.device_function(callee.name)
     if any(isinstance(r, Reg) for r in returns):
         raise RefusedError("a returned value must go to a .param variable")
@@ -114,20 +126,36 @@ def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: t
     g.start(back)
 
 
-def _system_call(g: Emitter, ins: Instruction, name: str, returns: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
-    pointers = [argument_pointer(g, a) for a in arguments]
-    if name == "vprintf":
-        fmt, args = (g.op(f"load i64, ptr {p}") for p in pointers)
-        result = g.runtime("rt_vprintf", "%t", fmt, args)
-        if returns:
-            g.do(f"store i32 {result}, ptr {argument_pointer(g, returns[0])}")
-        return
+def _give(g: Emitter, returns: tuple[Any, ...], typed: str) -> None:
+    """The result of a system call, "type value"."""
+    if returns:
+        g.do(f"store {typed}, ptr {argument_pointer(g, returns[0])}")
+
+
+def _vprintf(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list[str]) -> None:
+    fmt, args = (g.op(f"load i64, ptr {p}") for p in pointers)
+    _give(g, returns, f"i32 {g.runtime('rt_vprintf', '%t', fmt, args)}")
+
+
+def _assertfail(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list[str]) -> None:
     message, file, line, function = pointers[:4]
     g.put("op_value", f"i64 {g.op(f'load i64, ptr {message}')}")
     g.put("op_addr", f"i64 {g.op(f'load i64, ptr {file}')}")
     g.put("op_a", f"i32 {g.op(f'load i32, ptr {line}')}")
     g.put("op_seen", f"i64 {g.op(f'load i64, ptr {function}')}")
     g.leave(g.suspend(ins, abi.Status.TRAP, abi.Trap.ASSERT))
+
+
+def _malloc(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list[str]) -> None:
+    _give(g, returns, f"i64 {g.runtime('rt_malloc', '%t', g.op(f'load i64, ptr {pointers[0]}'))}")
+
+
+def _free(g: Emitter, ins: Instruction, returns: tuple[Any, ...], pointers: list[str]) -> None:
+    g.leave_if(g.runtime("rt_free", "%t", g.op(f"load i64, ptr {pointers[0]}"), str(g.site(ins))))
+
+
+_SYSTEM_CALLS = {"vprintf": _vprintf, "__assertfail": _assertfail, "malloc": _malloc, "free": _free}
+"""What every kernel may call without a definition."""
 
 
 # Block barriers -----------------------------------------------------------------------------------------------------

@@ -9,18 +9,16 @@ from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
 from .mbarrier import bulk_load
 from .memory import drop_hints
-
-_UNSUPPORTED = {"mbarrier": "cp.async.mbarrier", "reduce": "cp.reduce.async", "tensor": "cp.async.bulk.tensor"}
+from .reductions import reduction
 
 
 @opcode("cp")
 def cp(op: Opcode) -> Action:
     op.pick("async")
-    for part, name in _UNSUPPORTED.items():
-        if part in op.rest:
-            raise RefusedError(f"{name} is not supported yet")
-    if op.rest[:1] == ["bulk"]:
+    if "bulk" in op.rest[:2]:
         return _bulk(op)
+    if op.flag("mbarrier"):
+        return _arrive(op)
     if op.flag("commit_group"):
         return Action(lambda g, ins: g.copying("rt_copy_commit"), pure=False)
     if op.flag("wait_group"):
@@ -60,7 +58,21 @@ def _bulk(op: Opcode) -> Action:
     return _bulk_store(op) if "bulk_group" in op.rest else bulk_load(op)
 
 
+def _arrive(op: Opcode) -> Action:
+    op.pick("arrive")
+    immediate = str(int(op.flag("noinc")))
+    space = op.pick("shared", "shared::cta", default="")
+    op.pick("b64")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        (barrier,) = ins.operands
+        g.copying("rt_copy_arrive", g.address(barrier, "shared" if space else ""), immediate, str(g.site(ins)))
+
+    return Action(emit, pure=False)
+
+
 def _bulk_store(op: Opcode) -> Action:
+    reduces = op.flag("reduce")
     if op.rest[0] != "global":
         raise RefusedError("a bulk_group copies from .shared::cta to .global")
     op.pick("global")
@@ -68,11 +80,12 @@ def _bulk_store(op: Opcode) -> Action:
     op.pick("bulk_group")
     has_policy = "L2::cache_hint" in op.rest
     drop_hints(op)
+    how = str(reduction(op, "global") if reduces else 0)
 
     def emit(g: Emitter, ins: Instruction) -> None:
         target, source, size = ins.operands[:-1] if has_policy else ins.operands
         where = g.address(target, "global"), g.address(source, "shared"), g.word(size, 32)
-        g.copying("rt_bulk_store", *where, str(g.site(ins)))
+        g.copying("rt_bulk_store", *where, how, str(g.site(ins)))
 
     return Action(emit, pure=False)
 

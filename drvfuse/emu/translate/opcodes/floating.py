@@ -121,6 +121,15 @@ def directed_sum(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
     return g.call(g.helpers.add_directed(mode), "double", f"double {v[0]}", f"double {second}")
 
 
+def directed64(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
+    """An fp64 operation rounded by rz, rm or rp, exactly."""
+    if verb in ("add", "sub"):
+        return directed_sum(g, verb, mode, v)
+    operands = ["1.0", *v] if verb == "rcp" else v
+    name = {"mul": "fmul", "mad": "fma", "div": "fdiv", "rcp": "fdiv"}.get(verb, verb)
+    return g.call(g.helpers.rounded(name, mode), "double", *(f"double {x}" for x in operands))
+
+
 def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> str:
     """One operation in round-to-nearest."""
     kind = "f32" if ll == "float" else "f64"
@@ -144,7 +153,7 @@ def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> st
 def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool, nan: bool) -> Action:
     """fp32 or fp64."""
     ll = "float" if kind == "f32" else "double"
-    if kind == "f64" and (mode != "rn" and verb not in ("add", "sub") or ftz and verb != "rcp" or sat):
+    if kind == "f64" and (ftz and verb != "rcp" or sat):
         raise RefusedError(
             f"unsupported modifier of {verb}.f64: .{mode}{' .ftz' if ftz else ''}{' .sat' if sat else ''}"
         )
@@ -156,7 +165,7 @@ def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool
         if mode == "rn":
             r = plain(g, verb, v, ll, nan)
         else:
-            r = directed(g, verb, mode, v) if kind == "f32" else directed_sum(g, verb, mode, v)
+            r = directed(g, verb, mode, v) if kind == "f32" else directed64(g, verb, mode, v)
         if ftz and kind == "f64":
             r = flush64(g, r)
         elif ftz and verb not in ("neg", "abs", "min", "max"):

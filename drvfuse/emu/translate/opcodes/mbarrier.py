@@ -10,6 +10,7 @@ from ... import abi
 from ..emitter import Emitter
 from ..opcode import Action, Opcode, RefusedError, opcode
 from .memory import ORDERS, SCOPES, announce, drop_hints
+from .reductions import reduction
 
 
 def _call(
@@ -23,27 +24,34 @@ def _call(
     bytes_: Any = 0,
     state: Any = 0,
 ) -> None:
-    where = g.address(address, "shared")
+    where = g.address(address, _space(flags))
     arguments = (int(op), count, bytes_, state, flags, g.site(ins))
     g.leave_if(g.runtime("rt_mbarrier", "%t", where, *map(str, arguments)))
 
 
 @opcode("mbarrier")
 def mbarrier(op: Opcode) -> Action:
-    verbs = {"init": _init, "inval": _init, "arrive": _arrive, "test_wait": _wait, "try_wait": _wait}
+    verbs = {
+        **dict.fromkeys(("init", "inval"), _init),
+        **dict.fromkeys(("arrive", "arrive_drop"), _arrive),
+        **dict.fromkeys(("test_wait", "try_wait"), _wait),
+        "pending_count": _pending,
+    }
     verb = op.pick(*verbs, default="")
-    if op.flag("noComplete"):
-        raise RefusedError(".noComplete is not supported yet")
-    if not verb and not {"expect_tx", "complete_tx"} & {*op.rest}:
-        raise RefusedError(f"mbarrier.{op.rest[0] if op.rest else ''} is not supported yet")
     return verbs[verb](op, verb) if verb else _expect(op)
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """Flag bits of the state space: the block's own shared memory, or what else the operation allows."""
-    space = op.pick("shared", "shared::cta", *more)
+    """Flag bits of the state space: the block's own shared memory, or what else the operation allows; or generic."""
+    space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
-    return int(abi.Space.CLUSTER if space == "shared::cluster" else abi.Space.SHARED) << abi.SPACE_SHIFT
+    spaces = {"": abi.Space.GENERIC, "shared::cluster": abi.Space.CLUSTER}
+    return int(spaces.get(space, abi.Space.SHARED)) << abi.SPACE_SHIFT
+
+
+def _space(flags: int) -> str:
+    """What an address counts from."""
+    return "shared" if flags >> abi.SPACE_SHIFT & 0xF else ""
 
 
 def _order(op: Opcode, *orders: str) -> int:
@@ -65,22 +73,38 @@ def _init(op: Opcode, verb: str) -> Action:
 
 
 def _arrive(op: Opcode, verb: str) -> Action:
-    expects = op.flag("expect_tx")
+    expects, never_last = op.flag("expect_tx"), op.flag("noComplete")
     remote = "shared::cluster" in op.rest
     flags = _order(op, "release", "relaxed") | _place(op, "shared::cluster")
+    if verb == "arrive_drop" and never_last or expects and never_last:
+        raise RefusedError("unsupported modifier .noComplete")
+    which = abi.Mbarrier.DROP if verb == "arrive_drop" else abi.Mbarrier.ARRIVE
+    which = abi.Mbarrier.NO_COMPLETE if never_last else which
 
     def after(g: Emitter, ins: Instruction) -> None:
         target, address, *rest = ins.operands
         if remote and target is not SINK:
             raise RefusedError("an arrival in .shared::cluster has no result: _ is expected")
-        if len(rest) > 1 or (expects and not rest):
-            raise RefusedError("one count is expected at most, and by expect_tx")
+        if len(rest) > 1 or ((expects or never_last) and not rest):
+            raise RefusedError("one count is expected at most, and by expect_tx and noComplete")
         amount = g.word(rest[0], 32) if rest else "1"
         count, nbytes = (1, amount) if expects else (amount, 0)
-        _call(g, ins, abi.Mbarrier.ARRIVE, address, flags, count=count, bytes_=nbytes)
+        _call(g, ins, which, address, flags, count=count, bytes_=nbytes)
         g.set_int(target, g.get("op_value", "i64"), 64)
 
-    return Action(after, before=announce("shared", 8), rereads=True, pure=False)
+    return Action(after, before=announce(_space(flags), 8), rereads=True, pure=False)
+
+
+def _pending(op: Opcode, verb: str) -> Action:
+    """The arrivals that were to come when a state was given: no access to memory."""
+    op.pick("b64")
+
+    def emit(g: Emitter, ins: Instruction) -> None:
+        count, state = ins.operands
+        word = g.op(f"and i64 {g.word(state, 64)}, {abi.MBARRIER_COUNT_MASK}")
+        g.set_int(count, g.op(f"trunc i64 {word} to i32"), 32)
+
+    return Action(emit)
 
 
 def _expect(op: Opcode) -> Action:
@@ -93,7 +117,7 @@ def _expect(op: Opcode) -> Action:
         nbytes = nbytes if expects else g.op(f"sub i32 0, {nbytes}")
         _call(g, ins, abi.Mbarrier.EXPECT, address, flags, bytes_=nbytes)
 
-    return Action(after, before=announce("shared", 8), rereads=True, pure=False)
+    return Action(after, before=announce(_space(flags), 8), rereads=True, pure=False)
 
 
 def _wait(op: Opcode, verb: str) -> Action:
@@ -110,14 +134,18 @@ def _wait(op: Opcode, verb: str) -> Action:
         _call(g, ins, abi.Mbarrier.TEST, address, flags, state=word)
         g.set_pred(done, g.op(f"icmp ne i32 {g.get('op_pred', 'i32')}, 0"))
 
-    return Action(after, before=announce("shared", 8), rereads=True, pure=False)
+    return Action(after, before=announce(_space(flags), 8), rereads=True, pure=False)
 
 
 def bulk_load(op: Opcode) -> Action:
-    """cp.async.bulk from global memory to shared memory, or from the block's own to that of a block of its cluster."""
+    """cp.async.bulk from global memory to shared memory, or from the block's own to that of a block of its cluster, or
+    the latter as cp.reduce.async.bulk.
+    """
     to_cluster = op.pick("shared::cluster", "shared::cta") == "shared::cluster"
-    source_space = op.pick("global", *(("shared::cta",) if to_cluster else ()))
+    reduces = op.base == "cp" and op.flag("reduce")
+    source_space = op.pick(*(() if reduces else ("global",)), *(("shared::cta",) if to_cluster else ()))
     op.pick("mbarrier::complete_tx::bytes")
+    how = str(reduction(op, "shared") if reduces else 0)
     spreads = to_cluster and source_space == "global" and op.flag("multicast::cluster")
     has_policy = source_space == "global" and "L2::cache_hint" in op.rest
     if has_policy:
@@ -129,6 +157,6 @@ def bulk_load(op: Opcode) -> Action:
             raise RefusedError("a mask of blocks is expected with .multicast::cluster alone")
         ranks = g.op(f"or i32 {g.op(f'zext i16 {g.word(mask[0], 16)} to i32')}, 65536") if mask else "0"
         where = g.address(target, "shared"), g.address(source, source_space), g.word(size, 32)
-        g.copying("rt_bulk", *where, g.address(barrier, "shared"), ranks, str(g.site(ins)))
+        g.copying("rt_bulk", *where, g.address(barrier, "shared"), ranks, how, str(g.site(ins)))
 
     return Action(emit, pure=False)

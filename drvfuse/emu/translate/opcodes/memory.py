@@ -37,7 +37,7 @@ _TYPES_OF_ATOMICS = {
 }
 
 
-def _space(op: Opcode) -> tuple[str, int]:
+def state_space(op: Opcode) -> tuple[str, int]:
     """(name, flag bits) of the state space; "" is generic."""
     name = op.pick(*_SPACES, default="")
     flags = int(_SPACES[name]) << abi.SPACE_SHIFT if name else 0
@@ -70,7 +70,7 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
     if op.flag("nc"):
         flags |= abi.Access.NC
     drop_hints(op)
-    space, bits = _space(op)
+    space, bits = state_space(op)
     return space, flags | bits, bool(flags & abi.Access.STRONG)
 
 
@@ -153,7 +153,9 @@ def ld(op: Opcode) -> Action:
 
     def after(g: Emitter, ins: Instruction) -> None:
         items = elements(ins.operands[0], count)
-        at = _place(g, ins.operands[1], space, n // 8 * count, flags, ins)
+        unread = 0 if strong or count == 1 else g.unread(items)
+        how = flags | (unread << abi.UNREAD_SHIFT | elements_flag(count, True) if unread else 0)
+        at = _place(g, ins.operands[1], space, n // 8 * count, how, ins)
         ll = {"f32": "float", "f64": "double"}.get(t, f"i{n}")
         loaded = [g.op(f"load {ll}, ptr {at(i * n // 8)}, align {min(n // 8, 16)}") for i in range(count)]
         if strong:
@@ -273,7 +275,7 @@ def atom(op: Opcode) -> Action:
     flags |= 0 if returns else abi.Access.REDUCTION
     flags |= scope_flags(op, "gpu")
     drop_hints(op)
-    space, bits = _space(op)
+    space, bits = state_space(op)
     flags |= bits
     verb = op.pick("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
     count = int(op.pick("v2", "v4", "v8", default="v1")[1:])
@@ -341,7 +343,7 @@ def fence(op: Opcode) -> Action:
 # Addresses ----------------------------------------------------------------------------------------------------------
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
-    """Only shared memory has addresses of its own: offsets in the cluster's."""
+    """Shared and local memory have addresses of their own: offsets in the cluster's, and in the thread's."""
     to_space = op.flag("to")
     space = op.pick(*_SPACES).split("::")[0]
     op.pick("u64")
@@ -349,8 +351,9 @@ def cvta(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a = ins.operands
         x = g.word(a, 64)
-        if space == "shared":
-            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, %window")
+        own = {"shared": "%window", "local": "%local" if g.mode != "raw" else ""}.get(space)
+        if own:
+            x = g.op(f"{'sub' if to_space else 'add'} i64 {x}, {own}")
         g.set_int(d, x, 64)
 
     return Action(emit)

@@ -24,7 +24,7 @@ if (t == at.a) { LATE(1) $second }  // @r
 SHARED = ("STS(&s, 1)", "READS(&s)")
 GLOBAL = ("ST(weak, x, 1)", "LD(weak, x)")
 BACK = ("LD(weak, x)", "ST(weak, x, 1)")
-TWICE = ("ST(weak, x, 1)", "ST(weak, x, 1)")
+TWICE = ("ST(weak, x, 1)", "ST(weak, x, 2)")
 ACCESSES = {"shared": SHARED, "global": GLOBAL, "read-then-write": BACK, "write-then-write": TWICE}
 # What is between them, and which threads it orders behind thread 0, of those with numbers 1 and 70 of 96.
 BETWEENS = {

@@ -165,14 +165,21 @@ def _exchange(here: Lab) -> None:
             here.launch(grid=1, block=64, device=device, n=n, values=(device, step))
 
 
-for name, end, races in (
-    ("with-a-barrier-at-the-end", END, ""),
-    ("with-a-barrier-at-the-start-only", "", "w~r"),
-    ("with-a-relaxed-barrier-at-the-end", END.replace("release", "relaxed"), "w~r"),
-    ("with-an-end-that-does-not-acquire", END.replace("acquire", "relaxed"), ""),  # the kernel's end does
-    ("with-an-end-before-the-reads-of-others", END.replace("BAR ", ""), "w~r"),
+RELAXED = END.replace("release", "relaxed")
+NEITHER = RELAXED.replace("acquire", "relaxed")
+COUNTED = NEITHER.replace("ST(relaxed.sys, ", "RED(relaxed.sys, add.u32, ")
+for name, end, races, strict in (
+    ("with-a-barrier-at-the-end", END, "", ""),
+    ("with-a-barrier-at-the-start-only", "", "w~r", "w~r"),
+    ("with-a-relaxed-barrier-at-the-end", RELAXED, "", "w~r"),
+    ("with-a-barrier-at-the-end-that-is-relaxed-on-both-sides", NEITHER, "", "w~r"),
+    ("with-a-volatile-barrier-at-the-end", NEITHER.replace("relaxed.sys", "volatile"), "", "w~r"),
+    ("with-a-barrier-of-atomics-at-the-end", COUNTED, "", "w~r"),
+    ("with-an-end-that-does-not-acquire", END.replace("acquire", "relaxed"), "", ""),  # the kernel's end does
+    ("with-an-end-before-the-reads-of-others", END.replace("BAR ", ""), "w~r", "w~r"),
+    ("with-a-relaxed-end-before-the-reads-of-others", RELAXED.replace("BAR ", ""), "w~r", "w~r"),
 ):
-    suite.add(f"inputs-of-peers-{name}", fill(EXCHANGE, end=end), _exchange, races=races)
+    suite.add(f"inputs-of-peers-{name}", fill(EXCHANGE, end=end), _exchange, races=races, strict=strict)
 PINNED = """
 P(0) {
   ST(weak, n, 1)  // @w

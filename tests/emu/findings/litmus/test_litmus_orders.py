@@ -156,7 +156,8 @@ for where in PLACES:
         f"the-same-value-twice-{where}",
         "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nST(weak, x, 7)  // @v\n}",
         place(where, 2),
-        races="w~v",
+        races="" if where in ("warp", "block") else "w~v",
+        strict="w~v",
     )
     suite.add(
         f"neighbours-{where}",

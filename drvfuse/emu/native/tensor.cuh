@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sums of tensor cores, bit for bit those of an H200; docs/matrix.md has them in words.
+#pragma once
+
+#include "common.cuh"
+
+typedef unsigned short u16;
+typedef long long s64;
+
+const u32 MOST = 512;  // elements of a matrix, or of the four matrices of m8n8k4
+
+// Numbers ----------------------------------------------------------------------------------------------------------------
+
+FN float of_half(u32 x) {
+    float r;
+    asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x));
+    return r;
+}
+
+FN u32 to_half(float x) {
+    u32 r;
+    asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.u32.u16 %0, h;}" : "=r"(r) : "f"(x));
+    return r;
+}
+
+FN u32 half_of_fp8(u32 x, u32 kind) {
+    u32 pair;
+    if (kind == MX_E4M3) asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e4m3x2 %0, h;}" : "=r"(pair) : "r"(x));
+    else asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.rn.f16x2.e5m2x2 %0, h;}" : "=r"(pair) : "r"(x));
+    return pair & 0xFFFF;
+}
+
+FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
+
+// A number apart: significand * 2^(exponent - 23), the significand not normalised where the number is subnormal. What is
+// not finite has a class instead.
+const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;
+const s32 ZERO = -(1 << 14);  // the exponent of a zero, and about that of a product with one: below all others
+const u32 FRACTION = 23;
+const u32 FACTOR = 10;  // of the significand of a factor, which has no more
+
+struct Number {
+    s32 significand, exponent;
+    u32 class_;
+};
+
+FN Number number(u32 bits, u32 width, u32 fraction) {
+    u32 exponents = width - 1 - fraction, top = (1u << exponents) - 1;
+    u32 e = bits >> fraction & top, f = bits & (1u << fraction) - 1;
+    Number x;
+    s32 significand = (s32)((f | (u32)(e != 0) << fraction) << FRACTION - fraction);
+    x.significand = bits >> width - 1 & 1 ? -significand : significand;
+    x.exponent = !significand ? ZERO : (s32)(e ? e : 1) - (s32)(top >> 1);
+    x.class_ = e < top ? FINITE : f ? NOT_A_NUMBER : INFINITE;
+    return x;
+}
+
+FN Number number_of(u32 bits, u32 kind) {
+    if (kind == MX_F16) return number(bits, 16, 10);
+    if (kind == MX_BF16) return number(bits, 16, 7);
+    if (kind == MX_TF32) return number(bits >> 13, 19, 10);  // its low bits are not read
+    return number(bits, 32, 23);
+}
+
+// Sums of products -------------------------------------------------------------------------------------------------------
+//
+// One step of the tensor cores adds C and all products at once, as integers: each term is cut off (toward zero) GUARD binary
+// places below the greatest exponent of all terms. The exponent of a product is the sum of its factors' exponents, so its
+// significand lies in [1, 4). The sum is exact then; it is rounded toward zero to fp32, or to nearest even to fp16.
+const u32 GUARD = 25;
+const s32 LEAST_TOP = -133;  // the least that counts as the greatest exponent: nothing below 2^-158 is added
+
+struct Side {  // A by rows or B by columns, apart
+    s32 significand[MOST], exponent[MOST];
+    u8 class_[MOST];
+    u8 any[64];  // what classes a row, or column, has
+};
+
+FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
+    LOOP for (u32 i = 0; i < count; i++) {
+        u32 any = 0;
+        LOOP for (u32 j = i * k; j < (i + 1) * k; j++) {
+            Number x = number_of(bits[j], kind);
+            side->significand[j] = x.significand >> FRACTION - FACTOR;
+            side->exponent[j] = x.exponent;
+            side->class_[j] = x.class_;
+            any |= x.class_;
+        }
+        side->any[i] = any;
+    }
+}
+
+// significand * 2^places, cut off so many binary places further up; below 2^31.
+FN s32 cut(s32 significand, u32 places, u32 below) {
+    s32 sign = significand >> 31;  // -1 or 0
+    u32 magnitude = (u32)((significand ^ sign) - sign) << places >> (below < 31 ? below : 31);
+    return (s32)((magnitude ^ sign) - sign);
+}
+
+FN u32 fp32_toward_zero(u64 magnitude, s32 exponent) {  // of magnitude * 2^exponent, not 0
+    s32 last = exponent + 63 - __clzll(magnitude) - 23;
+    if (last < -149) last = -149;
+    s32 shift = last - exponent;
+    u32 r = (u32)(shift > 0 ? magnitude >> (shift < 63 ? shift : 63) : magnitude << -shift);
+    s32 biased = last + 149;  // of the last place: 0 where the number is subnormal
+    if (biased > 253) return 0x7F800000;
+    return ((u32)biased << 23) + r;
+}
+
+FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
+    s32 last = exponent + 63 - __clzll(magnitude) - 10;
+    if (last < -24) last = -24;
+    s32 shift = last - exponent;
+    u64 r;
+    if (shift > 0) {
+        if (shift > 62) return 0;
+        r = magnitude >> shift;
+        u64 rest = magnitude - (r << shift), half = 1ull << shift - 1;
+        r += rest > half || (rest == half && r & 1);
+    } else {
+        r = magnitude << -shift;
+    }
+    s32 biased = last + 24;
+    if (biased > 29) return 0x7C00;
+    u32 bits = ((u32)biased << 10) + (u32)r;
+    return bits < 0x7C00 ? bits : 0x7C00;
+}
+
+// The result where a factor or C is not finite, as its class and, for an infinity, its sign.
+FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 c_bits, u32 half) {
+    Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
+    u32 positive = 0, negative = 0, nan = c.class_ == NOT_A_NUMBER;
+    if (c.class_ == INFINITE) c.significand < 0 ? negative = 1 : positive = 1;
+    LOOP for (u32 i = 0; i < count; i++) {
+        u32 x = a->class_[row + i], y = b->class_[column + i];
+        if (!(x | y)) continue;
+        s32 p = a->significand[row + i], q = b->significand[column + i];
+        if ((x | y) & NOT_A_NUMBER || !p || !q) nan = 1;
+        else if ((p < 0) != (q < 0)) negative = 1;
+        else positive = 1;
+    }
+    if (nan || (positive && negative)) return half ? 0x7FFF : 0x7FFFFFFF;
+    u32 infinity = half ? 0x7C00 : 0x7F800000;
+    return negative ? infinity | (half ? 0x8000u : 0x80000000u) : infinity;
+}
+
+// C plus `count` products; `half`: the accumulator is fp16.
+FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
+    Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
+    if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);
+    const s32 *x = a->significand + row, *y = b->significand + column;
+    const s32 *p = a->exponent + row, *q = b->exponent + column;
+    s32 top = c.exponent > LEAST_TOP ? c.exponent : LEAST_TOP;
+#pragma unroll 4  // here a kernel spends most of the time of its products
+    for (u32 i = 0; i < count; i++) top = p[i] + q[i] > top ? p[i] + q[i] : top;
+    s64 sum = cut(c.significand, GUARD - FRACTION, (u32)(top - c.exponent));
+#pragma unroll 4
+    for (u32 i = 0; i < count; i++) sum += cut(x[i] * y[i], GUARD - 2 * FACTOR, (u32)(top - p[i] - q[i]));
+    if (!sum) return 0;
+    u64 magnitude = (u64)(sum < 0 ? -sum : sum);
+    u32 r = half ? fp16_to_nearest(magnitude, top - (s32)GUARD) : fp32_toward_zero(magnitude, top - (s32)GUARD);
+    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // no zero is negative
+}

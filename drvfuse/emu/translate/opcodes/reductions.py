@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous reductions (red.async, cp.reduce.async.bulk): which there are. The runtime makes them
+(`native/reduce.cuh`)."""
+
+from __future__ import annotations
+
+from ... import abi
+from ..opcode import Opcode, RefusedError
+
+# By verb: the types in shared memory, and the further ones in global memory.
+_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("and", "or", "xor"), (("b32",), ("b64",))),
+    **dict.fromkeys(("min", "max"), (("u32", "s32"), ("u64", "s64", "f16", "bf16"))),
+    **dict.fromkeys(("inc", "dec"), (("u32",), ())),
+    "add": (("u32", "s32", "u64"), ("f16", "bf16", "f32", "f64")),
+}
+
+
+def reduction(op: Opcode, space: str, *more: str) -> int:
+    """Takes the verb and the type: how the runtime is to reduce in memory of a space. more: further types of sums."""
+    verb = op.pick(*_TYPES)
+    shared, further = _TYPES[verb]
+    halves = verb == "add" and op.flag("noftz")
+    t = op.type()
+    allowed = (*shared, *(further if space == "global" else ()), *(more if verb == "add" else ()))
+    if t not in allowed or halves != (verb == "add" and t in ("f16", "bf16")):
+        raise RefusedError(f"unsupported reduction .{verb}{'.noftz' if halves else ''}.{t} in {space} memory")
+    return abi.REDUCES | int(abi.Reduce[verb.upper()]) | int(abi.Element[t.upper()]) << abi.ELEMENT_SHIFT

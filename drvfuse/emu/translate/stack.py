@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`alloca`, `stacksave` and `stackrestore`: a stack of fixed size in local memory.
+
+Each function that uses them has one of `BYTES`, which is empty when it is called, and a register that says how much of
+it is in use. What is beyond it is outside of the thread's local memory, unless other variables follow it there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ptx.ir import Function, Imm, Instruction, Module, Reg, Sym, Var
+
+BYTES = 4096
+_ALIGNMENT = 16
+_OPCODES = ("alloca", "stacksave", "stackrestore")
+
+
+def lower(module: Module) -> None:
+    """Replace these instructions in all functions by arithmetic, in place."""
+    for fn in module.functions.values():
+        if any(isinstance(item, Instruction) and item.base in _OPCODES for item in fn.body or ()):
+            _lower(fn)
+
+
+def _lower(fn: Function) -> None:
+    assert fn.body is not None
+    memory = Var("%stack", "local", "b8", BYTES, _ALIGNMENT, array=True)
+    fn.variables.append(memory)
+    used = Reg("%stack.used", "b64", len(fn.registers))
+    fn.registers.append(used)
+    out: list[Any] = [Instruction("mov.b64", (used, Imm(0, "int")), None, fn.line, 0, "")]
+    for item in fn.body:
+        out += _replaced(item, memory, used) if isinstance(item, Instruction) and item.base in _OPCODES else [item]
+    fn.body = out
+
+
+def _replaced(ins: Instruction, memory: Var, used: Reg) -> list[Instruction]:
+    def made(opcode: str, *operands: Any) -> Instruction:
+        return Instruction(opcode, operands, ins.guard, ins.line, ins.loc, ins.text)
+
+    bits = ins.opcode.rsplit(".", 1)[-1]
+    if bits != "u64":
+        raise ins.error("the type .u64 is expected")
+    if ins.base == "stacksave":
+        return [made("mov.b64", ins.operands[0], used)]
+    if ins.base == "stackrestore":
+        return [made("mov.b64", used, ins.operands[0])]
+    pointer, size, *align = ins.operands
+    least = align[0].value if align else _ALIGNMENT
+    if least > _ALIGNMENT:
+        raise ins.error(f"an alignment of at most {_ALIGNMENT} is expected")
+    return [
+        made("mov.b64", pointer, Sym(memory.name, memory)),
+        made("add.u64", pointer, pointer, used),
+        made("add.u64", used, used, size),
+        made("add.u64", used, used, Imm(_ALIGNMENT - 1, "int")),
+        made("and.b64", used, used, Imm(-_ALIGNMENT, "int")),
+    ]

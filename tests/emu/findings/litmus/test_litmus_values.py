@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain stores of one value by threads of one block, which hardware keeps and `strict` does not; and elements of lanes.
+
+Lanes share entries of the detector where their elements lie side by side: who conflicts with one lane's element does not
+conflict with those of the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from litmus import Suite, fill, grid
+
+suite = Suite()
+
+# One value by all -----------------------------------------------------------------------------------------------------
+
+ALL = """
+u32 t = threadIdx.x, v = blockIdx.x + 1;
+$store  // @w
+$between
+$read  // @r
+"""
+STORE = "ST(weak, x, 7)"
+READ = "if (t == 40) LD(weak, x)"
+for name, store, between, read, races, strict in (
+    ("all-threads", STORE, "", "", "", "w~w"),
+    ("all-threads-read-behind-a-barrier", STORE, "BAR", READ, "", "w~w"),
+    ("all-threads-read-without-a-barrier", STORE, "", READ, "w~r", "w~w w~r"),
+    ("one-warp-read-by-another", "if (t < 32) ST(weak, x, 7)", "WARP(0xffffffff)", READ, "w~r", "w~w w~r"),
+    ("one-of-a-warp-differs", "ST(weak, x, t == 9 ? 8 : 7)", "", "", "w~w", "w~w"),
+    ("the-last-one-differs", "ST(weak, x, t == 95 ? 8 : 7)", "", "", "w~w", "w~w"),
+    ("a-value-for-each-warp", "ST(weak, x, t / 32)", "", "", "w~w", "w~w"),
+    ("all-elements-of-a-line", "ST(weak, x + t % 4, t % 4)", "BAR", "if (t < 4) LD(weak, x + t)", "", "w~w"),
+    ("elements-that-are-exchanged", "ST(weak, x + t % 4, t % 5)", "", "", "w~w", "w~w"),
+    ("stored-again-by-another", STORE, "BAR", "if (t == 40) ST(weak, x, 9)", "", "w~w"),
+    ("stored-again-too-early", "if (t == 0) ST(weak, x, 7)", "", "if (t == 40) ST(weak, x, 7)", "", "w~r"),
+    ("stored-again-with-another-value", "if (t == 0) ST(weak, x, 7)", "", "if (t == 40) ST(weak, x, 9)", "w~r", "w~r"),
+):
+    suite.add(
+        name,
+        fill(ALL, store=store, between=between, read=read),
+        grid(1, 96),
+        races=races,
+        strict=strict,
+        seeds=range(3),
+    )
+suite.add(
+    "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
+)
+
+# Elements of lanes ----------------------------------------------------------------------------------------------------
+
+ELEMENTS = """
+u32 t = threadIdx.x;
+u64 mine = (u64)x + t % $columns * $size, next = (u64)x + (t + 1) % $columns * $size;
+if (t < 32) $first  // @a
+$between
+$second  // @b
+"""
+FIRSTS = {
+    "read": '{ $c v_; asm volatile("ld.weak.global.u$bits %0, [%1];" : "=$r"(v_) : "l"(mine) : "memory"); }',
+    "written": 'asm volatile("st.weak.global.u$bits [%0], %1;" :: "l"(mine), "$r"(($c)(t % $columns)) : "memory");',
+}
+SECOND = 'asm volatile("st.weak.global.u$bits [%0], %1;" :: "l"($where), "$r"(($c)99) : "memory");'
+for (size, columns), (kind, first) in itertools.product(
+    ((4, 32), (4, 16), (4, 8), (4, 4), (1, 32), (1, 16), (2, 8), (8, 4), (8, 2)), FIRSTS.items()
+):
+    sizes = {"size": str(size), "bits": str(8 * size), "columns": str(columns)}
+    sizes |= {"c": {1: "u16", 2: "u16", 4: "u32", 8: "u64"}[size], "r": {1: "h", 2: "h", 4: "r", 8: "l"}[size]}
+    for name, between, who, where, races in (
+        ("then-by-its-lane", "", f"t < {columns}", "mine", "" if columns == 32 else "a~b"),
+        ("then-by-the-lane-before", "", f"t < {columns}", "next", "a~b"),
+        ("then-behind-syncwarp", "WARP(0xffffffff)", f"t < {columns}", "next", ""),
+        ("then-by-another-warp", "WARP(0xffffffff)", f"t >= 64 && t < {64 + columns}", "mine", "a~b"),
+        ("then-behind-a-barrier", "BAR", f"t >= 64 && t < {64 + columns}", "mine", ""),
+    ):
+        second = f"if ({who}) {fill(SECOND, where=where, **sizes)}"
+        body = fill(ELEMENTS, first=fill(first, **sizes), between=between, second=second, **sizes)
+        # Lanes that write one element: a race in `strict`, unless the second write hides the first; else a third value may
+        # come between the two.
+        doubles = "a~a" if kind == "written" and columns < 32 else ""
+        hidden = doubles and between == ""
+        suite.add(
+            f"{columns}-elements-of-{size}-{kind}-{name}",
+            body,
+            grid(1, 96),
+            races=races,
+            strict=races if hidden else f"{races} {doubles}",
+            maybe=doubles if hidden else "",
+            seeds=range(1),
+        )
+
+
+@pytest.mark.parametrize(("case", "profile"), suite.params())
+def test_values(case: Any, profile: str) -> None:
+    suite.check(case, profile)
