@@ -86,7 +86,14 @@ def scor(root: Path, keeps_volatile: bool) -> Iterator[Case]:
         code = device_code(text)
         source = code if keeps_volatile else "#define volatile\n#line 1\n" + code
         yield Case(
-            "ScoR", path.stem, "kmain", source, path.stem.startswith("race"), blocks, threads, lambda d: (d.zeros(4, "uint32"),)
+            "ScoR",
+            path.stem,
+            "kmain",
+            source,
+            path.stem.startswith("race"),
+            blocks,
+            threads,
+            lambda d: (d.zeros(4, "uint32"),),
         )
 
 

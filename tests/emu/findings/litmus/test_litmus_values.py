@@ -40,7 +40,12 @@ for name, store, between, read, races, strict in (
     ("stored-again-with-another-value", "if (t == 0) ST(weak, x, 7)", "", "if (t == 40) ST(weak, x, 9)", "w~r", "w~r"),
 ):
     suite.add(
-        name, fill(ALL, store=store, between=between, read=read), grid(1, 96), races=races, strict=strict, seeds=range(3)
+        name,
+        fill(ALL, store=store, between=between, read=read),
+        grid(1, 96),
+        races=races,
+        strict=strict,
+        seeds=range(3),
     )
 suite.add(
     "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
