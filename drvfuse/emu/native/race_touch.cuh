@@ -68,7 +68,7 @@ FAR void touch(Who* w, u64 addr, u32 mask) {
     Location *location = 0, *chain = 0;
     if (w->kind & N_STRONG) {
         u32 read = !write || (w->kind & N_ATOMIC);
-        LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
+    LOOP for (Ref ref = *cell; ref; ref = ((Entry*)at(r, ref))->next) {
             Entry* e = (Entry*)at(r, ref);
             if (!(e->kind & N_LOCATION) || !(e->bytes & mask)) continue;
             if (e->bytes == mask) location = (Location*)e;
