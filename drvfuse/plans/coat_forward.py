@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_rmsnorm_forward*.cu."""
+"""How the forward kernels share out rows and tiles: the host's side of cu/coat/fp8_*norm_forward*.cu."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _SUMS_BYTES = 16384
 _MEETINGS_BYTES = 32
 _ALONE = 8192
 _FEW_ROWS, _FEW_WITHOUT_TEAMS = 8, 20  # a multiprocessor
+_LAYER_ROWS = 512  # from which LayerNorm's three meetings pay
 _EXCHANGE = 16  # what the sums of a team cost, in rows of a segment
 _CLUSTERS = (9, 0)  # the compute capability that has them
 _PORTABLE_CLUSTER = 8  # blocks, on every device that has clusters
@@ -39,6 +40,20 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
     if rows > min(few, MAX_WORD_ROWS):
         return ManyRows(limits, rows, columns, QB)
     return FewRows(limits, rows, columns)
+
+
+def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
+    """The same of LayerNorm, with w and b or without; None where its own kernel is quicker, which has fewer meetings
+    and reads x twice."""
+    if rows < _LAYER_ROWS:
+        return None
+    tiles = HeldTiles.best(limits, rows, columns)
+    if tiles is not None:
+        return tiles
+    if rows * ceil_div(columns, _SEGMENT) > _SHARED_SUMS and rows <= _FEW_WITHOUT_TEAMS * limits.sm_count:
+        return None
+    plan = ManyRows(limits, rows, columns, QB, layer=True)
+    return None if affine and plan.rereads else plan  # with w and b x is looked at three times in phase 1
 
 
 class _Plan:
@@ -105,7 +120,7 @@ class HeldTiles(_Plan):
     A block has `block_rows` rows of a segment, or of one part in `split` of it, and waits for all others.
     """
 
-    kernel = "fp8_rmsnorm_forward_tiles"
+    kernel = "fp8_norm_forward_tiles"
     row_lanes, tile_columns, shared_bytes = 8, 16, 0
     parts, groups, longer, part_columns, resident_columns, chunk_rows = 1, 1, 0, 0, 0, 0
 
@@ -202,10 +217,11 @@ class ManyRows(_Plan):
     With groups of 16 rows qy_t would be written in half sectors, which is dear.
     """
 
-    kernel = "fp8_rmsnorm_forward_rows"
+    kernel = "fp8_norm_forward_rows"
     warps = 16
 
-    def __init__(self, limits: Limits, rows: int, columns: int, QB: int) -> None:
+    def __init__(self, limits: Limits, rows: int, columns: int, QB: int, *, layer: bool = False) -> None:
+        self._row_bytes = 8 if layer else 4  # rstd, and of LayerNorm mean
         segments = ceil_div(columns, _SEGMENT)
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if rows * segments <= _SHARED_SUMS else 1
         self._share_out(limits, rows, columns, QB, widest)
@@ -240,7 +256,7 @@ class ManyRows(_Plan):
             room = min(room, _ROOM_BESIDE_L1)
         per_row = 4 * (segments + 1)
         self.chunk_rows = max(4, min(most, _SUMS_BYTES // per_row // 4 * 4))
-        known_bytes = most * (2 * ceil_div(width, QB) + 4)
+        known_bytes = most * (2 * ceil_div(width, QB) + self._row_bytes)
         self.shared_bytes = _MEETINGS_BYTES + per_row * self.chunk_rows
         self.known = self.shared_bytes + known_bytes <= room
         self.shared_bytes += known_bytes * self.known

@@ -12,6 +12,8 @@ from .scratch import MAX_GRID
 MAX_COLUMNS = 32768
 _SEGMENT = 512
 _LARGE = 4 << 20
+_TILE_BYTES = 8192  # of x, in one tile of the division
+_DIVISION_WARPS = 16  # on a multiprocessor
 
 
 class RowPlan(NamedTuple):
@@ -63,16 +65,33 @@ class LayerNormTiles(NamedTuple):
 
 
 class Division:
-    """Tiles of the division: 32 rows by 128 columns, one for each warp of a block."""
+    """Tiles of the division, of 32 rows and 8 KiB of x: a lane has `tile_rows` rows of 8 columns.
+
+    Of a tensor that the registers of all warps do not hold each warp keeps a tile in shared memory, too, while the
+    maximum is sought.
+    """
 
     warps = 8
     threads = 32 * warps
 
-    @classmethod
-    def grid(cls, rows: int, columns: int, resident: int) -> int:
+    def __init__(self, limits: Limits, rows: int, columns: int, tile_rows: int, find_scale: bool) -> None:
+        self._tile_rows = tile_rows
+        self._tiles = ceil_div(rows, 32) * ceil_div(columns, 8 * tile_rows)
+        self._kept = int(find_scale and self._tiles > _DIVISION_WARPS * limits.sm_count)
+        self.shared_bytes = self.warps * self._kept * _TILE_BYTES
+
+    @staticmethod
+    def tile_rows(itemsize: int) -> int:
+        """Rows of a lane, of elements of that size."""
+        return 32 // itemsize
+
+    @property
+    def defines(self) -> Defines:
+        return defines(warps=self.warps, tile_rows=self._tile_rows, kept=self._kept)
+
+    def grid(self, resident: int) -> int:
         """Blocks that meet at a barrier, of which at most `resident` run at once."""
-        tiles = ceil_div(rows, 32) * ceil_div(columns, 128)
-        return max(1, min(ceil_div(tiles, cls.warps), resident, MAX_GRID))
+        return max(1, min(ceil_div(self._tiles, self.warps), resident, MAX_GRID))
 
 
 def column_run(tile_rows: int, batch_rows: int, address: int) -> int:

@@ -17,10 +17,10 @@ from drvfuse.nodes.link import PROGRESS_DTYPE
 from drvfuse.ops.call import scratch
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.coat.division import DivisionParams
+from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
-from drvfuse.ops.coat.rmsnorm_forward import ForwardParams
 from drvfuse.ops.collectives.kernels import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
@@ -71,6 +71,8 @@ _DIVISION = _defines(
     DTYPE="bf16",
     OUT_DTYPE="e4m3",
     SCALE_DTYPE="bf16",
+    TILE_ROWS=16,
+    KEPT=0,
     WARPS=8,
     RUN=1,
     ALIGNED=1,
@@ -81,7 +83,7 @@ _DIVISION = _defines(
 _FORWARD = {
     **_FP8,
     **_defines(GROUP=16, WARPS=8, BATCH=4, BLOCK_ROWS=4, TILE_ROWS=4, TILE_COLUMNS=8, ROW_LANES=8, RUN=1, ALIGNED=1),
-    **_defines(WHOLE=0),
+    **_defines(WHOLE=0, LAYER=0, AFFINE=0),
 }
 _BACKWARD = {**_FP8, **_TEAMS, **_defines(GRADIENTS=1, CENTRED=0, WEIGHTED=1, FULL=0)}
 _LAYERNORM = {**_FP8, **_TEAMS, **_defines(PARAMETERS=1, RUN=1, TILE_ROWS=4, ROW_LANES=8)}

@@ -20,6 +20,8 @@
 #include "ptx/threads.cuh"
 #include "sync/scratch.cuh"
 
+constexpr bool LAYER = DRVFUSE_LAYER;    // LayerNorm
+constexpr bool AFFINE = DRVFUSE_AFFINE;  // of LayerNorm: with w and b
 constexpr int WARPS = DRVFUSE_WARPS;
 constexpr int BATCH = DRVFUSE_BATCH;
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;
@@ -38,9 +40,11 @@ struct ForwardParams {
     const u8* x;
     const bf16* scales;
     const Weight* weight;
+    const Weight* bias;  // of LayerNorm
     u8* qy;
     u8* qy_t;
     u16* scale;
+    float* mean;  // of LayerNorm
     float* rstd;
     Scratch scratch;
     i64 rows, batch_rows, x_stride, scale_stride;
@@ -75,14 +79,20 @@ __device__ __forceinline__ float sum_lanes(float (&v)[N]) {
     return v[0];
 }
 
+// One of the arrays that have a value for each column, from column `at` on.
 template <int W>
-__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const Weight* weight, int columns, int at) {
     if constexpr (ALIGNED) {
         clear(pack.word);
-        if (at < p.columns) load_pack(pack, p.weight + at);
+        if (at < columns) load_pack(pack, weight + at);
     } else {
-        load_elements(pack, p.weight + at, p.columns - at);
+        load_elements(pack, weight + at, columns - at);
     }
+}
+
+template <int W>
+__device__ __forceinline__ void load_weight_pack(Pack<Weight, W>& pack, const ForwardParams& p, int at) {
+    load_weight_pack(pack, p.weight, p.columns, at);
 }
 
 // One pack of each of BATCH rows; what does not exist is 0.
@@ -145,6 +155,43 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
     }
 }
 
+// Of row r of a batch: the sum of x * s.
+__device__ __forceinline__ float pack_sum(const Batch& batch, int r) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) sum = __fadd_rn(sum, v[k]);
+    }
+    return __fmul_rn(sum, bf16{batch.scale[r]});
+}
+
+// Of row r of a batch: the sum of the squares of x * s - mean over the columns that exist, the first `valid` of the pack,
+// and, where asked, the largest magnitude, as bits.
+__device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid,
+                                               u32* largest = nullptr) {
+    const float scale = bf16{batch.scale[r]};
+    float sum = 0.0f;
+    u32 most = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float v[4];
+        Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const float away = __fsub_rn(__fmul_rn(v[k], scale), mean);
+            if (ALIGNED ? valid > 0 : 4 * j + k < valid) {
+                sum = __fadd_rn(sum, __fmul_rn(away, away));
+                if (largest != nullptr) most = max(most, __float_as_uint(fabsf(away)));
+            }
+        }
+    }
+    if (largest != nullptr) *largest = most;
+    return sum;
+}
+
 // The scales of four rows at a column; of rows that do not exist 0.
 __device__ __forceinline__ void load_scales(u32 (&pair)[2], const ForwardParams& p, i64 row, int at) {
     const bf16* scale = p.scales + row * p.scale_stride + at / QB;
@@ -158,6 +205,58 @@ __device__ __forceinline__ float normalised(float x, float scale, float rstd, fl
     return __fmul_rn(__fmul_rn(__fmul_rn(x, scale), rstd), weight);
 }
 
+// LayerNorm's y.
+__device__ __forceinline__ float layer_normalised(float x, float scale, float mean, float rstd, float w, float b) {
+    const float xhat = __fmul_rn(__fsub_rn(__fmul_rn(x, scale), mean), rstd);
+    return AFFINE ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
+}
+
+// What is quantised: RMSNorm's y is rounded to bf16 first.
+__device__ __forceinline__ float quotient(float x, float scale, float mean, float rstd, float w, float b) {
+    if constexpr (LAYER) return layer_normalised(x, scale, mean, rstd, w, b);
+    return rounded_to_bf16(normalised(x, scale, rstd, w));
+}
+
+// LayerNorm's largest |y| without w and b of what has the largest |x * s - mean|, since rounding keeps the order;
+// UNDECIDED if that is NaN.
+__device__ __forceinline__ u32 largest_by_rstd(u32 away, float rstd) {
+    const float most = __fmul_rn(__uint_as_float(away), rstd);
+    return most == most ? __float_as_uint(most) : UNDECIDED;
+}
+
+// LayerNorm's largest |y|, with w and b, of each row of a batch, as bits, over the first `valid` columns of the pack, of
+// which one exists; UNDECIDED if none is a number.
+__device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
+                                                 const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
+                                                 const Pack<Weight, PACK>& bias, int valid) {
+    float most[BATCH];
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) most[r] = __uint_as_float(NAN_BITS);  // loses to every number
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        constexpr int words = Pack<Weight, 4>::words;
+        float w[4], b[4];
+#pragma unroll
+        for (int k = 0; k < words; ++k) {
+            Word<Weight>::unpack(weight.word[words * j + k], w + 4 / words * k);
+            Word<Weight>::unpack(bias.word[words * j + k], b + 4 / words * k);
+        }
+#pragma unroll
+        for (int r = 0; r < BATCH; ++r) {
+            const float scale = bf16{batch.scale[r]};
+            float v[4];
+            Word<X>::unpack(batch.word[r][j], v);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float y = fabsf(layer_normalised(v[k], scale, mean[r], rstd[r], w[k], b[k]));
+                if (ALIGNED || 4 * j + k < valid) most[r] = fmaxf(most[r], y);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) largest[r] = most[r] == most[r] ? __float_as_uint(most[r]) : UNDECIDED;
+}
+
 // The scale's bits if every maximum about as large as `estimate` has the same, else UNDECIDED.
 __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     const float most = __uint_as_float(estimate);
@@ -165,6 +264,11 @@ __device__ __forceinline__ u32 decided_scale(u32 estimate) {
     const u32 low = fp8_scale_bits<X>(__fmul_rn(most, 1.0f - 0x1p-21f));
     const u32 high = fp8_scale_bits<X>(__fmul_rn(most, 1.0f + 0x1p-21f));
     return low == high ? low : UNDECIDED;
+}
+
+// The scale's bits of a maximum that is exact, or UNDECIDED.
+__device__ __forceinline__ u32 settled_scale(u32 maximum) {
+    return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }
 
 // 1 / root of the mean of squares; `best` grows to the row's estimate of the largest |y|, as bits.
@@ -176,12 +280,15 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float total,
 }
 
 // The largest |y| of a row, for the whole warp; NAN_BITS if all are NaN.
-__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float rstd) {
+__device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float mean, float rstd) {
     float best = 0.0f;
     bool number = false;
     for (int at = threadIdx.x % 32; at < p.columns; at += 32) {
         const float value = X{p.x[row * p.x_stride + at]}, scale = p.scales[row * p.scale_stride + at / QB];
-        const float y = fabsf(normalised(value, scale, rstd, p.weight[at]));
+        const float w = !LAYER || AFFINE ? float(p.weight[at]) : 0.0f;
+        float y = normalised(value, scale, rstd, w);
+        if constexpr (LAYER) y = layer_normalised(value, scale, mean, rstd, w, AFFINE ? float(p.bias[at]) : 0.0f);
+        y = fabsf(y);
         number |= y == y;
         best = fmaxf(best, y);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the FP8 RMSNorm forward keeps of its many rows, and a warp's tiles of them in the second phase.
+// What a block of the FP8 norms' forward keeps of its many rows, and a warp's tiles of them in the second phase.
 //
 // A tile has a group's rows and 32 / ROW_LANES * TC columns (tile.cuh), and is resident as a whole or not at all, so
 // lanes do not part. Of a tile that is not resident all rows have been asked for when it begins; each quad of rows that
@@ -19,6 +19,7 @@ struct Rows {
     int team, teams;
     int first, width, count;  // columns from `first` on
     float* rstd;              // [count]
+    float* mean;              // [count], of LayerNorm
     u8* x;                    // [count, p.resident_columns], swizzled
     bf16* scales;             // [groups of QB, count], swizzled
 
@@ -26,6 +27,14 @@ struct Rows {
         const u32 inside = u32(team * BLOCK_ROWS) + u32(local) % BLOCK_ROWS;
         return u64(u32(local) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + inside;
     }
+    // Of rows that do not exist 0, or anything where it is KNOWN.
+    __device__ __forceinline__ float statistic(const float* known, const float* all, int local) const {
+        if constexpr (KNOWN) return known[local];
+        const i64 row = global(local);
+        return row < p.rows ? all[row] : 0.0f;
+    }
+    __device__ __forceinline__ float rstd_of(int local) const { return statistic(rstd, p.rstd, local); }
+    __device__ __forceinline__ float mean_of(int local) const { return LAYER ? statistic(mean, p.mean, local) : 0.0f; }
     // Lanes TR rows apart read the same columns at once, so their places in 128 bytes are changed over.
     __device__ __forceinline__ int resident_x(int local, int at) const {
         return local * p.resident_columns + ((at - first) ^ (u32(local) / TR * TILE_COLUMNS % 128));
@@ -52,11 +61,31 @@ __device__ __forceinline__ void keep_batch(const Batch& batch, const Rows& rows,
     }
 }
 
+// A batch once more, from where it is kept, else from memory.
+__device__ __forceinline__ void fetch_batch(Batch& batch, const Rows& rows, int local, int at) {
+    if (at >= rows.p.columns || at - rows.first >= rows.p.resident_columns) {
+        load_batch(batch, rows.p, rows.global(local), at);
+        return;
+    }
+    const u8* x = rows.x + rows.resident_x(local, at);
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) load_bytes<PACK>(batch.word[r], x + r * rows.p.resident_columns, PACK, true);
+    u32 pair[2];
+    if constexpr (KNOWN) {
+        const uint2 four = *reinterpret_cast<const uint2*>(rows.scales + rows.known_scales(local, at));
+        pair[0] = four.x, pair[1] = four.y;
+    } else {
+        load_scales(pair, rows.p, rows.global(local), at);
+    }
+#pragma unroll
+    for (int r = 0; r < BATCH; ++r) batch.scale[r] = u16(pair[r / 2] >> (16 * (r % 2)));
+}
+
 using Quad = u32[4][TC / 4];  // TC columns of four rows; what does not exist is any bytes
 
 struct Factors {
     u32 scale[2];
-    float rstd[4];
+    float rstd[4], mean[4];
 };
 
 template <bool NEAR>
@@ -114,12 +143,19 @@ struct Piece {
             const uint2 pair = *reinterpret_cast<const uint2*>(rows.scales + (known ^ 4 * q));
             factors.rstd[0] = rstd.x, factors.rstd[1] = rstd.y, factors.rstd[2] = rstd.z, factors.rstd[3] = rstd.w;
             factors.scale[0] = pair.x, factors.scale[1] = pair.y;
+            if constexpr (LAYER) {
+                const float4 mean = *reinterpret_cast<const float4*>(rows.mean + local + 4 * q);
+                factors.mean[0] = mean.x, factors.mean[1] = mean.y, factors.mean[2] = mean.z, factors.mean[3] = mean.w;
+            }
         } else {
             const ForwardParams& p = rows.p;
             const i64 row = rows.global(local + 4 * q);
             load_scales(factors.scale, p, row, valid > 0 ? at : rows.first);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
+            for (int r = 0; r < 4; ++r) {
+                factors.rstd[r] = row + r < p.rows ? p.rstd[row + r] : 0.0f;
+                if (LAYER) factors.mean[r] = row + r < p.rows ? p.mean[row + r] : 0.0f;
+            }
         }
     }
 };
@@ -132,7 +168,7 @@ struct Tiles {
     const int first, strips;
     Place tile;  // the next
     Quad quads[AHEAD];
-    Pack<Weight, TC> weights;
+    Pack<Weight, TC> weights, biases;
 
     // From the last rows on: L2 may still hold what was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
@@ -145,7 +181,13 @@ struct Tiles {
         Piece<NEAR> piece(rows, tile);
 #pragma unroll
         for (int q = 0; q < AHEAD; ++q) piece.ask(quads[q], rows, q);
-        load_weight_pack(weights, rows.p, piece.at);
+        ask_for_weights(piece.at);
+    }
+
+    __device__ __forceinline__ void ask_for_weights(int at) {
+        const ForwardParams& p = rows.p;
+        if (!LAYER || AFFINE) load_weight_pack(weights, p, at);
+        if (LAYER && AFFINE) load_weight_pack(biases, p.bias, p.columns, at);
     }
 
     __device__ __forceinline__ void quantise_all(float inverse) {
@@ -168,15 +210,22 @@ struct Tiles {
             for (tile.across += WARPS; tile.across >= first + strips; tile.across -= strips) --tile.down;
             const bool more = tile.down >= 0;
             Piece<NEAR> after(rows, tile);
-            float weight[TC];
-            to_float(weight, weights);
-            if (more) load_weight_pack(weights, p, after.at);
+            float weight[TC], bias[TC];
+            if constexpr (!LAYER) {
+                to_float(weight, weights);
+                if (more) ask_for_weights(after.at);
+            }
             Turned<TR, TC> turned;
             u8* to = p.qy + row * p.columns + at;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) {
                 Quad& word = quads[q % AHEAD];
                 u32 out[4][TC / 4];
+                if constexpr (LAYER && AFFINE) {  // there are no registers for both, widened, during all quads
+                    forget(weights), forget(biases);
+                    to_float(weight, weights), to_float(bias, biases);
+                    if (q + 1 == QUADS && more) ask_for_weights(after.at);
+                }
 #pragma unroll
                 for (int r = 0; r < 4; ++r) {
                     const u32 pair = factors.scale[r / 2];
@@ -186,7 +235,7 @@ struct Tiles {
                     for (int j = 0; j < TC / 4; ++j) Word<X>::unpack(word[r][j], v + 4 * j);
 #pragma unroll
                     for (int i = 0; i < TC; ++i) {
-                        v[i] = rounded_to_bf16(normalised(v[i], scale, factors.rstd[r], weight[i]));
+                        v[i] = quotient(v[i], scale, factors.mean[r], factors.rstd[r], weight[i], bias[i]);
                     }
                     quantise<X, TC>(out[r], v, inverse);
                 }

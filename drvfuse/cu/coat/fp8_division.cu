@@ -2,8 +2,17 @@
 // Per-tensor FP8 quantisation of x [rows, columns] of bf16 or fp32, with its transpose where asked.
 //
 // y = FP8(fp32(x) / fp32(s_y)) with div.full. Without a given scale the grid first finds max|x| (NaN wins) and the scale
-// is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch and reads x twice.
-// A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns.
+// is (max + 1e-10) / fp8_max, each step rounded to x's type; that needs a cooperative launch.
+//
+// A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns: number `first`, `first + step`, ... Of the
+// tiles that it has looked at for the maximum, the last stays in its registers and those before it, as far as there is
+// room, in its part of shared memory. It then quantises them from the last to the first, so that what it has to read
+// again is what L2 has held for the shortest time.
+//
+// Where x is read once only, the outputs are stored as not read again soon, which saves 4 % of 33 million elements on an
+// H200; where it is read again that costs 1 %.
+//
+// Global bytes per element: x once, or twice of what was not kept, and 1 for each output.
 #include "coat/tile.cuh"
 #include "sync/grid_barrier.cuh"
 #include "sync/pdl.cuh"
@@ -12,8 +21,9 @@ using X = DRVFUSE_DTYPE;
 using Out = DRVFUSE_OUT_DTYPE;
 using Scale = DRVFUSE_SCALE_DTYPE;
 constexpr int WARPS = DRVFUSE_WARPS;
-constexpr int TR = 16, TC = 8, ROW_LANES = 2;
-constexpr int RUN = DRVFUSE_RUN;
+constexpr int TR = DRVFUSE_TILE_ROWS, TC = 8, ROW_LANES = 32 / TR;
+constexpr int RUN = DRVFUSE_RUN;    // bytes of a column that one store of y_t can take
+constexpr int KEPT = DRVFUSE_KEPT;  // tiles of each warp that shared memory holds
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;
 constexpr bool FIND = DRVFUSE_FIND_SCALE;
 constexpr bool ROWS_OUT = DRVFUSE_ROWS_OUT;
@@ -21,6 +31,7 @@ constexpr bool COLUMNS_OUT = DRVFUSE_COLUMNS_OUT;
 
 constexpr int TILE_ROWS = ROW_LANES * TR, TILE_COLUMNS = 32 / ROW_LANES * TC;
 
+// drvfuse/ops/coat/division.py has the same layout.
 struct DivisionParams {
     const X* x;
     Scale* scale;
@@ -31,34 +42,117 @@ struct DivisionParams {
     int columns, early_trigger;
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const DivisionParams p) {
+// A lane's part of a tile: TR rows of TC elements, of which those that do not exist are 0.
+struct Tile {
+    static constexpr int VECTORS = TR * TC * sizeof(X) / 16;
+    i64 row;
+    int at, valid, left;  // its first column, the columns from there on that exist, and the rows
+    Pack<X, TC> pack[TR];
+
+    __device__ __forceinline__ void place(const DivisionParams& p, i64 number, int across) {
+        const int lane = threadIdx.x % 32;
+        row = number / across * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
+        at = int(number % across) * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
+        valid = p.columns - at;
+        left = valid > 0 ? int(max(min(p.rows - row, i64(TR)), i64(0))) : 0;
+    }
+
+    __device__ __forceinline__ void load(const DivisionParams& p) {
+        const X* from = p.x + row * p.x_stride + at;
+#pragma unroll
+        for (int r = 0; r < TR; ++r, from += p.x_stride) {
+            clear(pack[r].word);
+            if (r >= left) continue;
+            if constexpr (ALIGNED) {
+                load_pack(pack[r], from);
+            } else {
+                load_elements(pack[r], from, valid);
+            }
+        }
+    }
+
+    // The largest magnitude as bits, of which those of a NaN are above all others.
+    __device__ __forceinline__ u32 largest() const {
+        u32 most = 0;
+#pragma unroll
+        for (int r = 0; r < TR; ++r) {
+            float v[TC];
+            to_float(v, pack[r]);
+#pragma unroll
+            for (int i = 0; i < TC; ++i) most = max(most, __float_as_uint(fabsf(v[i])));
+        }
+        return most;
+    }
+
+    // To and from the lane's part of a slot in shared memory.
+    __device__ __forceinline__ void keep(uint4* slot) const {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
+            slot[32 * i + threadIdx.x % 32] = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+    }
+    __device__ __forceinline__ void take(const uint4* slot) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
+            const uint4 v = slot[32 * i + threadIdx.x % 32];
+            word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
+        }
+    }
+
+    __device__ __forceinline__ void quantise(const DivisionParams& p, float scale) {
+        Turned<TR, TC> turned;
+        u8* to = p.y + row * p.columns + at;
+#pragma unroll
+        for (int q = 0; q < TR / 4; ++q) {
+            u32 out[4][TC / 4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r, to += p.columns) {
+                float v[TC];
+                to_float(v, pack[4 * q + r]);
+#pragma unroll
+                for (int i = 0; i < TC; ++i) v[i] = ptx::divide_full(v[i], scale);
+#pragma unroll
+                for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v + 4 * j);
+                if (ROWS_OUT && 4 * q + r < left) store_bytes<TC, !FIND>(to, out[r], valid, ALIGNED);
+            }
+            if constexpr (COLUMNS_OUT) turned.take(q, out);
+        }
+        if (COLUMNS_OUT && left > 0) {
+            store_turned<RUN, ALIGNED, false, !FIND>(p.y_t, turned, row, p.rows, p.batch_rows, p.columns, at);
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8_division(const DivisionParams p) {
+    extern __shared__ uint4 kept[];
     __shared__ u32 found;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int tiles_across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * tiles_across;
-    const int row_lane = lane / (32 / ROW_LANES), column_lane = lane % (32 / ROW_LANES);
-    const i64 first = i64(warp) * gridDim.x + blockIdx.x, step = i64(WARPS) * gridDim.x;
+    const int across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * across;
+    const i64 first = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = i64(WARPS) * gridDim.x;
+    uint4* const own = kept + threadIdx.x / 32 * (KEPT * 32 * Tile::VECTORS);
+    const i64 last = first < tiles ? first + (tiles - 1 - first) / step * step : first - step;
 
     enter_stream(p);
+    Tile tile;
     float scale;
     if constexpr (FIND) {
         ScratchUse use(p.scratch, gridDim.x > 1);
         if (threadIdx.x == 0) found = 0;
         __syncthreads();
         u32 most = 0;
-        for (i64 tile = first; tile < tiles; tile += step) {
-            const i64 row0 = tile / tiles_across * TILE_ROWS + row_lane * TR;
-            const int at = int(tile % tiles_across) * TILE_COLUMNS + column_lane * TC;
-            for (i64 row = row0; row < row0 + TR && row < p.rows; ++row) {
-                float v[TC];
-                if (at < p.columns) {
-                    load_weights<X, TC>(v, p.x + row * p.x_stride + at, p.columns - at, ALIGNED);
-#pragma unroll
-                    for (int i = 0; i < TC; ++i) most = max(most, __float_as_uint(fabsf(v[i])));
-                }
+        for (i64 number = first; number <= last; number += step) {
+            tile.place(p, number, across);
+            tile.load(p);
+            most = max(most, tile.largest());
+            const i64 behind = last - number;  // as many steps as tiles that come later
+            if (KEPT > 0 && behind > 0 && behind <= KEPT * step) {
+                tile.keep(own + (behind / step - 1) * (32 * Tile::VECTORS));
             }
         }
-        atomicMax(&found, most);
+        most = ptx::warp_max(most);
+        if (threadIdx.x % 32 == 0) atomicMax(&found, most);
         if (!grid_maximum(p.scratch, use, &found)) return;
         const float maximum = __uint_as_float(found);
         const float floored = rounded<X>(__fadd_rn(maximum, 1e-10f));
@@ -67,36 +161,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) fp8_division(const Divi
     } else {
         scale = *p.scale;
     }
-    for (i64 tile = first; tile < tiles; tile += step) {
-        const i64 row0 = tile / tiles_across * TILE_ROWS + row_lane * TR;
-        const int at = int(tile % tiles_across) * TILE_COLUMNS + column_lane * TC;
-        if (at >= p.columns || row0 >= p.rows) continue;
-        const int valid = p.columns - at;
-        Turned<TR, TC> turned;
-#pragma unroll
-        for (int q = 0; q < TR / 4; ++q) {
-            u32 out[4][TC / 4];
-            float v[4][TC];
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const i64 row = row0 + 4 * q + r;
-                clear(v[r]);
-                if (row < p.rows) load_weights<X, TC>(v[r], p.x + row * p.x_stride + at, valid, ALIGNED);
+    for (i64 number = last; number >= first; number -= step) {
+        if (!FIND || number < last) {
+            tile.place(p, number, across);
+            const i64 behind = last - number;
+            if (KEPT > 0 && behind <= KEPT * step) {
+                tile.take(own + (behind / step - 1) * (32 * Tile::VECTORS));
+            } else {
+                tile.load(p);
             }
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-#pragma unroll
-                for (int i = 0; i < TC; ++i) v[r][i] = ptx::divide_full(v[r][i], scale);
-#pragma unroll
-                for (int j = 0; j < TC / 4; ++j) out[r][j] = Word<Out>::pack(v[r] + 4 * j);
-                const i64 row = row0 + 4 * q + r;
-                if (ROWS_OUT && row < p.rows) store_bytes<TC>(p.y + row * p.columns + at, out[r], valid, ALIGNED);
-            }
-            if constexpr (COLUMNS_OUT) turned.take(q, out);
         }
-        if constexpr (COLUMNS_OUT) {
-            store_turned<RUN, ALIGNED>(p.y_t, turned, row0, p.rows, p.batch_rows, p.columns, at);
-        }
+        tile.quantise(p, scale);
     }
     leave_stream(p);
 }

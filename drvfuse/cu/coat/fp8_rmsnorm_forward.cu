@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 RMSNorm forward of few rows in one launch: x and its group scales are read, qy, its transpose, one scale and rstd
-// written. Of so few that one cluster holds them: fp8_rmsnorm_forward_few.cu; of many: fp8_rmsnorm_forward_rows.cu. What
+// written. Of so few that one cluster holds them: fp8_rmsnorm_forward_few.cu; of many: fp8_norm_forward_rows.cu. What
 // they share, with the numerics: forward.cuh.
 //
 // Layout: x [rows, columns] FP8 with a row stride, s_x [rows, ceil(columns / QB)] bf16 with a row stride, w [columns].
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     if (scale_bits == UNDECIDED) {
         for (int local = warp; local < count && global(local) < p.rows; local += WARPS) {
             const i64 row = global(local);
-            const u32 most = exact_row_maximum(p, row, p.rstd[row]);
+            const u32 most = exact_row_maximum(p, row, 0.0f, p.rstd[row]);
             if (lane == 0) atomicMax(&meetings.exact.own, most);
         }
         tell(words, 1, meetings.exact, meetings.epoch);

@@ -92,12 +92,6 @@ struct Fp8Row {
     }
 };
 
-template <typename T>
-__device__ __forceinline__ void forget(Pack<T, PACK>& pack) {
-#pragma unroll
-    for (int j = 0; j < Pack<T, PACK>::words; ++j) ptx::forget(pack.word[j]);
-}
-
 // The pack at column `at` of something that has one value a column; 0 where there are no columns.
 template <bool ALIGNED, typename T>
 __device__ __forceinline__ void load_columns(Pack<T, PACK>& pack, const T* values, int at, int columns) {

@@ -7,6 +7,7 @@
 // precedes it in the text.
 #pragma once
 #include "common/prelude.cuh"
+#include "ptx/special.cuh"
 
 // Every element of an array becomes zero.
 template <typename T, int N>
@@ -118,6 +119,13 @@ template <typename T, int W>
 __device__ __forceinline__ void to_float(float (&v)[W], const Pack<T, W>& pack) {
 #pragma unroll
     for (int i = 0; i < Pack<T, W>::words; ++i) Word<T>::unpack(pack.word[i], v + i * Word<T>::per_word);
+}
+
+// The compiler must take the pack from here on as unknown: else it would keep what it has widened.
+template <typename T, int W>
+__device__ __forceinline__ void forget(Pack<T, W>& pack) {
+#pragma unroll
+    for (int i = 0; i < Pack<T, W>::words; ++i) ptx::forget(pack.word[i]);
 }
 
 template <typename T, int W>

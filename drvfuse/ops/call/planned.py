@@ -163,6 +163,6 @@ class Planned:
         )
 
 
-def resident(kernel: Kernel, device: Device, threads: int) -> int:
-    """Blocks of so many threads that run at once."""
-    return kernel.occupancy(device, threads) * device.sm_count
+def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:
+    """Blocks of so many threads, and bytes of dynamic shared memory, that run at once."""
+    return kernel.occupancy(device, threads, smem) * device.sm_count

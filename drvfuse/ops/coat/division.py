@@ -18,7 +18,7 @@ from ...runtime.interop import ArrayLike
 from ..call import operands
 from ..call.op import op
 from ..call.options import PDLLevel
-from ..call.planned import Planned, resident
+from ..call.planned import Planned, limits, resident
 from ..call.prepared import Prepared
 from ..call.results import Wanted
 from ..call.scratch import ScratchParams
@@ -116,18 +116,21 @@ def _divide(
     wanted = {"scale" if name == "s_y" else name: possible[name] for name in made}
     call = Fp8Call(op, given, read, wanted, GRID_BYTES)
     scale, y_t, straight = call.arrays["scale"].dtype, call.arrays.get("y_t"), "y" in names
-    aligned, run = call.aligned("x", "y"), 1 if y_t is None else column_run(16, rows, y_t.ptr)
+    tile_rows = Division.tile_rows(xs.dtype.itemsize)
+    aligned, run = call.aligned("x", "y"), 1 if y_t is None else column_run(tile_rows, rows, y_t.ptr)
 
     def plan() -> Planned:
         types = defines(dtype=xs.dtype, out_dtype=target, scale_dtype=scale)
-        tiles = defines(warps=Division.warps, run=run, aligned=aligned)
+        shares = Division(limits(call.device), rows, columns, tile_rows, find_scale)
+        tiles = shares.defines + defines(run=run, aligned=aligned)
         ways = defines(find_scale=find_scale, rows_out=straight, columns_out=y_t is not None)
         return call.planned(
             "fp8_division",
             types + tiles + ways,
-            lambda kernel: Division.grid(rows, columns, resident(kernel, call.device, Division.threads)),
-            Division.threads,
+            lambda kernel: shares.grid(resident(kernel, call.device, shares.threads, shares.shared_bytes)),
+            shares.threads,
             DivisionParams(rows=rows, batch_rows=rows),
+            smem=shares.shared_bytes,
             waits=find_scale,
         )
 

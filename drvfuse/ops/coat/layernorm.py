@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...errors import Unsupported
+from ...plans.coat_forward import layernorm_plan
 from ...plans.coat_rows import MAX_COLUMNS, LayerNormTiles, RowPlan, column_run
 from ...plans.definitions import defines
-from ...plans.scratch import GRID_BYTES
+from ...plans.scratch import GRID_BYTES, WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -25,6 +26,7 @@ from ..call.planned import Planned, limits, resident
 from ..call.prepared import Prepared
 from ..call.scratch import ScratchParams
 from ..call.streams import StreamArgument
+from .forward_launch import planned_forward
 from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import (
     COAT_WARPS,
@@ -189,14 +191,18 @@ def _forward(
     epsilon = real("eps", eps, least=0.0)
     turned, batch_rows = transposed_shape(shape, transpose_output_2d)
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
-    call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, GRID_BYTES)
+    call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, max(GRID_BYTES, WORDS_BYTES))
     rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
     weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # of which runs are multiples
 
     def plan() -> Planned:
+        kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)
+        shared = layernorm_plan(limits(call.device), rows, columns, QB, bool(weights))
+        if shared is not None:
+            return planned_forward(call, shared, kinds + defines(layer=True, affine=bool(weights)), batch_rows, address)
         plan, tiles = RowPlan.of(limits(call.device), rows, columns, 2), LayerNormTiles.of(rows * columns)
         run = column_run(tiles.rows, batch_rows, address)
-        kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, parameters=bool(weights), aligned=aligned)
+        kinds += defines(parameters=bool(weights))
         return call.planned(
             "fp8_layernorm_forward",
             kinds + defines(run=run, tile_rows=tiles.rows, row_lanes=tiles.lanes) + plan.defines,

@@ -8,8 +8,6 @@ of wider arrays. The rounding rules are those of `drvfuse.reference.coat_rmsnorm
 
 from __future__ import annotations
 
-import ctypes
-
 from ...plans.coat_forward import MAX_COLUMNS, forward_plan
 from ...plans.definitions import defines
 from ...plans.scratch import WORDS_BYTES
@@ -20,9 +18,9 @@ from ..call.op import op
 from ..call.options import PDLLevel, real
 from ..call.planned import Planned, limits
 from ..call.prepared import Prepared
-from ..call.scratch import ScratchParams
 from ..call.streams import StreamArgument
-from .fp8_call import Fp8Call, Fp8Params, Options
+from .forward_launch import planned_forward
+from .fp8_call import Fp8Call, Options
 from .quantised import (
     COAT_WARPS,
     Outputs,
@@ -34,21 +32,6 @@ from .quantised import (
     transposed_shape,
     weight_type,
 )
-
-_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # what the plan decides
-
-
-class ForwardParams(Fp8Params):
-    """`struct ForwardParams` of cu/coat/forward.cuh."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "qy", "qy_t", "scale", "rstd")),
-        ("scratch", ScratchParams),
-        *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", *_SHARES)),
-        ("epsilon", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
-    )
 
 
 @op
@@ -98,12 +81,7 @@ def fp8_rmsnorm_forward(
     def plan() -> Planned:
         plan = forward_plan(limits(call.device), call.rows, call.columns, QB)
         kinds = defines(dtype=xs.dtype, weight_dtype=weight_type(read), group=QB, aligned=aligned)
-        stores = defines(run=plan.run(batch_rows, address))
-        shares = {name: getattr(plan, name) for name in _SHARES}
-        template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
-        every = kinds + plan.defines(aligned) + stores
-        launch = (plan.kernel, every, plan.grid, plan.threads, template)
-        return call.planned(*launch, smem=plan.shared_bytes, waits=plan.waits, cluster=plan.cluster)
+        return planned_forward(call, plan, kinds + defines(layer=False, affine=False), batch_rows, address)
 
     ready = call.ready(("rmsnorm_forward", batch_rows, xs.dtype, weight_type(read), QB, aligned, address), plan)
     ready.parameters.epsilon = epsilon

@@ -238,7 +238,14 @@ def test_sends_before_the_blocks_of_the_cluster_have_begun_are_found(rng, driver
 def test_registers_suffice_and_no_array_is_in_memory(shape):
     plan = forward_plan(H200, *shape, 16)
     aligned = shape[1] % 16 == 0
-    kinds = defines(dtype=df.dtypes.get(E4M3), weight_dtype=df.dtypes.get("bfloat16"), group=16, aligned=aligned)
+    kinds = defines(
+        dtype=df.dtypes.get(E4M3),
+        weight_dtype=df.dtypes.get("bfloat16"),
+        group=16,
+        aligned=aligned,
+        layer=False,
+        affine=False,
+    )
     every = kinds + plan.defines(aligned) + defines(run=plan.run(shape[0], 0))
     image = Specialisation("coat", plan.kernel, every, capability=FP8_CAPABILITY).compile(
         "sm_90a", ("--ptxas-options=-v",)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the forward of RMSNorm and of LayerNorm share: the parameters of their kernels, and a launch by a plan."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ...plans.coat_forward import FewRows, HeldRows, HeldTiles, ManyRows
+from ...plans.definitions import Defines, defines
+from ..call.planned import Planned
+from ..call.scratch import ScratchParams
+from .fp8_call import Fp8Call, Fp8Params
+
+_SHARES = ("groups", "longer", "part_columns", "resident_columns", "chunk_rows")  # what the plan decides
+_ARRAYS = ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")
+
+
+class ForwardParams(Fp8Params):
+    """`struct ForwardParams` of cu/coat/forward.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in _ARRAYS),
+        ("scratch", ScratchParams),
+        *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
+        *((name, ctypes.c_int32) for name in ("columns", *_SHARES)),
+        ("epsilon", ctypes.c_float),
+        ("early_trigger", ctypes.c_int32),
+    )
+
+
+def planned_forward(
+    call: Fp8Call, plan: HeldRows | HeldTiles | FewRows | ManyRows, kinds: Defines, batch_rows: int, address: int
+) -> Planned:
+    """The launch that `plan` describes, for types and numerics of `kinds`. qy_t lies `address` bytes behind a multiple
+    of 16, in batches of `batch_rows` rows."""
+    shares = {name: getattr(plan, name) for name in _SHARES}
+    template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
+    every = kinds + plan.defines(call.aligned("x", "qy", "weight", "bias"))
+    every += defines(run=plan.run(batch_rows, address))
+    return call.planned(
+        *(plan.kernel, every, plan.grid, plan.threads, template),
+        smem=plan.shared_bytes,
+        waits=plan.waits,
+        cluster=plan.cluster,
+    )

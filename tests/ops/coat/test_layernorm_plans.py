@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm's forward by the kernels that it shares with RMSNorm: x in registers, and rows that blocks keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fp8_support import Case, case
+from test_layernorm import AFFINE, E4M3, E5M2, SPECIAL, Forward, special
+
+import drvfuse as df
+from drvfuse.ops.coat import layernorm
+from drvfuse.plans.coat_forward import HeldTiles, ManyRows, layernorm_plan
+from drvfuse.plans.limits import Limits
+
+H200 = Limits(132, 227 << 10, (9, 0))
+TILES = {f"tiles-{rows}-{split}": (rows, split) for rows, split in ((4, 2), (4, 1), (8, 1))}
+ROWS = {
+    "rows": {},
+    "rows-some-kept": {"resident_columns": 128},
+    "rows-none-kept": {"resident_columns": 0},
+    "rows-in-chunks": {"chunk_rows": 12},
+}
+
+
+def use(monkeypatch, name: str, **changes) -> None:
+    """All calls go by the plan of that name; results do not depend on it."""
+
+    def plan(limits, rows, columns, QB, affine):
+        if name in TILES:
+            return HeldTiles(limits, rows, columns, *TILES[name])
+        plan = ManyRows(limits, rows, columns, QB, layer=True)
+        vars(plan).update(ROWS[name] | changes)
+        return plan
+
+    monkeypatch.setattr(layernorm, "layernorm_plan", plan)
+
+
+@AFFINE
+@pytest.mark.parametrize("name", [*TILES, *ROWS])
+def test_every_plan_gives_the_same_bits(device, rng, monkeypatch, name, affine):
+    """Several strips and segments, the last of each in part."""
+    use(monkeypatch, name)
+    Forward(device, case(rng, (133, 1200)), affine, eps=1e-6).check()
+
+
+@pytest.mark.parametrize(
+    "shape,QB,fp8,w",
+    [((128, 1024), 16, E4M3, "bfloat16"), ((37, 100), 16, E5M2, "float32"), ((65, 640), 128, E5M2, "bfloat16")],
+)
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows-some-kept"])
+def test_whole_tiles_rows_that_are_not_aligned_and_wide_groups(device, rng, monkeypatch, name, shape, QB, fp8, w):
+    use(monkeypatch, name)
+    Forward(device, case(rng, shape, QB, fp8, w), True, QB).check()
+
+
+@AFFINE
+def test_statistics_that_do_not_fit_are_read_again(device, rng, monkeypatch, affine):
+    use(monkeypatch, "rows-none-kept", known=False)
+    Forward(device, case(rng, (133, 512)), affine).check()
+
+
+@AFFINE
+@pytest.mark.parametrize("special_name", SPECIAL)
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_special_values(device, rng, monkeypatch, name, special_name, affine):
+    use(monkeypatch, name)
+    Forward(device, special(special_name, case(rng, (33, 1040))), affine).check()
+
+
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_no_variance_and_no_epsilon(device, rng, monkeypatch, name):
+    """Every y of such a row is NaN."""
+    use(monkeypatch, name)
+    values = case(rng, (33, 640))
+    values.x[7], values.s_x[7] = 2, 0.5
+    found = Forward(device, values, False, eps=0.0)
+    assert np.isnan(float(found.s_y.numpy()))
+    found.check()
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_batches(device, rng, monkeypatch, name, flag):
+    use(monkeypatch, name)
+    Forward(device, case(rng, (3, 24, 544)), True, flag=flag).check()
+
+
+@AFFINE
+def test_plans_that_are_chosen(affine):
+    assert layernorm_plan(H200, 256, 4096, 16, affine) is None
+    assert isinstance(layernorm_plan(H200, 2048, 4096, 16, affine), HeldTiles)
+    assert isinstance(layernorm_plan(H200, 8192, 4096, 16, affine), ManyRows)
+    assert isinstance(layernorm_plan(H200, 8192, 8192, 16, affine), type(None) if affine else ManyRows)
+
+
+@pytest.mark.emu
+@AFFINE
+@pytest.mark.parametrize("name", ["tiles-4-2", "rows"])
+def test_no_race(rng, monkeypatch, name, affine):
+    use(monkeypatch, name)
+    with df.emu.Machine(devices=1, race=True, seed=3) as machine:
+        device = df.device(0, driver=machine)
+        values: Case = case(rng, (64, 640))
+        Forward(device, values, affine).check()
+        assert machine.reports == []
+
+
+@pytest.mark.emu
+@pytest.mark.parametrize("name", ["tiles-4-1", "rows"])
+def test_x_is_read_once(rng, monkeypatch, name):
+    """And its scales once for each 16 columns; two outputs, a mean and a rstd are written."""
+    use(monkeypatch, name)
+    rows, columns = 64, 640
+    with df.emu.Machine(devices=1) as machine:
+        device = df.device(0, driver=machine)
+        Forward(device, case(rng, (rows, columns)), affine=False)
+        device.synchronize()
+        counters = list(machine.launches)[-1].counters
+    waits = ("sync/grid_words.cuh", "sync/scratch.cuh", "ptx/ordered.cuh")
+    lines = [count for (file, _), count in counters.lines.items() if not file.endswith(waits)]
+    assert sum(count.local_read for count in lines) == rows * columns + rows * columns // 8
+    assert sum(count.local_written for count in lines) == 2 * rows * columns + 8 * rows + 2
